@@ -12,8 +12,10 @@ from ..shared.telemetry.logs import logger
 from .errors import ApiError, internal_error, to_api_error
 from .http.access_log import AccessRecord
 from .http.key_owner import KeyOwner
+from .http.long_events import Events
 from .options import RouterOptions
 from .surface import BackgroundWork, HeldResponse
+from .write_outputs import write_events
 
 log = logger("router")
 
@@ -36,7 +38,7 @@ async def run_detached(
 ) -> None:
     """Wait until the response is ``computed``, and tell it how it ended. ``held`` are the limits
     within which it runs."""
-    last = b""
+    last: Events = b""
     with held:
         try:
             await computed
@@ -48,7 +50,8 @@ async def run_detached(
             last = response.abandoned(failure)
         finally:
             if work.log is not None:
-                await work.log.end_stream(last)
+                await write_events(work.log, last)
+                await work.log.end_stream()
             work.ended()
             if options.access_log:
                 work.access.log()

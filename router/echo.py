@@ -9,6 +9,7 @@ from .generation import ChoiceDelta, GenerationRequest, ScoredToken
 
 # Scored tokens of one delta, so that none takes long to encode.
 PIECE_TOKENS = 64
+PIECE_CHARACTERS = 32 * 1024
 
 
 class Echo:
@@ -42,7 +43,8 @@ class Echo:
         """The prompt in the form of generated output. Call it at most once for each choice."""
         self.shown.add(index)
         if not self._pieces:
-            yield ChoiceDelta(index, self.text)
+            for start in range(0, max(1, len(self.text)), PIECE_CHARACTERS):
+                yield ChoiceDelta(index, self.text[start : start + PIECE_CHARACTERS])
             return
         starts = [piece[0].offset for piece in self._pieces]
         ends = [*starts[1:], len(self.text)]

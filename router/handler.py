@@ -41,6 +41,8 @@ from .write_outputs import collect_outputs, collect_wide, stream_outputs
 
 log = logger("router")
 
+# Arguments that are parsed within a millisecond.
+SHORT_CALLS = 16 * 1024
 # Turns of requests that come from no connection.
 BACKGROUND_CLIENT = "background"
 
@@ -327,7 +329,11 @@ class GenerateHandler:
                 else:
                     await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
-        return await encode(response.whole(collector.result(usage)))
+        result = collector.result(usage)
+        if result.call_characters <= SHORT_CALLS:
+            return await encode(response.whole(result))
+        # Some APIs have the arguments of calls as objects, which takes long for long ones.
+        return await encode(await asyncio.to_thread(response.whole, result))
 
 
 def _collector(

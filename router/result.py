@@ -114,6 +114,12 @@ class GenerationResult:
     vectors: dict[int, bytes] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
 
+    @property
+    def call_characters(self) -> int:
+        """The length of the arguments of all calls."""
+        calls = (call for choice in self.choices for call in choice.calls)
+        return sum(call.arguments.tell() for call in calls)
+
 
 class ResultCollector:
     """Collects the outputs of one request; counts the bytes that it holds in ``memory``."""

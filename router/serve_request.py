@@ -18,6 +18,7 @@ from functools import partial
 from ..proto import tandem_pb2 as pb
 from .attempt import NodeAttempt
 from .beams.serve_beams import serve_beams
+from .calls.node_events import NodeEvent
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import NodeError
@@ -81,7 +82,7 @@ async def _serve_prompt(
                     yield [PromptRestarted(number)]
                 attempt = NodeAttempt(request, number, node)
                 usage.served[number] = attempt.served
-            outputs = attempt.take(arrived)
+            outputs = await _taken(attempt, arrived)
             # At once, because a client that reads slowly would keep the choice running.
             for index in attempt.stopped and attempt.take_stopped():
                 node.end_choice(message.call_id, index)
@@ -92,6 +93,18 @@ async def _serve_prompt(
                 attempt.account(usage)
                 return
     raise NodeError("The node ended the request before it was finished.")
+
+
+async def _taken(attempt: NodeAttempt, events: Sequence[NodeEvent]) -> Sequence[Output]:
+    """The outputs of events that arrived together. Many do not hold the event loop."""
+    if len(events) == 1:
+        return attempt.take(events)
+    outputs: list[Output] = []
+    slices = TimeSlices()
+    for event in events:
+        outputs += attempt.take((event,))
+        await slices.checkpoint()
+    return outputs
 
 
 async def _merged(runs: list[Outputs]) -> Outputs:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from .errors import ApiError
 from .generation import ChoiceDelta, GenerationRequest, Output, Usage
 from .http.access_log import AccessRecord
+from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
 from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs
@@ -45,16 +46,16 @@ class ErrorShape(Protocol):
 
 
 class Response(Protocol):
-    """Formats one response. The bytes of a stream are complete server-sent events; empty ones are
-    not written."""
+    """Formats one response. What it writes of a stream are complete server-sent events; empty ones
+    are not written."""
 
-    def opening(self) -> bytes:
+    def opening(self) -> Events:
         """The first events of a stream, once a node has admitted the request."""
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Events:
         """The events of new output."""
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Events:
         """The events after the last output."""
 
     def end_of_stream(self) -> bytes:
@@ -110,7 +111,7 @@ class HeldResponse(Response, Protocol):
     def so_far(self) -> Any:
         """The response in progress."""
 
-    def abandoned(self, error: ApiError | None) -> bytes:
+    def abandoned(self, error: ApiError | None) -> Events:
         """The last events of a response in the background that failed, or was cancelled."""
 
 

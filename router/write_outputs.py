@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from .generation import ChoiceDelta, Output, Outputs
+from .http.long_events import Events, joined, whole, written
 from .http.slices import TimeSlices
 from .result import ResultCollector
 from .surface import Response, StreamSink
@@ -27,39 +28,48 @@ async def stream_outputs(
     async for arrived in outputs:
         if not sink.started:
             await sink.start_stream()
-            await sink.write(response.opening())
+            await write_events(sink, response.opening())
         if len(arrived) == 1 and not wide:
-            await sink.write(_event(arrived[0], metrics, response))
+            await write_events(sink, _event(arrived[0], metrics, response))
         else:
-            await sink.write(await form(arrived, metrics, response))
+            await write_events(sink, await form(arrived, metrics, response))
     metrics.finish(sink.access.usage)
-    await sink.write(response.closing(sink.access.usage))
+    await write_events(sink, response.closing(sink.access.usage))
     await sink.end_stream(response.end_of_stream())
 
 
-async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: Response) -> bytes:
+async def write_events(sink: StreamSink, events: Events) -> None:
+    """Write events, long ones piece by piece."""
+    if isinstance(events, bytes):
+        await sink.write(events)
+        return
+    async for piece in written(events):
+        await sink.write(piece)
+
+
+async def _events(outputs: Sequence[Output], metrics: RequestMetrics, response: Response) -> Events:
     """The events of outputs that arrived together. Many do not hold the event loop."""
     slices = TimeSlices()
-    events: list[bytes] = []
+    events: list[Events] = []
     for output in outputs:
         events.append(_event(output, metrics, response))
         await slices.checkpoint()
-    return b"".join(events)
+    return joined(events)
 
 
-def _event(output: Output, metrics: RequestMetrics, response: Response) -> bytes:
+def _event(output: Output, metrics: RequestMetrics, response: Response) -> Events:
     metrics.count(output)
     return response.chunk(output) if isinstance(output, ChoiceDelta) else b""
 
 
 async def _wide_events(
     outputs: Sequence[Output], metrics: RequestMetrics, response: Response
-) -> bytes:
+) -> Events:
     """As ``_events``, in a thread."""
     for output in outputs:
         metrics.count(output)
     deltas = [output for output in outputs if isinstance(output, ChoiceDelta)]
-    return await asyncio.to_thread(lambda: b"".join(map(response.chunk, deltas)))
+    return await asyncio.to_thread(lambda: whole(joined(map(response.chunk, deltas))))
 
 
 async def collect_outputs(

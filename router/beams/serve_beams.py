@@ -28,9 +28,12 @@ from ..generation import (
     RequestAdmitted,
     ServedPrompt,
     Usage,
+    new_tokens,
 )
 from .beam_search import Beam, BeamSearch
 
+# Continuations that are ranked in a few milliseconds.
+QUICK_CANDIDATES = 4096
 NewDispatcher = Callable[[], Dispatcher]
 
 
@@ -70,7 +73,7 @@ async def serve_beams(
             usage.add(served)
             usage.served[number] = served
             yield [RequestAdmitted()]
-        search.advance([step.logprobs for step in drawn])
+        await _advance(search, [step.logprobs for step in drawn])
     echo = Echo(request, number) if request.text.echo else None
     for index, beam in enumerate(search.best(request.n)):
         choice = ChoiceStream(request, number * request.n + index, len(echo.text) if echo else 0)
@@ -79,6 +82,14 @@ async def serve_beams(
         yield list(_told(choice, beam, ended=search.is_end(beam)))
         usage.completion_tokens += choice.tokens
         usage.reasoning_tokens += choice.reasoning_tokens
+
+
+async def _advance(search: BeamSearch, drawn: Sequence[pb.PositionLogprobs]) -> None:
+    """Take a step. With many stop tokens it ranks a hundred thousand continuations."""
+    if sum(len(each.top) for each in drawn) <= QUICK_CANDIDATES:
+        search.advance(drawn)
+    else:
+        await asyncio.to_thread(search.advance, drawn)
 
 
 class _Steps:
@@ -94,6 +105,8 @@ class _Steps:
     ) -> None:
         self._prompt = request.prompts[number].tokens
         self._message = message
+        # What is behind the prompt, of each running beam: to follow its chain takes long.
+        self._behind: dict[Beam, array[int]] = {}
         self._new_dispatcher = new_dispatcher
         listed = max(beams.alternatives, request.logprobs or 0)
         message.sampling.CopyFrom(
@@ -109,6 +122,7 @@ class _Steps:
 
     async def draw(self, beams: list[Beam]) -> list[_Drawn]:
         """One step of all beams. The first failure ends all calls."""
+        self._behind = {beam: self._tokens(beam) for beam in beams}
         calls = [asyncio.create_task(self._call(beam)) for beam in beams]
         try:
             return await asyncio.gather(*calls)
@@ -117,14 +131,19 @@ class _Steps:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
+    def _tokens(self, beam: Beam) -> array[int]:
+        if beam.parent is None:
+            return new_tokens()
+        return self._behind[beam.parent] + new_tokens((beam.token,))
+
     async def _call(self, beam: Beam) -> _Drawn:
         message = pb.GenerateRequest()
         message.CopyFrom(self._message)
         message.call_id = secrets.randbits(64)
         tokens: array[int] = self._prompt
-        if behind := beam.tokens:
+        if behind := self._behind[beam]:
             message.prompt.extend(behind)
-            tokens = self._prompt + array("I", behind)
+            tokens = self._prompt + behind
         computed = pb.Usage()
         events = self._new_dispatcher().events(message, tokens, streamed=False)
         async with aclosing(events):

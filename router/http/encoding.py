@@ -10,9 +10,13 @@ from typing import Any
 
 from .slices import TimeSlices
 
-# A piece of either kind is encoded within a millisecond.
+# A piece of any kind is encoded within a millisecond.
 TEXT_PIECE = 32 * 1024
 NUMBERS_PIECE = 4096
+ITEMS_PIECE = 256
+# Characters and values that are encoded at once.
+AT_ONCE = 4096
+_SCALARS = frozenset((int, float, bool, type(None)))
 # The size of a write.
 WRITE_BYTES = 64 * 1024
 
@@ -23,11 +27,6 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 def dump(value: Any) -> bytes:
     """The JSON of a small value."""
     return _encode(value).encode()
-
-
-def dump_pieces(value: Any) -> bytes:
-    """The JSON of a value whose long parts are ``EncodedArray``."""
-    return b"".join(_pieces(value))
 
 
 class EncodedArray:
@@ -42,17 +41,17 @@ class EncodedArray:
         return len(self._data)
 
     def extend(self, items: Iterable[Any]) -> None:
-        encoded = dump(list(items))[1:-1]
-        if encoded:
+        new = list(items)
+        encoded = b"".join(pieces_of(new)) if any(map(_is_wide, new)) else dump(new)
+        if new:
             if self._data:
                 self._data += b","
-            self._data += encoded
+            self._data += encoded[1:-1]
 
     def pieces(self) -> Iterator[bytes]:
         yield b"["
-        with memoryview(self._data) as data:
-            for start in range(0, len(data), WRITE_BYTES):
-                yield bytes(data[start : start + WRITE_BYTES])
+        for start in range(0, len(self._data), WRITE_BYTES):
+            yield bytes(self._data[start : start + WRITE_BYTES])
         yield b"]"
 
 
@@ -62,7 +61,7 @@ async def encode(value: Any) -> list[bytes]:
     slices = TimeSlices()
     written: list[bytes] = []
     buffer = bytearray()
-    for piece in _pieces(value):
+    for piece in pieces_of(value):
         buffer += piece
         if len(buffer) >= WRITE_BYTES:
             written.append(bytes(buffer))
@@ -72,29 +71,31 @@ async def encode(value: Any) -> list[bytes]:
     return written
 
 
-def _pieces(value: Any) -> Iterator[bytes]:
+def pieces_of(value: Any) -> Iterator[bytes]:
+    """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``, in pieces
+    of which each takes a millisecond at most."""
+    if _is_small(value):
+        yield dump(value)
+        return
     match value:
         case dict():
             separator = b"{"
             for name, item in value.items():
-                yield separator + dump(name) + b":"
-                yield from _pieces(item)
-                separator = b","
-            yield b"}" if value else b"{}"
-        case list():
-            separator = b"["
-            for item in value:
                 yield separator
-                yield from _pieces(item)
+                yield from pieces_of(name)
+                yield b":"
+                yield from pieces_of(item)
                 separator = b","
-            yield b"]" if value else b"[]"
+            yield b"}"
+        case list():
+            yield from _items(value)
         case EncodedArray():
             yield from value.pieces()
         case array():
             yield from _numbers(value)
         case StringIO():
-            yield from _pieces(value.getvalue())
-        case str() if len(value) > TEXT_PIECE:
+            yield from pieces_of(value.getvalue())
+        case str():
             yield b'"'
             for start in range(0, len(value), TEXT_PIECE):
                 yield dump(value[start : start + TEXT_PIECE])[1:-1]
@@ -103,9 +104,56 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield dump(value)
 
 
+def _items(values: list[Any]) -> Iterator[bytes]:
+    separator = b"["
+    for start in range(0, len(values), ITEMS_PIECE):
+        some = values[start : start + ITEMS_PIECE]
+        if _is_small(some):
+            yield separator + dump(some)[1:-1]
+            separator = b","
+            continue
+        for item in some:
+            yield separator
+            yield from pieces_of(item)
+            separator = b","
+    yield b"]"
+
+
 def _numbers(values: array[Any]) -> Iterator[bytes]:
     yield b"["
     for start in range(0, len(values), NUMBERS_PIECE):
         encoded = dump(values[start : start + NUMBERS_PIECE].tolist())[1:-1]
         yield b"," + encoded if start else encoded
     yield b"]"
+
+
+def _is_small(value: Any) -> bool:
+    """True for a value that C encodes at once."""
+    left, waiting = AT_ONCE, [value]
+    while waiting:
+        item = waiting.pop()
+        kind = type(item)
+        if kind is str:
+            left -= len(item)
+        elif kind is dict or kind is list:
+            left -= len(item)
+            if left < 0:
+                return False
+            waiting.extend(item)
+            if kind is dict:
+                waiting.extend(item.values())
+        elif kind not in _SCALARS:
+            return False
+        if left < 0:
+            return False
+    return True
+
+
+def _is_wide(item: Any) -> bool:
+    """True for the logprobs of a token with many alternatives."""
+    if not isinstance(item, (dict, list)):
+        return False
+    inner = item.values() if isinstance(item, dict) else item
+    return len(item) > AT_ONCE or any(
+        isinstance(each, (dict, list)) and len(each) > AT_ONCE for each in inner
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, Usage, new_tokens
 from ..http.encoding import EncodedArray, dump
+from ..http.long_events import Events, LongEvent, joined
 from ..http.text_template import StampedTemplates
 from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
@@ -36,7 +37,7 @@ class OllamaResponse:
     def opening(self) -> bytes:
         return b""
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Events:
         """A line for new text; calls are written whole, once they are."""
         if self._first is None:
             self._first = time.monotonic_ns()
@@ -53,15 +54,15 @@ class OllamaResponse:
         if delta.finish_reason is not None:
             self._reason = _done_reason(delta.finish_reason)
             if self._calls:
-                calls = [call.body() for call in self._calls.values()]
-                lines += self._line(self._content("", "", calls))
+                return joined([lines, [LongEvent(b"", self._called, b"\n")]])
         return lines
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Events:
         end = self._end(usage, self._reason)
         if self._request.returns_context:
-            end["context"] = self._context(self._tokens).tolist()
-        return self._line({**self._content("", ""), **end}, done=True)
+            end["context"] = self._context(self._tokens)
+        content = {**self._content("", ""), **end}
+        return [LongEvent(b"", self._body(content, done=True, made=timestamp()), b"\n")]
 
     def end_of_stream(self) -> bytes:
         return b""
@@ -83,6 +84,11 @@ class OllamaResponse:
         if choice.logprobs is not None:
             content["logprobs"] = choice.logprobs.body()
         return self._body(content, done=True, made=timestamp()) | end
+
+    def _called(self) -> dict[str, Any]:
+        """All calls, whose arguments are parsed in a thread."""
+        calls = [call.body() for call in self._calls.values()]
+        return self._body(self._content("", "", calls), done=False, made=timestamp())
 
     def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         if not delta.scored:

@@ -13,7 +13,8 @@ from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, ExecutedCall, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.long_events import Events, joined
+from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from .response_fields import (
@@ -86,17 +87,19 @@ class ChatResponse:
         # Events that have more than text.
         self._varied = request.continuous_usage or request.return_token_ids
 
-    def opening(self) -> bytes:
+    def opening(self) -> Events:
         """The role chunk of each choice, with the text that is not generated."""
         role = {"role": self._request.role, "content": self._request.opening_text}
         chunks = [self._chunk([_choice(i, role)]) for i in range(self._request.choices)]
-        if self._request.return_token_ids and chunks:
-            chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens.tolist()
+        if self._request.return_token_ids:
+            chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens
         if self._request.prompt_text is not None:
             chunks[0]["prompt_text"] = self._request.prompt_text
+        if self._request.opening_text or chunks[0].keys() & {"prompt_token_ids", "prompt_text"}:
+            return [long_data_event(chunk) for chunk in chunks]
         return b"".join(map(data_event, chunks))
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Events:
         """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
         sends it. The logprobs of tokens without text, such as the one that ended the choice, come
         with that."""
@@ -116,7 +119,8 @@ class ChatResponse:
             events += data_event(self._chunk([choice]))
         if delta.executed:
             choice = _choice(delta.index, {"mcp_calls": list(map(_executed, delta.executed))})
-            events += data_event(self._chunk([choice]))
+            assert delta.finish_reason is None, "the model goes on"
+            return joined([events, [long_data_event(self._chunk([choice]))]])
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
             choice["stop_reason"] = delta.stop_reason

@@ -9,7 +9,8 @@ from typing import Any
 from ...proto import tandem_pb2 as pb
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.long_events import Events
+from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult
 from .response_fields import (
@@ -60,7 +61,7 @@ class CompletionResponse:
         """Nothing: text completions have no role chunk."""
         return b""
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Events:
         if delta.text and not (delta.scored or delta.finish_reason or self._varied):
             return self._texts.fill(delta.index, delta.text)
         if self._usage:
@@ -74,11 +75,14 @@ class CompletionResponse:
             choice["logprobs"] = _logprobs(delta.scored, self._name_of)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
-        if self._request.return_token_ids:
-            if delta.index not in self._opened:
-                choice["prompt_token_ids"] = self._prompt(delta.index).tolist()
-            choice["token_ids"] = list(delta.tokens)
+        opens = delta.index not in self._opened
         self._opened.add(delta.index)
+        if self._request.return_token_ids:
+            if opens:
+                choice["prompt_token_ids"] = self._prompt(delta.index)
+            choice["token_ids"] = list(delta.tokens)
+            if opens:
+                return [long_data_event(self._chunk([choice]))]
         return data_event(self._chunk([choice]))
 
     def _text_event(self, index: int, text: str) -> bytes:

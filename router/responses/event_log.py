@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from itertools import chain
 
 from ..http.access_log import AccessRecord
+from ..http.encoding import WRITE_BYTES
 from ..http.memory_budget import MemoryShare
 
 END = b"\n\n"
@@ -22,7 +24,8 @@ class EventLog:
         self.started = False
         self.ended = False
         self.bytes = 0
-        self._events: list[bytes] = []
+        self._events: list[tuple[bytes, ...]] = []  # each in pieces
+        self._begun: list[bytes] = []  # the pieces of one whose end has not come
         self._memory: MemoryShare | None = None
         self._more = asyncio.Event()
 
@@ -34,9 +37,15 @@ class EventLog:
         self.started = True
 
     async def write(self, events: bytes) -> None:
-        """Keep events, each by its number. JSON has no empty lines."""
-        for event in events.split(END)[:-1]:
-            self._events.append(event + END)
+        """Keep events, each by its number. JSON has no empty lines. Of a long event a piece comes
+        at a time."""
+        if not events.endswith(END):
+            self._begun += [events] if events else []
+        elif self._begun:
+            self._events.append((*self._begun, events))
+            self._begun.clear()
+        else:
+            self._events += [(event + END,) for event in events.split(END)[:-1]]
         self.bytes += len(events)
         if self._memory is not None:
             self._memory.take(len(events))
@@ -62,7 +71,20 @@ class EventLog:
             while at < len(self._events):
                 burst = self._events[at : at + BURST]
                 at += len(burst)
-                yield b"".join(burst)
+                for piece in _together(burst):
+                    yield piece
             if self.ended:
                 return
             await self._more.wait()
+
+
+def _together(events: Sequence[tuple[bytes, ...]]) -> Iterator[bytes]:
+    """The bytes of events in as few pieces as are written at once."""
+    buffer = bytearray()
+    for piece in chain.from_iterable(events):
+        buffer += piece
+        if len(buffer) >= WRITE_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)

@@ -69,6 +69,13 @@ class OutputItem:
         part = {"type": "output_text", "text": text, "annotations": []}
         return part | {"logprobs": self.logprobs}
 
+    def empty_part(self) -> dict[str, Any]:
+        """The part while its item begins."""
+        text = {"text": ""}
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text"} | text
+        return {"type": "output_text"} | text | {"annotations": [], "logprobs": []}
+
     def body(self, status: str) -> dict[str, Any]:
         """The item; its content is empty while it begins."""
         item: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}

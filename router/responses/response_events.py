@@ -21,6 +21,7 @@ from ..generation import (
     ToolRounds,
     Usage,
 )
+from ..http.long_events import EventParts, Events, joined
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
 from ..http.text_template import StampedTemplates
@@ -106,15 +107,15 @@ class ResponseEvents:
         """The response in progress, with the items that are complete."""
         return self._body(self._begun_status, self._output)
 
-    def abandoned(self, error: ApiError | None) -> bytes:
+    def abandoned(self, error: ApiError | None) -> Events:
         """The end of a response in the background: with an error, or because it is cancelled."""
         self._finish = "length"  # no item is complete
         events = self._ended() + self._unanswered()
         body = self._body("cancelled" if error is None else "failed", self._output, error=error)
         self._store(body, self._bytes)
         if error is None:
-            return events
-        return events + self._event("response.failed", long=True, response=body)
+            return joined([events])
+        return joined([events, self._event("response.failed", long=True, response=body)])
 
     def choice_logprobs(self) -> None:
         return None
@@ -127,29 +128,29 @@ class ResponseEvents:
 
     # ---- the events of a stream --------------------------------------------------------------
 
-    def opening(self) -> bytes:
-        events = b""
+    def opening(self) -> Events:
+        events: EventParts = []
         if self.background is not None:
             queued = self._body("queued", [])
-            events = self._event("response.created", response=queued)
-            events += self._event("response.queued", response=queued)
+            events = self._event("response.created", long=True, response=queued)
+            events += self._event("response.queued", long=True, response=queued)
         self._begun_status = "in_progress"
         body = self._body("in_progress", [])
         if self.background is None:
-            events = self._event("response.created", response=body)
-        events += self._event("response.in_progress", response=body)
-        return events + self._listed(self._request.rounds)
+            events = self._event("response.created", long=True, response=body)
+        events += self._event("response.in_progress", long=True, response=body)
+        return joined([events, self._listed(self._request.rounds)])
 
-    def chunk(self, delta: ChoiceDelta) -> bytes:
+    def chunk(self, delta: ChoiceDelta) -> Events:
         if self._raw is not None:
             if delta.began is not None:
                 self._raw.begin(delta.began)
             self._take(self._raw.take(delta.tokens))
-        return self._items(delta)
+        return joined([self._items(delta)])
 
-    def _items(self, delta: ChoiceDelta) -> bytes:
+    def _items(self, delta: ChoiceDelta) -> EventParts:
         """The events of the items that a delta belongs to."""
-        events = self._compacted(delta.compacted) if delta.compacted else b""
+        events = self._compacted(delta.compacted) if delta.compacted else []
         if delta.began is not None and delta.began.rounds is not None:
             events += self._listed(delta.began.rounds)
         if delta.reasoning:
@@ -170,26 +171,27 @@ class ResponseEvents:
         self._finish = delta.finish_reason or self._finish
         return events
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> Events:
         events, body = self._end(usage)
-        return events + self._event(f"response.{body['status']}", long=True, response=body)
+        kind = f"response.{body['status']}"
+        return joined([events, self._event(kind, long=True, response=body)])
 
     def end_of_stream(self) -> bytes:
         return b""
 
-    def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
+    def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
         events = self._unanswered()
         spoken = any(item["type"] not in UNSPOKEN for item in self._output)
-        events += b"" if spoken else self._begun("message")
+        events += [] if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
         body = self._body(status, self._output, usage)
         self._store(body, self._bytes)
         return events, body
 
-    def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+    def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> EventParts:
         """New text of an item, which begins and ends others where necessary."""
-        events = b""
+        events: EventParts = []
         if self._open is None or self._open.kind != kind:
             events = self._begun(kind)
         item = self._open
@@ -203,25 +205,25 @@ class ResponseEvents:
         fields: dict[str, Any] = {"delta": text, "logprobs": list(logprobs)}
         return events + self._event(f"response.{EVENTS[kind]}.delta", **item.place, **fields)
 
-    def _called(self, call: CallDelta) -> bytes:
+    def _called(self, call: CallDelta) -> EventParts:
         """New arguments of a call, the first with its name."""
-        events = b""
+        events: EventParts = []
         if call.name:
             events = self._begun_call(call)
         item = self._open
         assert item is not None
         return events + self._delta(item, call.arguments) if call.arguments else events
 
-    def _delta(self, item: OutputItem, text: str) -> bytes:
+    def _delta(self, item: OutputItem, text: str) -> EventParts:
         """New text or arguments of an item."""
         self._take(len(text))
         item.written.write(text)
         if not self._request.stream or item.is_custom:
-            return b""
+            return []
         number, self._number = self._number, self._number + 1
-        return self._deltas.fill(item.id, b"%d" % number, text)
+        return [self._deltas.fill(item.id, b"%d" % number, text)]
 
-    def _begun_call(self, call: CallDelta) -> bytes:
+    def _begun_call(self, call: CallDelta) -> EventParts:
         rounds = self._request.rounds
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
@@ -234,7 +236,7 @@ class ResponseEvents:
         self._running[call.id] = item
         return events + self._event("response.mcp_call.in_progress", **item.place)
 
-    def _begun_of_client(self, call: CallDelta) -> bytes:
+    def _begun_of_client(self, call: CallDelta) -> EventParts:
         """A call that the client runs, by the name that it knows."""
         tool = self._tools.get(call.name, CalledTool(call.name))
         about = {"call_id": call.id, "name": tool.name}
@@ -242,7 +244,7 @@ class ResponseEvents:
             about["namespace"] = tool.namespace
         return self._begun("custom_tool_call" if tool.custom else "function_call", about)
 
-    def _executed(self, call: ExecutedCall) -> bytes:
+    def _executed(self, call: ExecutedCall) -> EventParts:
         """The result of a call that the router has run."""
         events = self._ended()
         item = self._running.pop(call.id)
@@ -252,7 +254,7 @@ class ResponseEvents:
         events += self._event(f"response.mcp_call.{outcome['status']}", **item.place)
         return events + self._done(item, outcome["status"])
 
-    def _asked_for(self, asked: ApprovalRequest) -> bytes:
+    def _asked_for(self, asked: ApprovalRequest) -> EventParts:
         """A call that the client has to approve."""
         events, index = self._ended(), len(self._output)
         item = {
@@ -268,27 +270,27 @@ class ResponseEvents:
             events += self._event(name, long=True, output_index=index, item=item)
         return events
 
-    def _compacted(self, summary: str) -> bytes:
+    def _compacted(self, summary: str) -> EventParts:
         """The item of a summary of the conversation, which appears whole."""
         index = len(self._output)
         item = compaction_item(f"cmp_{uuid.uuid4().hex}", encoded(summary))
         self._output.append(item)
         self._take(len(summary))
-        events = b""
+        events: EventParts = []
         for name in ("response.output_item.added", "response.output_item.done"):
             events += self._event(name, long=True, output_index=index, item=item)
         return events
 
-    def _unanswered(self) -> bytes:
+    def _unanswered(self) -> EventParts:
         """The end of calls that are not run, because the response ends."""
         running, self._running = self._running, {}
         open_id = "" if self._open is None else self._open.id
         ended = [item for item in running.values() if item.id != open_id]
-        return b"".join(self._done(item, "incomplete") for item in ended)
+        return [event for item in ended for event in self._done(item, "incomplete")]
 
-    def _listed(self, rounds: ToolRounds | None) -> bytes:
+    def _listed(self, rounds: ToolRounds | None) -> EventParts:
         """The tools of the servers that the request names, once."""
-        events = b""
+        events: EventParts = []
         known = any(item["type"] == "mcp_list_tools" for item in self._output)
         listings = () if rounds is None or known else rounds.listings
         for listing in listings:
@@ -301,10 +303,11 @@ class ResponseEvents:
             events += self._event("response.output_item.added", output_index=index, item=begun)
             events += self._event("response.mcp_list_tools.in_progress", **place)
             events += self._event(f"response.mcp_list_tools.{ending}", **place)
-            events += self._event("response.output_item.done", output_index=index, item=item)
+            name = "response.output_item.done"
+            events += self._event(name, long=True, output_index=index, item=item)
         return events
 
-    def _begun(self, kind: str, about: dict[str, Any] | None = None) -> bytes:
+    def _begun(self, kind: str, about: dict[str, Any] | None = None) -> EventParts:
         events = self._ended()
         encrypts = ENCRYPTED_REASONING in self._asked.include
         item = OutputItem(kind=kind, index=len(self._output), about=about or {}, encrypts=encrypts)
@@ -315,19 +318,20 @@ class ResponseEvents:
         if item.is_call:
             return events
         return events + self._event(
-            "response.content_part.added", long=True, **item.place, part=item.part()
+            "response.content_part.added", long=True, **item.place, part=item.empty_part()
         )
 
-    def _ended(self) -> bytes:
+    def _ended(self) -> EventParts:
         """The end of the item that is being written, if there is one."""
         item, self._open = self._open, None
         if item is None:
-            return b""
+            return []
         name, text = f"response.{EVENTS[item.kind]}.done", item.written.getvalue()
         if item.is_custom:
             events = self._input(item)
         elif item.is_call:
-            events = self._event(name, **item.place, arguments=text, name=item.about["name"])
+            about = {"arguments": text, "name": item.about["name"]}
+            events = self._event(name, long=True, **item.place, **about)
         else:
             scored = {"logprobs": item.logprobs} if item.kind == "message" else {}
             events = self._event(name, long=True, **item.place, text=text, **scored)
@@ -337,13 +341,13 @@ class ResponseEvents:
             return events  # its result follows
         return events + self._done(item, _status(self._finish))
 
-    def _input(self, item: OutputItem) -> bytes:
+    def _input(self, item: OutputItem) -> EventParts:
         """The input of a custom tool, whole: it comes as a string of JSON."""
         name, text = f"response.{EVENTS[item.kind]}", item.input()
         events = self._event(f"{name}.delta", long=True, **item.place, delta=text)
         return events + self._event(f"{name}.done", long=True, **item.place, input=text)
 
-    def _done(self, item: OutputItem, status: str) -> bytes:
+    def _done(self, item: OutputItem, status: str) -> EventParts:
         body = self._output[item.index] = item.body(status)
         name = "response.output_item.done"
         return self._event(name, long=True, output_index=item.index, item=body)
@@ -379,12 +383,12 @@ class ResponseEvents:
             return body
         return body | (self._raw.body() if status in ENDED else NO_MESSAGES)
 
-    def _event(self, kind: str, *, long: bool = False, **fields: Any) -> bytes:
+    def _event(self, kind: str, *, long: bool = False, **fields: Any) -> EventParts:
         if not self._request.stream:
-            return b""
+            return []
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return long_event(kind, value) if long else named_event(kind, value)
+        return [long_event(kind, value) if long else named_event(kind, value)]
 
 
 def _status(finish_reason: str | None) -> str:

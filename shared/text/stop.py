@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class _Pattern:
-    """One stop string as a Knuth-Morris-Pratt automaton: ``matched`` characters end the text."""
-
-    text: str
-    fallback: list[int]
-    matched: int = 0
-
-    def push(self, character: str) -> bool:
-        """Advance by one character. Return whether the whole string has just ended."""
-        while self.matched and self.text[self.matched] != character:
-            self.matched = self.fallback[self.matched - 1]
-        if self.text[self.matched] == character:
-            self.matched += 1
-        return self.matched == len(self.text)
 
 
 class StopStrings:
-    """Stop strings compiled once for all choices of a request; matchers only keep state."""
+    """The automaton of Aho and Corasick for some stop strings: built once for all choices of a
+    request. It takes the same time for each character, however many strings there are.
+
+    A state is the longest end of the text with which a string begins; the first is the empty one.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._compiled = [(stop, _fallback(stop)) for stop in stops if stop]
+        self.texts = tuple(filter(None, stops))
+        self._following: dict[tuple[int, str], int] = {}
+        self._fallback = [0]  # the state of the longest proper end that is a state too
+        self.lengths = [0]  # of each state
+        self._ended: list[str | None] = [None]  # the longest string that ends in the state
+        for stop in self.texts:
+            self._add(stop)
+        self._link()
 
-    def patterns(self) -> list[_Pattern]:
-        return [_Pattern(text, fallback) for text, fallback in self._compiled]
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    def advance(self, state: int, character: str) -> int:
+        """The state after one more character."""
+        while True:
+            following = self._following.get((state, character))
+            if following is not None:
+                return following
+            if not state:
+                return 0
+            state = self._fallback[state]
+
+    def ended(self, state: int) -> str | None:
+        """The longest string with which the text ends in a state."""
+        return self._ended[state]
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for character in stop:
+            following = self._following.get((state, character))
+            if following is None:
+                following = self._following[state, character] = len(self.lengths)
+                self.lengths.append(self.lengths[state] + 1)
+                self._fallback.append(0)
+                self._ended.append(None)
+            state = following
+        self._ended[state] = stop
+
+    def _link(self) -> None:
+        """Set the fallbacks, those of shorter states first."""
+        edges = sorted(self._following.items(), key=lambda edge: self.lengths[edge[1]])
+        for (state, character), following in edges:
+            if state:
+                self._fallback[following] = self.advance(self._fallback[state], character)
+            self._ended[following] = (
+                self._ended[following] or self._ended[self._fallback[following]]
+            )
 
 
 class StopMatcher:
@@ -41,8 +70,8 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[str] | StopStrings, *, include: bool = False) -> None:
-        compiled = stops if isinstance(stops, StopStrings) else StopStrings(stops)
-        self._patterns = compiled.patterns()
+        self._stops = stops if isinstance(stops, StopStrings) else StopStrings(stops)
+        self._state = 0
         self._include = include
         self._held = ""
         self.matched: str | None = None
@@ -50,21 +79,21 @@ class StopMatcher:
     @property
     def passes_all(self) -> bool:
         """True if there are no stop strings."""
-        return not self._patterns
+        return not self._stops
 
     def push(self, text: str) -> str:
         """Add generated text; return the part that may be shown. Check ``matched`` afterwards."""
-        if not self._patterns:
+        stops = self._stops
+        if not stops:
             return text
         if self.matched is not None:
             return ""
         for position, character in enumerate(text):
-            ended = [p for p in self._patterns if p.push(character)]
-            if ended:
-                return self._end(text[: position + 1], max(ended, key=lambda p: len(p.text)).text)
-        held = max(pattern.matched for pattern in self._patterns)
+            self._state = stops.advance(self._state, character)
+            if (ended := stops.ended(self._state)) is not None:
+                return self._end(text[: position + 1], ended)
         pending = self._held + text
-        cut = len(pending) - held
+        cut = len(pending) - stops.lengths[self._state]
         self._held = pending[cut:]
         return pending[:cut]
 
@@ -78,16 +107,3 @@ class StopMatcher:
         shown = self._held + text
         self._held = ""
         return shown if self._include else shown[: len(shown) - len(stop)]
-
-
-def _fallback(text: str) -> list[int]:
-    """For each prefix of ``text``, the length of its longest proper prefix that is its suffix."""
-    table = [0] * len(text)
-    length = 0
-    for i in range(1, len(text)):
-        while length and text[i] != text[length]:
-            length = table[length - 1]
-        if text[i] == text[length]:
-            length += 1
-        table[i] = length
-    return table

@@ -321,7 +321,7 @@ def _described(request: GenerationRequest) -> dict[str, Any]:
         "sampling": MessageToDict(request.sampling),
         "prompts": [len(prompt.tokens) for prompt in request.prompts],
         "max_tokens": request.max_tokens,
-        "stop": [stop for stop, _ in request.text.stop._compiled],
+        "stop": list(request.text.stop.texts),
         "text": [
             request.text.include_stop,
             request.text.skip_special_tokens,

@@ -6,6 +6,7 @@ from io import StringIO
 from typing import Any
 
 from ...generation import ChoiceDelta, Usage
+from ...http.long_events import EventParts
 from ..response_events import ResponseEvents
 from .summary import checked_summary
 
@@ -17,12 +18,12 @@ class CompactionEvents(ResponseEvents):
         super()._begin()
         self._summary = StringIO()
 
-    def _items(self, delta: ChoiceDelta) -> bytes:
+    def _items(self, delta: ChoiceDelta) -> EventParts:
         self._take(len(delta.text))
         self._summary.write(delta.text)
-        return b""
+        return []
 
-    def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
+    def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
         events = self._compacted(checked_summary(self._summary))
         body = self._body("completed", self._output, usage)
         self._store(body, self._bytes)

@@ -96,7 +96,7 @@ async def test_hostile_servers_cost_only_their_tools(caplog: pytest.LogCaptureFi
 
 
 async def test_results_of_many_values_stop_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the SDK parses and checks in C is small; a megabyte of invalid blocks would take it 6 s."""
+    """What the SDK parses and checks in C is small: a megabyte of blocks would take it 6 s."""
     parsed: list[int] = []
     checked: list[Any] = []
     adapter = mcp_types.jsonrpc_message_adapter
