@@ -185,7 +185,7 @@ class BatchStore:
 
         def work(connection: sqlite3.Connection) -> bool:
             (size,) = connection.execute("SELECT SUM(bytes) FROM files").fetchone()
-            if result.succeeded and (size or 0) + len(result.data) > self._limits.all_bytes:
+            if result.succeeded and (size or 0) + result.size > self._limits.all_bytes:
                 return False
             _add_result(connection, batch_id, line, result)
             return True
@@ -279,15 +279,19 @@ def _add_result(
     connection: sqlite3.Connection, batch_id: str, line: int, result: RequestResult
 ) -> None:
     entered = connection.execute(
-        "UPDATE requests SET succeeded = ?, result = ?, body = NULL"
-        " WHERE batch = ? AND line = ? AND succeeded IS NULL",
-        (int(result.succeeded), result.data, batch_id, line),
-    )
-    if not entered.rowcount:
+        "UPDATE requests SET succeeded = ?, result = zeroblob(?), body = NULL"
+        " WHERE batch = ? AND line = ? AND succeeded IS NULL RETURNING rowid",
+        (int(result.succeeded), result.size, batch_id, line),
+    ).fetchone()
+    if entered is None:
         return  # the batch has gone
+    # Piece by piece: SQLite copies a value whole, with the GIL.
+    with connection.blobopen("requests", "result", entered["rowid"]) as blob:
+        for piece in result.pieces:
+            blob.write(piece)
     connection.execute(
         "UPDATE files SET bytes = bytes + ? WHERE batch = ? AND succeeded = ?",
-        (len(result.data), batch_id, int(result.succeeded)),
+        (result.size, batch_id, int(result.succeeded)),
     )
     count = "completed" if result.succeeded else "failed"
     connection.execute(

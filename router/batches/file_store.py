@@ -15,6 +15,8 @@ from .database import Database
 UPLOAD_SECONDS = 3600
 # A stored piece, which is also read at once.
 PIECE_BYTES = 1 << 20
+# More than SQLite stores in a value.
+MAX_RESULT_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,18 +252,23 @@ def _read_piece(
 def _read_results(
     connection: sqlite3.Connection, file: StoredFile, position: int
 ) -> tuple[bytes, int] | None:
+    """A position is that of a line, and one in its result, which may be large."""
+    line, start = divmod(position, MAX_RESULT_BYTES)
     rows = connection.execute(
-        "SELECT line, result FROM requests WHERE batch = ? AND succeeded = ? AND line >= ?"
+        "SELECT rowid, line FROM requests WHERE batch = ? AND succeeded = ? AND line >= ?"
         " ORDER BY line",
-        (file.batch, file.succeeded, position),
+        (file.batch, file.succeeded, line),
     )
     read = bytearray()
     for row in rows:
-        read += row["result"]
-        position = row["line"] + 1
+        with connection.blobopen("requests", "result", row["rowid"], readonly=True) as blob:
+            blob.seek(start)
+            read += blob.read(PIECE_BYTES)
+            ended = blob.tell() == len(blob)
+            line, start = (row["line"] + 1, 0) if ended else (row["line"], blob.tell())
         if len(read) >= PIECE_BYTES:
             break
-    return (bytes(read), position) if read else None
+    return (bytes(read), line * MAX_RESULT_BYTES + start) if read else None
 
 
 def _full(count: int, size: int, limits: FileLimits) -> ApiError:

@@ -21,6 +21,7 @@ MAX_CUSTOM_ID = 512
 MAX_ERRORS = 100
 # A length of the context that bounds arrays; the model's own counts when the line is served.
 MANY_TOKENS = 1 << 20
+LONGEST_BLANK = 1 << 20
 # Lines that are checked and stored at once.
 LINES_AT_ONCE = 500
 
@@ -30,24 +31,35 @@ async def lines_of(
 ) -> AsyncIterator[list[tuple[int, bytes]]]:
     """The lines that are not blank, with their numbers, some at a time. The end of one longer than
     ``longest`` is cut off, which makes it invalid."""
-    rest, number, position = b"", 0, 0
+    rest, number, position = bytearray(), 0, 0
     while (read := await files.read(file, position)) is not None:
         data, position = read
         # In a thread, as a piece may have a million lines.
-        lines, number, rest = await asyncio.to_thread(_cut, rest + data, number)
-        rest = rest[: longest + 1]
+        lines, number = await asyncio.to_thread(_cut, rest, data, number, longest)
         for start in range(0, len(lines), LINES_AT_ONCE):
             yield lines[start : start + LINES_AT_ONCE]
-    if rest.strip():
-        yield [(number + 1, rest)]
+    if not _is_blank(rest):
+        yield [(number + 1, bytes(rest))]
 
 
-def _cut(data: bytes, number: int) -> tuple[list[tuple[int, bytes]], int, bytes]:
-    """The lines behind that of ``number`` that are not blank, the number of the last one, and the
-    rest of the data."""
-    *lines, rest = data.split(b"\n")
-    found = [(number + i, line) for i, line in enumerate(lines, 1) if line.strip()]
-    return found, number + len(lines), rest
+def _cut(
+    rest: bytearray, data: bytes, number: int, longest: int
+) -> tuple[list[tuple[int, bytes]], int]:
+    """The lines behind that of ``number`` that are not blank, and the number of the last one.
+    ``rest`` is the beginning of the first of them, and then of the one that has not ended."""
+    *lines, unended = data.split(b"\n")
+    if lines:
+        rest += lines[0][: longest + 1 - len(rest)]
+        lines[0] = bytes(rest)
+        rest.clear()
+    rest += unended[: longest + 1 - len(rest)]
+    found = [(number + i, line) for i, line in enumerate(lines, 1) if not _is_blank(line)]
+    return found, number + len(lines)
+
+
+def _is_blank(line: bytes | bytearray) -> bool:
+    """True for white space, unless it is so much that it takes long to look at."""
+    return not line or (len(line) <= LONGEST_BLANK and line.isspace())
 
 
 @dataclass(slots=True)

@@ -33,11 +33,11 @@ class BackgroundAnswer:
 def answered(request: BatchRequest, answer: BackgroundAnswer) -> RequestResult:
     """The result of a request that was answered, perhaps with an error."""
     head = dump({"status_code": answer.status, "request_id": answer.request_id})[:-1]
-    response = b"".join((head, b',"body":', *answer.body, b"}"))
+    response = (head, b',"body":', *answer.body, b"}")
     succeeded = answer.status == 200
     return RequestResult(
         succeeded=succeeded,
-        data=_line(request, response, b"null"),
+        pieces=_line(request, response, b"null"),
         tokens=answer.tokens if succeeded else (0, 0, 0, 0),
     )
 
@@ -46,9 +46,9 @@ def unanswered(request: BatchRequest, reason: tuple[str, str]) -> RequestResult:
     """The result of a request that gets no answer."""
     code, message = reason
     error: dict[str, Any] = {"code": code, "message": message}
-    return RequestResult(succeeded=False, data=_line(request, b"null", dump(error)))
+    return RequestResult(succeeded=False, pieces=_line(request, (b"null",), dump(error)))
 
 
-def _line(request: BatchRequest, response: bytes, error: bytes) -> bytes:
+def _line(request: BatchRequest, response: Sequence[bytes], error: bytes) -> Sequence[bytes]:
     head = dump({"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": request.custom_id})[:-1]
-    return b"".join((head, b',"response":', response, b',"error":', error, b"}\n"))
+    return (head, b',"response":', *response, b',"error":', error, b"}\n")

@@ -125,8 +125,13 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """The line of a results file for one request, and the tokens that it used."""
+    """The line of a results file for one request, in pieces, and the tokens that it used."""
 
     succeeded: bool
-    data: bytes
+    pieces: Sequence[bytes]
     tokens: Sequence[int] = (0, 0, 0, 0)  # input, cached of it, output, reasoning of it
+
+    @property
+    def size(self) -> int:
+        """Bytes of the line."""
+        return sum(map(len, self.pieces))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from ...shared.errors import OverloadedError
 
@@ -16,6 +17,7 @@ class MemoryBudget:
         self.limit = limit
         self.unit = unit
         self.held = 0
+        self.lock = Lock()  # threads that format large answers count them
 
     @contextmanager
     def share(self) -> Iterator[MemoryShare]:
@@ -24,7 +26,8 @@ class MemoryBudget:
         try:
             yield share
         finally:
-            self.held -= share.size
+            with self.lock:
+                self.held -= share.size
 
 
 class MemoryShare:
@@ -37,10 +40,11 @@ class MemoryShare:
     def take(self, size: int) -> None:
         """Hold ``size`` more. Raises ``OverloadedError`` if it does not fit into the budget."""
         budget = self._budget
-        if budget.held + size > budget.limit:
-            raise OverloadedError(
-                f"The {budget.unit} of all requests together are over the limit of {budget.limit}; "
-                "try again later."
-            )
-        budget.held += size
-        self.size += size
+        with budget.lock:
+            if budget.held + size > budget.limit:
+                raise OverloadedError(
+                    f"The {budget.unit} of all requests together are over the limit of "
+                    f"{budget.limit}; try again later."
+                )
+            budget.held += size
+            self.size += size

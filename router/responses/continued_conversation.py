@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import ApiError
@@ -18,7 +19,7 @@ KEPT = ("user", "system", "developer")  # roles of messages, in a conversation t
 PARTIAL = ("in_progress", "incomplete")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ContinuedConversation:
     """``items`` is the input of the request itself; ``size`` is in bytes. ``is_partial`` if the
     response is the rest of its last message, ``compacts`` if it is a summary."""
@@ -29,9 +30,10 @@ class ContinuedConversation:
     is_partial: bool
     compacts: bool
 
-    @property
+    @cached_property
     def whole(self) -> list[Item]:
-        """All items, except for those that a summary replaces."""
+        """All items, except for those that a summary replaces. There may be half a million, which
+        are looked at once, in a thread."""
         items = [*self.earlier, *self.items]
         places = [i for i, item in enumerate(items) if item["type"] == "compaction"]
         if not places:

@@ -14,6 +14,7 @@ from ..http.exchange import HttpExchange
 from ..openai.answers import OpenAIError
 from .documentation import documented_errors
 from .guards import KEY_CHECKED
+from .responses import EncodedResponse
 from .services import Exchange
 from .stored import BatchFolder, Owner, page_of, page_parameters, query_parameter
 
@@ -54,12 +55,14 @@ async def upload_file(exchange: Exchange, folder: BatchFolder, owner: Owner) -> 
     return FileObject.model_validate(file.body())
 
 
-@router.get("/v1/files", openapi_extra={"parameters": LIST_PARAMETERS})
-async def list_files(request: Request, folder: BatchFolder, owner: Owner) -> FileList:
+@router.get("/v1/files", response_model=FileList, openapi_extra={"parameters": LIST_PARAMETERS})
+async def list_files(
+    request: Request, exchange: Exchange, folder: BatchFolder, owner: Owner
+) -> Response:
     """The files of this key."""
     page = page_of(request, most=MAX_LISTED, default=MAX_LISTED)
     purpose = request.query_params.get("purpose")
-    return FileList.model_validate(await folder.files.entries(owner, purpose, page))
+    return EncodedResponse(exchange, await folder.files.entries(owner, purpose, page))
 
 
 @router.get("/v1/files/{file_id}")

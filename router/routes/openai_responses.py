@@ -9,8 +9,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
-from ..http.encoding import encode
-from ..http.exchange import JSON_TYPE, HttpExchange
+from ..http.exchange import HttpExchange
 from ..openai.answers import OpenAIError
 from ..requests.body_errors import check_integer
 from ..responses.compaction.compact_request import (
@@ -30,7 +29,7 @@ from ..responses.response_request import CreateResponseRequest
 from ..responses.response_surface import Responses
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
-from .responses import ComputedResponse, GenerationResponse
+from .responses import ComputedResponse, EncodedResponse, GenerationResponse
 from .services import Exchange, RouterServices, Services
 from .stored import Owner, page_of, page_parameters, query_parameter
 
@@ -129,18 +128,6 @@ STREAM_PARAMETERS = {
 router = APIRouter(
     tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
 )
-
-
-class EncodedResponse(Response):
-    """A response that was stored: its logprobs are encoded already."""
-
-    def __init__(self, exchange: HttpExchange, body: dict[str, Any]) -> None:
-        super().__init__()
-        self._exchange = exchange
-        self._value = body
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._exchange.respond_in_pieces(200, await encode(self._value), JSON_TYPE)
 
 
 class EventsResponse(Response):

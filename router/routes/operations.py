@@ -133,14 +133,17 @@ async def load(services: RouterServices) -> ServerLoad:
     return ServerLoad(server_load=services.handler.in_progress)
 
 
-@router.get("/v1/usage", dependencies=KEY_CHECKED)
-async def show_usage(exchange: Exchange, services: RouterServices) -> UsageReport:
+@router.get("/v1/usage", response_model=UsageReport, dependencies=KEY_CHECKED)
+async def show_usage(exchange: Exchange, services: RouterServices) -> Response:
     """Requests and tokens of the key; of all keys for an admin's."""
     own, counts = exchange.owner, await services.siblings.usage()
     if not own.admin:
         counts = {own.name: counts.get(own.name, KeyCounts())}
-    data = [_entry(name, counts[name]) for name in sorted(counts)]
-    return UsageReport(since=int(services.registry.started), data=data)
+    report = UsageReport(
+        since=int(services.registry.started),
+        data=[_entry(name, counts[name]) for name in sorted(counts)],
+    )
+    return Response(report.model_dump_json(), media_type="application/json")
 
 
 @router.get("/version", dependencies=KEY_CHECKED)

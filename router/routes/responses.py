@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..handler import GenerateHandler
-from ..http.exchange import HttpExchange
+from ..http.encoding import encode
+from ..http.exchange import JSON_TYPE, HttpExchange
 from ..served_model import ServedModel
 from ..surface import Surface
 
@@ -26,6 +27,18 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._handler.handle(self._exchange, self._surface)
+
+
+class EncodedResponse(Response):
+    """A value that may be large, as for ``encode``: FastAPI would check and encode it at once."""
+
+    def __init__(self, exchange: HttpExchange, value: dict[str, Any]) -> None:
+        super().__init__()
+        self._exchange = exchange
+        self._value = value
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._exchange.respond_in_pieces(200, await encode(self._value), JSON_TYPE)
 
 
 class ComputedResponse(Response):
