@@ -199,7 +199,10 @@ class ExecutedCall:
     @property
     def size(self) -> int:
         """About as many bytes as it takes in a response."""
-        return len(self.arguments) + len(self.output or str(self.error))
+        error = self.error or {}
+        texts = [part["text"] for part in error.get("content", ())]
+        told = (self.output or "", str(error.get("message", "")), *texts)
+        return len(self.arguments) + sum(map(len, told))
 
     def outcome(self) -> dict[str, Any]:
         """The fields of the call in a response that say how it ended."""

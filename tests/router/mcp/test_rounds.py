@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.mcp import turn
 from tandem.router.mcp.mcp_chat import McpChat
+from tandem.router.mcp.rounds import MAX_CALLS_IN_ROUND
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
+from tandem.router.requests.call_arguments import usable_arguments
 from tandem.tests.router.mcp.test_mcp_servers import SCRIPT
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE, prompt
 from tandem.tests.router.support import (
@@ -23,6 +29,7 @@ from tandem.tests.router.support import (
     cluster,
     events,
     finished,
+    longest_hold,
     make_model,
     tokens_event,
     until,
@@ -44,6 +51,7 @@ class FakeServers:
 
     def __init__(self) -> None:
         self.called: list[tuple[str, str, str]] = []
+        self.result = ""
         self.listings = {
             "s": McpListing(label="s", tools=(ADD, DROP)),
             "broken": McpListing(label="broken", error="The server is not available (OSError)."),
@@ -53,7 +61,7 @@ class FakeServers:
         self.called.append((label, tool, arguments))
         if tool == "drop":
             return CallOutcome(text="not allowed", failed=True, by_tool=True)
-        return CallOutcome(text=f"result {len(self.called)}")
+        return CallOutcome(text=self.result or f"result {len(self.called)}")
 
 
 @asynccontextmanager
@@ -326,3 +334,33 @@ async def test_a_configured_router_runs_calls_in_the_background_too(tmp_path: Pa
         _, ran, message = ended["output"]
         assert ran["output"] == "5" and message["content"][0]["text"] == "five"
     assert not mcp._thread.is_alive()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_large_results_do_not_hold_the_loop(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+
+    def arguments(text: str) -> dict[str, Any]:
+        threads.add(threading.current_thread().name)
+        return usable_arguments(text)
+
+    monkeypatch.setattr(turn, "usable_arguments", arguments)
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"messages": messages, "input": "hi", "tools": [SERVER], "stream": True}
+    calls = call("s__add", a=[1]) * MAX_CALLS_IN_ROUND
+    async with served(tmp_path, "hi", calls, "Done.") as (c, servers):
+        servers.result = "é\n" * 100_000
+
+        def ask() -> str:
+            return httpx.post(c.url + path, json=body, timeout=60, verify=False).text
+
+        await asyncio.to_thread(ask)
+        async with longest_hold() as hold:
+            text = await asyncio.to_thread(ask)
+    # The results are too long for the prompt of another round.
+    assert len(servers.called) == MAX_CALLS_IN_ROUND
+    assert text.count("é") >= MAX_CALLS_IN_ROUND * 100_000
+    assert hold.seconds < 0.05
+    assert threads and "MainThread" not in threads
