@@ -96,6 +96,7 @@ async def _bounded_messages(received: Any) -> AsyncIterator[Any]:
     try:
         yield incoming
     finally:
-        passing.cancel()
         incoming.close()
+        received.close()
+        passing.cancel()
         await asyncio.gather(passing, return_exceptions=True)

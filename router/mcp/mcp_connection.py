@@ -58,12 +58,15 @@ class McpConnection:
     async def run(self) -> None:
         """Keep the connection until this task is cancelled."""
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        while True:
+        task = asyncio.current_task()
+        # An error that the SDK raises while it is cancelled replaces the cancellation.
+        while task is not None and not task.cancelling():
             try:
                 await self._connected(backoff)
             except Exception as error:
                 self._lost(error)
-            await asyncio.sleep(backoff.pause())
+            if not task.cancelling():
+                await asyncio.sleep(backoff.pause())
 
     async def call(self, tool: str, arguments: str) -> CallOutcome:
         """Run a tool. Errors are outcomes."""
