@@ -1,0 +1,150 @@
+"""The longest that each surface holds the event loop, with bodies and answers near their bounds.
+
+The client runs in a thread of its own, so that its work does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router import handler
+from tandem.router.beams import serve_beams
+from tandem.router.beams.beam_search import BeamSearch
+from tandem.router.requests import call_arguments
+from tandem.router.requests.call_arguments import parse_text
+from tandem.tests.router.support import (
+    admitted,
+    cluster,
+    finished,
+    longest_hold,
+    make_model,
+    tokens_event,
+)
+
+CONTEXT = 131_072
+# Of CPU. The router may take 20 ms, to which the fake node's work is added.
+HELD_SECONDS = 0.05
+OFFERING = (
+    "{% for t in tools or () %}{{ t.function.name }}{% endfor %}"
+    "{% for m in messages %}{{ m.role }}{{ m.content }}"
+    "{{ m.tool_calls and '' if m.role == 'tool' else '' }}{% endfor %}"
+)
+ON: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+MODEL: dict[str, Any] = {"model": "tiny"}
+VALUES = [1, [2], {"b": "c"}] * 250
+CALL = f"<tool_call>{json.dumps({'name': 'f', 'arguments': {'a': VALUES}})}</tool_call>"
+SCHEMA = {"type": "object", "properties": {f"p{i}": {"enum": [1, 2]} for i in range(6000)}}
+FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA}
+F: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+ANTHROPIC_F = [{"name": "f", "input_schema": {"type": "object"}}]
+LONG = "wor " * 25_000
+ECHO = {"echo": True, "max_tokens": 1, "stream": True, "return_token_ids": True}
+
+# Path, body, and what the node answers.
+CASES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "messages": (
+        "/v1/messages",
+        MODEL | {"max_tokens": 60_000, "messages": HI, "tools": ANTHROPIC_F},
+        CALL,
+    ),
+    "ollama, streamed": ("/api/chat", MODEL | {"messages": HI, "tools": F}, CALL),
+    "ollama": ("/api/chat", MODEL | {"messages": HI, "tools": F, "stream": False}, CALL),
+    "responses with large tools": (
+        "/v1/responses",
+        {"input": "hi", "tools": [FUNCTION], "instructions": LONG, "stream": True},
+        "hello",
+    ),
+    "responses with a call": (
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "custom", "name": "f"}], "stream": True},
+        CALL,
+    ),
+    "responses with logprobs": (
+        "/v1/responses",
+        {"input": "hi", "stream": True, "top_logprobs": 20}
+        | {"include": ["message.output_text.logprobs"]},
+        "hello world " * 100,
+    ),
+    "chat that echoes": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": LONG}], "add_generation_prompt": False, "n": 16}
+        | ECHO,
+        "hello",
+    ),
+    "completion that echoes": ("/v1/completions", {"prompt": LONG, "n": 8} | ECHO, "hello"),
+    "tokenize": ("/tokenize", {"prompt": LONG, "return_token_strs": True}, ""),
+}
+
+
+def post(url: str, body: Any) -> httpx.Response:
+    return httpx.post(url, json=body, timeout=60, verify=False)
+
+
+async def test_large_requests_hold_the_loop_for_milliseconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_in = set()
+
+    def parse(text: str) -> Any:
+        parsed_in.add(threading.current_thread().name)
+        return parse_text(text)
+
+    monkeypatch.setattr(call_arguments, "parse_text", parse)
+    monkeypatch.setattr(handler, "SHORT_CALLS", 1024)
+    make_model(tmp_path / "model", OFFERING)
+    async with cluster(tmp_path, context=CONTEXT, **ON) as c:
+        c.node.reply = c.encode("hi")
+        # The first request of a kind imports much.
+        await asyncio.to_thread(post, f"{c.url}/v1/messages", CASES["messages"][1])
+        for case, (path, body, reply) in CASES.items():
+            c.node.reply, c.node.chunk = c.encode(reply), 8
+            async with longest_hold() as hold:
+                answer = await asyncio.to_thread(post, c.url + path, body)
+            assert answer.status_code == 200, (case, answer.text[:500])
+            assert hold.seconds < HELD_SECONDS, case
+    # Where arguments are objects in the answer.
+    assert parsed_in and "MainThread" not in parsed_in
+
+
+async def test_a_burst_of_tokens_is_taken_in_slices(tmp_path: Path) -> None:
+    async with cluster(tmp_path, context=CONTEXT) as c:
+        tokens = c.encode("hello world ") * 5
+
+        async def burst(request: pb.GenerateRequest, context: Any) -> Any:
+            yield admitted()
+            for _ in range(4):
+                for index in range(request.sampling.n):
+                    yield tokens_event(index, tokens)
+            for index in range(request.sampling.n):
+                yield finished(index, pb.FINISH_REASON_LENGTH)
+
+        c.node.script = burst
+        stops = [f"hello worlds{i}" for i in range(64)]
+        body = {"prompt": "hi", "n": 64, "max_tokens": 400, "stop": stops}
+        async with longest_hold() as hold:
+            answer = await asyncio.to_thread(post, f"{c.url}/v1/completions", body)
+        assert answer.json()["choices"][63]["text"] == "hello world " * 20
+        assert hold.seconds < HELD_SECONDS
+
+
+async def test_many_continuations_are_ranked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked_in = []
+
+    def advance(self: BeamSearch, drawn: Any) -> None:
+        ranked_in.append(threading.current_thread().name == "MainThread")
+
+    monkeypatch.setattr(BeamSearch, "advance", advance)
+    search: Any = BeamSearch.__new__(BeamSearch)
+    for count in (10, serve_beams.QUICK_CANDIDATES):
+        top = [pb.TokenLogprob(token=i) for i in range(count)]
+        await serve_beams._advance(search, [pb.PositionLogprobs(top=top)] * 2)
+    assert ranked_in == [True, False]
