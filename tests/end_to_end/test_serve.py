@@ -165,6 +165,31 @@ def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: Served) -> 
     assert caught.value.code == "integer_above_max_value"
 
 
+@pytest.mark.parametrize("choice", ["named", "required"])
+def test_custom_tools_keep_to_their_grammars(served: Served, choice: str) -> None:
+    layout = {"type": "grammar", "syntax": "lark"}
+    layout |= {"definition": 'start: "a" ("\\n" /[b-d"]{2}/)~1..3'}
+    patch: dict[str, Any] = {"type": "custom", "name": "patch"}
+    tools: list[Any] = [patch | {"format": layout}]
+    if choice == "required":
+        tools.append({"type": "function", "name": "now", "strict": False})
+        tools[1]["parameters"] = {"type": "object", "additionalProperties": False}
+    asked: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 300}
+    asked["tool_choice"] = patch if choice == "named" else choice
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as typed:
+        client: Any = typed
+        made = client.responses.create(tools=tools, **asked)
+        assert made.output and made.status == "completed"
+        for call in made.output:
+            assert call.name == "now" or re.fullmatch('a(\\n[b-d"]{2}){1,3}', call.input)
+        assert choice == "required" or len(made.output) == 1
+        layout["definition"] = "start: x"
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(tools=tools, **asked)
+    place = "tools[0].format.definition" if choice == "named" else "tools"
+    assert caught.value.param == place and "unknown name" in caught.value.message
+
+
 async def test_the_async_client_works_too(served: Served) -> None:
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(

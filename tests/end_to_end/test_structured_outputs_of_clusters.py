@@ -4,7 +4,6 @@ whatever happens to it. ``TANDEM_TEST_EXTENT=full`` tries 500 of them, and more 
 from __future__ import annotations
 
 import json
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -54,29 +53,6 @@ def check(cluster: TestCluster, count: int = COUNT) -> None:
 
 def test_on_one_node(aggregated: TestCluster) -> None:
     check(aggregated)
-
-
-@pytest.mark.parametrize("choice", ["named", "required"])
-def test_custom_tools_keep_to_their_grammars(aggregated: TestCluster, choice: str) -> None:
-    lark = 'start: "a" ("\\n" /[b-d"]{2}/)~1..3'
-    tool: dict[str, Any] = {"type": "custom", "name": "patch"}
-    layout = {"type": "grammar", "syntax": "lark", "definition": lark}
-    now = {"type": "function", "name": "now", "parameters": {"additionalProperties": False}}
-    body: dict[str, Any] = {
-        "input": "hi",
-        "tools": [tool | {"format": layout}, *([now] if choice == "required" else [])],
-        "tool_choice": tool if choice == "named" else choice,
-        "max_output_tokens": 300,
-    }
-    status, made = aggregated.post("/v1/responses", body)
-    assert (status, made["status"]) == (200, "completed"), made
-    for call in made["output"]:
-        assert call["name"] == "now" or re.fullmatch('a(\n[b-d"]{2}){1,3}', call["input"])
-    assert choice == "required" or len(made["output"]) == 1
-    body["tools"][0]["format"] = layout | {"definition": "start: x"}
-    status, refused = aggregated.post("/v1/responses", body)
-    place = "tools[0].format.definition" if choice == "named" else "tools"
-    assert (status, refused["error"]["param"]) == (400, place), refused
 
 
 # What tokens are allowed does not depend on how KV moves.
