@@ -19,7 +19,7 @@ def constraint_text(key: GrammarKey, special: TokenLiterals) -> str:
     if key.reasoning_end:
         reasoning = f"{grammar.text_until(key.reasoning_end)} {grammar.space()}"
         if key.reasoning_start:
-            reasoning = f"({grammar.literal(key.reasoning_start)} {reasoning})?"
+            reasoning = f"({grammar.marker(key.reasoning_start)} {reasoning})?"
         output = f"{reasoning} {output}"
     return grammar.whole(output)
 

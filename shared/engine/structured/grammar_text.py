@@ -103,6 +103,15 @@ class GrammarText:
             return f"{self.text()} {self.literal(end)}"
         return self._rule("until", f"{_TEXT} {self.literal(end)}", "[lazy]")
 
+    def marker(self, text: str) -> str:
+        """A text at which free text could begin too, which it does not."""
+        literal = self.literal(text)
+        return (
+            literal
+            if self._special.ends_with_token(text)
+            else self._rule("marker", literal, "[lazy]")
+        )
+
     def space(self) -> str:
         """A little white space."""
         return self._rule("SPACE", _SPACE)

@@ -132,6 +132,10 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
         *(patch + end, patch + now, call("day", '{"input": "1x"}') + end),
     ):
         assert not follows(engine, wanted, text), text
+    thought = replace(wanted, reasoning_start="<think>", reasoning_end="</think>")
+    for text in (f"<think>one <tool_call> two</think>\n{now}", patch):
+        assert follows(engine, thought, text), text
+    assert not follows(engine, thought, "<think>one</think>\n<tool_call>?")
 
 
 def test_free_text_ends_at_the_first_of_several_constants(engine: Engine) -> None:
