@@ -37,6 +37,7 @@ from .shared.config.client_config import (
     RunBatchConfig,
 )
 from .shared.config.command_line import check_unknown, command_options, fill
+from .shared.config.number_types import NumberRange
 from .shared.errors import UsageError
 from .shared.process.imports import lasting_imports
 from .shared.process.open_files import allow_many_files
@@ -75,7 +76,7 @@ SECTIONS = {
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 90},
 )
-@click.version_option(__version__, prog_name=PROGRAM)
+@click.version_option(__version__, "-V", "--version", prog_name=PROGRAM)
 def cli() -> None:
     """Serve large language models with prefill and decode apart.
 
@@ -256,7 +257,14 @@ def _talk_to_own(config: ServeConfig, values: Values) -> None:
 @command("chat", ConnectionConfig, RequestConfig, ChatConfig, EngineConfig)
 def chat(values: Values) -> None:
     """Chat on the terminal with the server at --url, or with MODEL, which is then served meanwhile
-    by this command."""
+    by this command.
+
+    \b
+    tandem chat                 with the server on this machine; /help lists what
+                                can be done in a chat
+    tandem chat smollm2         with a model
+    tandem chat -q "Who am I?"  one message; the output is the answer alone
+    """
     from .client.chat_commands import run_chat
 
     config, asked = fill(ChatConfig, values), fill(RequestConfig, values)
@@ -266,7 +274,13 @@ def chat(values: Values) -> None:
 @command("complete", ConnectionConfig, RequestConfig, CompleteConfig, EngineConfig)
 def complete(values: Values) -> None:
     """Complete prompts with the server at --url, or with MODEL, which is then served meanwhile by
-    this command."""
+    this command.
+
+    \b
+    tandem complete --prompts "One, two | A, b"   two prompts
+    tandem complete < prompt.txt                  the standard input as one
+    tandem complete --input a.jsonl --json        a file with one in each line
+    """
     from .client.complete import run_complete
 
     config, asked = fill(CompleteConfig, values), fill(RequestConfig, values)
@@ -276,7 +290,14 @@ def complete(values: Values) -> None:
 @command("run-batch", RunBatchConfig, ConnectionConfig, EngineConfig)
 def run_batch(values: Values) -> None:
     """Answer the requests of a JSONL file with the server at --url, or with MODEL, which is then
-    served meanwhile by this command. A run that is broken off goes on when it is started again."""
+    served meanwhile by this command. A run that is broken off goes on when it is started again.
+
+    A line is a request, as of OpenAI's batches:
+
+    \b
+    {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+     "body": {"messages": [{"role": "user", "content": "Hi"}]}}
+    """
     from .client.batch.run_batch import run_batch as run
 
     config = fill(RunBatchConfig, values)
@@ -380,7 +401,7 @@ def nodes(context: click.Context, registry: str | None, as_json: bool, **values:
 @click.argument("node")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     help="Seconds after which it ends although requests still run (default: no limit).",
 )
 @click.pass_obj

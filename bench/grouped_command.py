@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
 from typing import Any
 
 import click
 
 from ..commands.help_page import OF_MODELS, option_groups, write_group
 from ..commands.part_command import PartCommand
+from ..shared.config.number_types import IntRange, NumberRange
 
 Groups = Mapping[str, Sequence[click.Parameter]]
 
@@ -65,13 +65,6 @@ def repeat_flags(args: Sequence[str], several: set[str]) -> list[str]:
     return result
 
 
-def reject_nan(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """A callback for numbers, which click's ranges do not check for this."""
-    if isinstance(value, float) and isnan(value):
-        raise click.BadParameter("nan is not a number.", ctx, parameter)
-    return value
-
-
 class _Number(click.Option):
     """An option whose range stands in its error alone, so that help stays short."""
 
@@ -83,7 +76,7 @@ class _Number(click.Option):
 
 def whole(*names: str, default: int | None, low: int, help: str) -> click.Option:
     """An option that is a whole number."""
-    kind = click.IntRange(min=low)
+    kind = IntRange(min=low)
     return _Number(names, type=kind, default=default, help=help, show_default=True, metavar="N")
 
 
@@ -97,12 +90,11 @@ def number(
     below_high: bool = False,
 ) -> click.Option:
     """An option that is a number, infinity among them."""
-    kind = click.FloatRange(low, high, min_open=positive, max_open=below_high)
+    kind = NumberRange(low, high, min_open=positive, max_open=below_high)
     return _Number(
         names,
         type=kind,
         default=default,
-        callback=reject_nan,
         help=help,
         show_default=True,
         metavar="X",

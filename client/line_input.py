@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 MAX_LINES = 1000
 # A message of several lines stands between two of these.
@@ -72,6 +73,7 @@ def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             readline.read_history_file(path)
     readline.set_history_length(MAX_LINES)
+    known = readline.get_current_history_length()
     try:
         yield
     finally:
@@ -79,4 +81,12 @@ def line_editing(words: Sequence[str], *, keep: bool) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-                readline.write_history_file(path)
+                _append_history(readline, readline.get_current_history_length() - known, path)
+
+
+def _append_history(readline: ModuleType, typed: int, path: Path) -> None:
+    """Keep the last lines, and those that other chats have written meanwhile."""
+    if hasattr(readline, "append_history_file"):
+        readline.append_history_file(typed, path)
+    else:  # an older libedit
+        readline.write_history_file(path)

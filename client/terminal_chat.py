@@ -72,6 +72,7 @@ class TerminalChat:
                 self.conversation.answer(answer)
             else:
                 self.conversation.undo()
+                self.tell("[no answer: your message is taken back]")
 
     def ask_once(self, text: str) -> None:
         """Send a message and show its answer; there is no next one. Raises ``ServerError``."""

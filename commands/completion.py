@@ -107,10 +107,10 @@ for _name, _made in COMPLETIONS.items():
 
 
 @click.command("completion", cls=HelpfulCommand)
-@click.argument("shell", type=click.Choice(list(COMPLETIONS)))
+@click.argument("shell", type=click.Choice(list(COMPLETIONS)), metavar="SHELL")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script that has SHELL complete commands and options of tandem.
+    """Print a script that has SHELL (bash, zsh or fish) complete commands and options of tandem.
 
     \b
     bash: echo 'eval "$(tandem completion bash)"' >> ~/.bashrc

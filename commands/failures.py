@@ -28,7 +28,7 @@ def exit_with(error: BaseException, arguments: Sequence[str]) -> NoReturn:
         silence_output()  # the reader of our output has left, as head does
         sys.exit(FAILED)
     if isinstance(error, click.ClickException):
-        _say(error.format_message())
+        _say(_message(error))
         sys.exit(WRONG_USAGE if isinstance(error, click.UsageError) else FAILED)
     if isinstance(error, TandemError):
         _say(str(error))
@@ -41,6 +41,17 @@ def exit_with(error: BaseException, arguments: Sequence[str]) -> NoReturn:
         traceback.print_exception(error)
     _say(_described(error))
     sys.exit(FAILED)
+
+
+def _message(error: click.ClickException) -> str:
+    """The message of an error, with the command's usage where an argument is missing or one too
+    many."""
+    text, context = error.format_message(), getattr(error, "ctx", None)
+    extra = text.startswith("Got unexpected extra argument")
+    if context is None or not (extra or isinstance(error, click.MissingParameter)):
+        return text
+    pieces = context.command.collect_usage_pieces(context)
+    return f"{text.rstrip('.')}. Usage: {' '.join([context.command_path, *pieces])}"
 
 
 def silence_output() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP, NumberRange
+from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP
+from ..shared.config.number_types import IntRange, NumberRange
 
 # A command with more options shows its most used ones, and the names of its groups.
 MANY = 40
@@ -241,9 +242,8 @@ def _value(option: click.Option) -> str:
     if option.metavar:
         return option.metavar
     kinds: dict[type[Any], str] = {
-        click.IntRange: "N",
+        IntRange: "N",
         NumberRange: "X",
-        click.FloatRange: "X",
         click.Choice: "NAME",
     }
     return kinds.get(type(option.type), "TEXT")

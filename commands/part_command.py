@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from click.shell_completion import CompletionItem
 from ..shared.config.command_line import command_options
 from ..shared.errors import UsageError
 from .help_page import HelpfulCommand
+from .implied_command import own_options
 from .spellings import translate
 
 Values = dict[str, Any]
@@ -54,8 +56,9 @@ def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
     ]
     if having:
         return f"It is one of tandem {', '.join(having)}."
-    if error.possibilities:
-        return f"Did you mean {error.possibilities[0]}?"
+    near = error.possibilities or get_close_matches(error.option_name, own_options(group), 1)
+    if near:
+        return f"Did you mean {near[0]}?"
     return f"{ctx.command_path} --help=all lists all."
 
 

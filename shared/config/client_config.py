@@ -180,9 +180,10 @@ class RunBatchConfig:
     @property
     def files(self) -> tuple[str, str]:
         """Input and output. Raises ``UsageError`` if one is not given."""
-        for flag, name in (("-i", self.input_file), ("-o", self.output_file)):
-            if not name:
-                raise UsageError(f"run-batch needs {flag} FILE")
+        given = {"-i REQUESTS.jsonl": self.input_file, "-o RESULTS.jsonl": self.output_file}
+        missing = [flag for flag, name in given.items() if not name]
+        if missing:
+            raise UsageError(f"run-batch needs {' and '.join(missing)}")
         if self.input_file == self.output_file:
             raise UsageError(f"-i and -o are the same file, {self.input_file}")
         return self.input_file or "", self.output_file or ""

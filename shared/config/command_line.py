@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import math
 import os
 import re
 import types
@@ -22,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
+from .number_types import IntRange, NumberRange
 from .refused_options import REFUSED
 
 T = TypeVar("T")
@@ -183,18 +183,6 @@ class ConfigOption(click.Option):
         return super().shell_complete(ctx, incomplete)
 
 
-class NumberRange(click.FloatRange):
-    """A range that does not have NaN in it, unlike click's."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a number.", param, ctx)
-        return float(number)
-
-
 class _Secret(ConfigOption):
     """An option whose empty variable is kept and rejected later. click treats empty as missing,
     which would leave open what the secret was meant to protect."""
@@ -250,7 +238,7 @@ def _type(kind: type, meta: Any) -> Any:
     if meta["choices"]:
         return click.Choice(meta["choices"])
     if kind is int:
-        return click.IntRange(meta["minimum"], meta["maximum"])
+        return IntRange(meta["minimum"], meta["maximum"])
     if kind is float:
         return NumberRange(meta["minimum"], meta["maximum"])
     return str

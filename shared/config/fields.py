@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from ..errors import UsageError
+from .number_types import range_in_words
 
 
 def option(
@@ -46,7 +47,8 @@ def check_option(about: Mapping[str, Any], value: Any) -> None:
     low, high = about["minimum"], about["maximum"]
     low, high = -inf if low is None else low, inf if high is None else high
     if isinstance(value, (int, float)) and not low <= value <= high:
-        raise UsageError(f"{flag} {value!r} is out of range: it must be from {low:g} to {high:g}")
+        words = range_in_words(about["minimum"], about["maximum"])
+        raise UsageError(f"{flag} {value!r} is out of range: it must be {words}")
 
 
 def served_model_name() -> Any:

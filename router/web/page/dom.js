@@ -96,6 +96,15 @@ function copiedBySelection(text) {
   return done;
 }
 
+/** Make these the children of an element. Those at its beginning that stay are not touched, and so
+ * keep the focus and the selection. */
+export function fill(parent, nodes) {
+  let same = 0;
+  while (same < nodes.length && parent.childNodes[same] === nodes[same]) same++;
+  while (parent.childNodes.length > same) parent.lastChild.remove();
+  parent.append(...nodes.slice(same));
+}
+
 /** Have screen readers say something. */
 export function announce(text) {
   const region = document.getElementById("live");

@@ -19,7 +19,6 @@ class Page {
     this.picker = at("model");
     this.chat = new ChatView(this.store, () => this.picker.value, chat => this.onChat(chat));
     this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
-    this.store.whenChangedElsewhere(() => this.sidebar.refresh());
     this.cluster = null;
   }
 
@@ -32,6 +31,7 @@ class Page {
     addEventListener("popstate", () => this.showView());
     document.addEventListener("click", event => this.onLink(event));
     document.addEventListener("keydown", event => this.onKey(event));
+    addEventListener("storage", event => event.key === "tandem.theme" && this.followTheme(event));
     at("shade").addEventListener("click", () => this.showSidebar(false));
     this.showSidebar(!NARROW.matches);
     this.showView();
@@ -169,6 +169,12 @@ class Page {
     const [next] = THEMES[(now + 1) % THEMES.length];
     document.documentElement.dataset.theme = next;
     localStorage.setItem("tandem.theme", next);
+    this.showTheme();
+  }
+
+  /** Another tab has chosen a theme. */
+  followTheme({ newValue }) {
+    document.documentElement.dataset.theme = newValue ?? "auto";
     this.showTheme();
   }
 

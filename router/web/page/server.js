@@ -61,7 +61,11 @@ function secondsOf(answer) {
   return seconds > 0 ? Math.min(seconds, 600) : null;
 }
 
-/** The data of the events of a stream, up to `[DONE]`; raises `ServerError` if that is missing. */
+// The last events of responses, which have no `[DONE]`.
+const LAST = ["response.completed", "response.incomplete", "response.failed"];
+
+/** The data of the events of a stream, up to the last one; raises `ServerError` if that is
+ * missing. */
 export async function* eventsOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -74,7 +78,9 @@ export async function* eventsOf(answer) {
       for (const block of blocks) {
         const data = dataOf(block);
         if (data === "[DONE]") return;
-        if (data) yield parsed(data);
+        const event = data && parsed(data);
+        if (event) yield event;
+        if (LAST.includes(event?.type)) return;
       }
     }
   } finally {

@@ -62,6 +62,19 @@ class Tab:
         await self.page.goto(self.cluster.url + path)
         await self.page.wait_for_selector("#model:enabled")
 
+    async def beside(self) -> Tab:
+        """Another tab of the same visitor, whose problems count as this one's."""
+        other = Tab(await self.page.context.new_page(), self.cluster)
+        other.problems, other.foreign = self.problems, self.foreign
+        await other.load()
+        return other
+
+    async def menu(self, item: str) -> None:
+        """Choose from the menu of the first chat."""
+        await self.page.hover(".chats li")
+        await self.click(".chats [aria-haspopup]")
+        await self.click(f"[role=menuitem]:has-text('{item}')")
+
     async def send(self, text: str) -> None:
         await self.page.fill("#message", text)
         await self.page.press("#message", "Enter")

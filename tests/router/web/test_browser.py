@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tandem.tests.router.support import (
-    Cluster,
-    admitted,
-    cluster,
-    finished,
-    tokens_event,
-    until,
-    usage,
-)
+from tandem.tests.router.support import Cluster, cluster, until
 from tandem.tests.router.web.browser import (
     Tab,
     axe_source,
@@ -28,6 +20,7 @@ from tandem.tests.router.web.browser import (
     tab,
     violations,
 )
+from tandem.tests.router.web.scripts import goes_on
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -107,20 +100,6 @@ async def test_a_chat_is_edited_answered_again_and_still_there_after_a_reload(
     assert await t.answer() == "hello world"
     prompts = [len(request.prompt) for request in c.node.requests]
     assert prompts[0] == prompts[1], "an answer is no part of the prompt of its sibling"
-
-
-def goes_on(c: Cluster, end: asyncio.Event) -> None:
-    """Answers begin, and end when ``end`` is set."""
-
-    async def script(request: Any, context: Any) -> Any:
-        yield admitted()
-        yield usage(request)
-        yield tokens_event(0, c.encode("it goes on"))
-        await end.wait()
-        yield tokens_event(0, c.encode(" to the end"))
-        yield finished(0)
-
-    c.node.script = script
 
 
 async def test_an_answer_is_stopped_and_what_has_come_stays(t: Tab, c: Cluster) -> None:

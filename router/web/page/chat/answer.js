@@ -1,6 +1,8 @@
 // One answer while it is streamed: its text, reasoning and calls, and how fast they came.
 
 import { ServerError, eventsOf, request } from "../server.js";
+import { messagesUpTo, pathTo } from "./conversation.js";
+import { chunksOf, responseBody } from "./responses.js";
 import { FIELDS } from "./sampling.js";
 
 // Seconds over which a rate means something.
@@ -10,9 +12,11 @@ const SHORTEST = 0.05;
  * `ServerError`, or `AbortError` when `signal` stops it; what has arrived stays. */
 export async function stream(message, body, signal, changed) {
   const clock = new Clock();
-  const answer = await request("v1/chat/completions", { body, signal });
+  const path = body.input ? "v1/responses" : "v1/chat/completions";
+  const answer = await request(path, { body, signal });
   try {
-    for await (const event of eventsOf(answer)) {
+    const events = eventsOf(answer);
+    for await (const event of body.input ? chunksOf(events) : events) {
       take(message, event, clock);
       changed();
     }
@@ -25,7 +29,7 @@ export async function stream(message, body, signal, changed) {
 function take(message, event, clock) {
   const [choice] = event.choices;
   if (choice) {
-    const { content, tool_calls, mcp_calls } = choice.delta;
+    const { content, tool_calls, mcp_calls, approvals } = choice.delta;
     const reasoning = choice.delta.reasoning ?? choice.delta.reasoning_content;
     if (reasoning || content || tool_calls) clock.tick();
     if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
@@ -36,6 +40,8 @@ function take(message, event, clock) {
     for (const call of tool_calls ?? []) takeCall(message, call);
     // Calls that the router has run, of tools of MCP servers.
     for (const call of mcp_calls ?? []) (message.ran ??= []).push(executed(call));
+    // Calls that wait until the user allows them.
+    for (const asked of approvals ?? []) (message.approvals ??= []).push(askedFor(asked));
     if (choice.finish_reason) message.ended = choice.finish_reason;
   }
   if (event.usage) clock.counted(event);
@@ -43,16 +49,20 @@ function take(message, event, clock) {
 
 function takeCall(message, { index, id, function: called }) {
   message.calls ??= [];
-  const call = (message.calls[index] ??= { id: "", name: "", text: "" });
+  // Calls of responses come whole, and without an index.
+  const call = (message.calls[index ?? message.calls.length] ??= { id: "", name: "", text: "" });
   if (id) call.id = id;
   if (called?.name) call.name = called.name;
   call.text += called?.arguments ?? "";
 }
 
-function executed({ name, server_label, arguments: text, output, error }) {
+function executed({ id, name, server_label: server, arguments: text, output, error,
+                    approval_request_id: approval }) {
   const failure = typeof error === "string" || !error ? error : error.message ?? JSON.stringify(error);
-  return { name: `${server_label}: ${name}`, text, output: output ?? failure ?? "", failed: !!error };
+  return { id, server, name, text, output: output ?? failure ?? "", failed: !!error, approval };
 }
+
+const askedFor = ({ id, name, server_label: server, arguments: text }) => ({ id, server, name, text });
 
 /** Times of one answer, by this browser's clock. */
 class Clock {
@@ -100,15 +110,30 @@ class Clock {
   }
 }
 
-/** The body of a request; raises `ServerError` for further fields that are not JSON. */
-export function bodyOf(messages, model, sampling) {
+/** The body of a request for an answer below `parent`; raises `ServerError` for further fields that
+ * are not JSON. */
+export function bodyOf(chat, parent, model) {
+  const { ask, ...sampling } = chat.sampling;
+  const made = chatBody(messagesUpTo(chat, parent), model, sampling);
+  const asks = ask && made.tools?.some(tool => tool?.type === "mcp");
+  return asks ? responseBody(pathTo(chat, parent), chat.system, made) : made;
+}
+
+function chatBody(messages, model, sampling) {
   const body = { messages, stream: true, stream_options: { include_usage: true } };
   if (model) body.model = model;
   for (const { name } of FIELDS) {
     const value = sampling[name];
     if (value !== undefined && value !== null && value !== "") body[name] = value;
   }
-  return Object.assign(body, furtherFields(sampling.more));
+  return withTools(Object.assign(body, furtherFields(sampling.more)));
+}
+
+/** The body with the tools of MCP servers, whose labels it has as `mcp`. */
+function withTools({ mcp, ...body }) {
+  if (!mcp?.length) return body;
+  const servers = mcp.map(label => ({ type: "mcp", server_label: label.trim() }));
+  return { ...body, tools: [...(Array.isArray(body.tools) ? body.tools : []), ...servers] };
 }
 
 const OURS = ["messages", "stream", "stream_options", "model", "n"];

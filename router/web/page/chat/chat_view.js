@@ -1,13 +1,14 @@
 // The chat: the conversation that is shown, and the message field.
 
-import { announce, el, icon, iconButton, relabel } from "../dom.js";
+import { announce, el, fill, icon, iconButton, relabel } from "../dom.js";
 import { ServerError } from "../server.js";
 import { bodyOf, stream } from "./answer.js";
-import { add, choose, messagesUpTo, newChat, path, remove, siblings, titleOf }
-  from "./conversation.js";
+import { add, choose, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
 import { MOST, RunningAnswers } from "./running.js";
 import { defaults, showSettings } from "./settings.js";
+import { SharedChats } from "./shared_chats.js";
+import { OtherTabs } from "./tabs.js";
 
 const SAVE_EVERY = 2_000;
 const ANNOUNCED = 600;  // characters of an answer that are read out
@@ -21,6 +22,8 @@ export class ChatView {
     this.changed = changed;
     this.views = new Map();
     this.answers = new RunningAnswers();
+    this.shared = new SharedChats(this, store);
+    this.tabs = new OtherTabs(() => this.answers.all(), this.shared);
     this.unseen = new Set();  // ids of chats with an answer that ended while another was shown
     this.drafts = new Map();  // messages that were begun and not sent, by chat
     this.editing = null;  // the message that the next one stands beside
@@ -49,6 +52,7 @@ export class ChatView {
       if (this.running) this.stop();
       else this.send();
     });
+    this.welcome = welcomeText();
     this.node = el("div", { class: "chat" }, this.scroller,
                    el("div", { class: "foot" }, this.latest, this.notice, this.banner, form));
   }
@@ -67,6 +71,7 @@ export class ChatView {
     this.endEdit();
     this.keepDraft();
     this.chat = chat ?? newChat(sampling, system);
+    this.shared.takeTold(this.chat);
     this.field.value = this.drafts.get(this.draftName) ?? "";
     this.grow();
     this.unseen.delete(this.chat.id);
@@ -87,6 +92,11 @@ export class ChatView {
     else this.drafts.delete(this.draftName);
   }
 
+  /** The answers of a chat that are being streamed, here or in another tab. */
+  runningIn(id) {
+    return [...this.answers.inChat(id).map(({ message }) => message), ...this.tabs.inChat(id)];
+  }
+
   /** The chat with this id as the page has it; undefined if it is only in the store. */
   live(id) {
     return this.chat.id === id ? this.chat : this.answers.chat(id);
@@ -102,18 +112,25 @@ export class ChatView {
   /** Make the log the chosen path. */
   show() {
     const messages = path(this.chat);
-    const nodes = messages.map(message => this.viewOf(message).node);
-    this.log.replaceChildren(...(nodes.length ? nodes : [welcome()]));
+    const views = messages.map(message => this.viewOf(message));
+    views.forEach((view, i) => (view.last = i === views.length - 1));
+    const nodes = views.map(view => view.node);
+    fill(this.log, nodes.length ? nodes : [this.welcome]);
     this.showRunning();
   }
 
   viewOf(message) {
     if (!this.views.has(message.id)) {
       const view = new MessageView(message, this);
-      view.state = this.answers.has(message);
+      view.state = this.stateOf(message);
       this.views.set(message.id, view);
     }
     return this.views.get(message.id);
+  }
+
+  /** Where a message is being generated; empty if it is not. */
+  stateOf(message) {
+    return this.answers.has(message) ? "here" : this.tabs.has(message) ? "elsewhere" : "";
   }
 
   settings() {
@@ -128,10 +145,15 @@ export class ChatView {
 
   async save(chat) {
     try {
-      await this.store.put(chat);
+      if (!await this.store.put(chat)) this.shared.deleted(chat.id);
     } catch (error) {
-      announce(`The chat could not be kept: ${error.message}`);
+      this.warn(`The chat could not be kept: ${error.message}`);
     }
+  }
+
+  warn(text) {
+    this.notice.textContent = text;
+    this.notice.hidden = false;
   }
 
   // ---- asking --------------------------------------------------------------------------------
@@ -139,7 +161,7 @@ export class ChatView {
   send() {
     const text = this.field.value.trim();
     if (!text || this.running || !this.mayAsk()) return;
-    const parent = this.editing ? this.editing.parent : path(this.chat).at(-1)?.id;
+    const parent = this.editing ? this.editing.parent : this.decided(path(this.chat).at(-1));
     this.drafts.delete(this.draftName);
     const message = add(this.chat, parent, { role: "user", text });
     this.endEdit();
@@ -150,15 +172,16 @@ export class ChatView {
 
   /** False, with a notice, while as many answers are streamed as may be. */
   mayAsk() {
-    this.notice.textContent = `${MOST} answers are being streamed. Stop one, or wait for one to end.`;
-    this.notice.hidden = !this.answers.isFull;
-    return this.notice.hidden;
+    this.notice.hidden = true;
+    if (this.answers.count + this.tabs.count < MOST) return true;
+    this.warn(`${MOST} answers are being streamed. Stop one, or wait for one to end.`);
+    return false;
   }
 
-  /** Have the model answer below a message. */
-  async answer(parent) {
+  /** Have the model answer below a message, as a new version unless `message` is one that failed. */
+  async answer(parent, message = add(this.chat, parent, { role: "assistant" })) {
     const { chat } = this;
-    const message = add(chat, parent, { role: "assistant", model: this.model() });
+    message.model = this.model();
     message.ended = "interrupted";  // as it is found if the page is closed before
     const running = this.answers.begin(chat, message);
     chat.model = message.model;
@@ -166,10 +189,9 @@ export class ChatView {
     this.show();
     this.follow(true);
     running.savedAt = performance.now();
-    this.keep();
+    this.keep().then(() => this.answers.has(message) && this.tabs.report(running));
     try {
-      const messages = messagesUpTo(chat, parent);
-      const body = bodyOf(messages, message.model, chat.sampling);
+      const body = bodyOf(chat, parent, message.model);
       await stream(message, body, running.controller.signal, () => this.arrived(running));
     } catch (error) {
       this.failed(message, error);
@@ -182,6 +204,7 @@ export class ChatView {
       this.views.get(running.message.id)?.refresh();
       this.follow(false);
     }
+    this.tabs.report(running);
     if (performance.now() - running.savedAt > SAVE_EVERY && !running.dropped) {
       running.savedAt = performance.now();
       this.save(running.chat);
@@ -204,15 +227,19 @@ export class ChatView {
     const { chat, message, dropped } = running;
     this.answers.end(running);
     this.notice.hidden = true;
-    if (dropped) return;
+    if (dropped) {
+      this.tabs.conclude(running);
+      return;
+    }
+    message.revised = Date.now();
     if (chat === this.chat) this.showEnded(message);
     else this.noteUnseen(chat);
-    this.keep(chat);
+    this.keep(chat).then(() => this.tabs.conclude(running));
   }
 
   showEnded(message) {
     const view = this.views.get(message.id);
-    if (view) view.state = false;
+    if (view) view.state = "";
     this.follow(false);
     this.showRunning();
     const { text, error } = message;
@@ -226,12 +253,14 @@ export class ChatView {
 
   /** The answer that is being streamed into the shown path; undefined if there is none. */
   get running() {
-    return path(this.chat).findLast(message => this.answers.has(message));
+    return path(this.chat).findLast(message => this.stateOf(message));
   }
 
   /** Stop an answer, by default the one that is shown. */
   stop(message = this.running) {
-    if (message) this.answers.stop(message);
+    if (!message) return;
+    if (this.answers.has(message)) this.answers.stop(message);
+    else this.tabs.stop(message);
   }
 
   showRunning() {
@@ -266,8 +295,34 @@ export class ChatView {
   /** Ask again in the place of an answer that failed; what had arrived stays as a version. */
   retry(message) {
     if (!this.mayAsk()) return;
-    if (!message.text && !message.reasoning) remove(this.chat, message);
-    this.answer(message.parent);
+    const { parent, text, error } = message;
+    const has = text || ["reasoning", "calls", "ran", "approvals"].some(name => message[name]);
+    if (has || !error) return this.answer(parent);
+    delete message.error;
+    this.answer(parent, message);
+  }
+
+  /** Add the results of an answer's calls, and have the model go on. */
+  giveResults(message, results) {
+    if (!this.mayAsk()) return;
+    let parent = message.id;
+    message.calls.forEach(({ id, name }, i) => {
+      parent = add(this.chat, parent, { role: "tool", callId: id, name, text: results[i] }).id;
+    });
+    this.answer(parent);
+  }
+
+  /** Allow or deny the calls that an answer asks for, and have the model go on. */
+  decide(message, decisions) {
+    if (!this.mayAsk()) return;
+    this.answer(add(this.chat, message.id, { role: "approval", decisions }).id);
+  }
+
+  /** The id of what follows a message: calls that wait are denied by who says something else. */
+  decided(last) {
+    if (!last?.approvals?.length) return last?.id;
+    const decisions = last.approvals.map(call => ({ ...call, approve: false }));
+    return add(this.chat, last.id, { role: "approval", decisions }).id;
   }
 
   edit(message) {
@@ -339,7 +394,7 @@ export class ChatView {
   }
 }
 
-function welcome() {
+function welcomeText() {
   return el("div", { class: "welcome" }, el("h2", {}, "What would you like to know?"),
             el("p", {}, "A long prompt is computed by a prefill node, while the streams of others ",
                "go on. The ", el("a", { href: "cluster", "data-view": "cluster" }, "cluster page"),

@@ -1,7 +1,9 @@
 // A chat as plain data: a tree of messages, in which one path is chosen.
 //
 // Editing a message or asking again adds a sibling, and nothing is ever overwritten. `messages` maps
-// ids to messages in the order in which they were added, so a parent comes before its children.
+// ids to messages in the order in which they were added, so a parent comes before its children. No
+// message is ever removed, and `revised` is when an answer was changed last: so what several tabs have
+// of a chat can be put together.
 
 const ROOT = "";
 
@@ -34,7 +36,8 @@ export function path(chat) {
 
 /** The messages that stand for the same place as this one, itself included. */
 export function siblings(chat, message) {
-  return Object.values(chat.messages).filter(other => other.parent === message.parent);
+  return Object.values(chat.messages).filter(other => other.parent === message.parent)
+    .sort((a, b) => a.at - b.at);
 }
 
 /** Choose a message; below it the path is as it was when it was chosen last. */
@@ -42,36 +45,64 @@ export function choose(chat, message) {
   chat.chosen[message.parent] = message.id;
 }
 
-/** Remove a message and all below it, and choose a sibling. */
-export function remove(chat, message) {
-  const gone = new Set([message.id]);
-  for (const other of Object.values(chat.messages)) {
-    if (gone.has(other.parent)) gone.add(other.id);
+/** Take in what another tab has kept of the same chat: messages that are new here, which it shows,
+ * and newer states of others. */
+export function merge(chat, kept) {
+  const fresh = new Set();
+  for (const theirs of Object.values(kept.messages)) {
+    const ours = chat.messages[theirs.id];
+    if (!ours) {
+      chat.messages[theirs.id] = theirs;
+      fresh.add(theirs.id);
+    } else if (theirs.revised > (ours.revised ?? 0)) become(ours, theirs);
   }
-  for (const id of gone) {
-    delete chat.messages[id];
-    delete chat.chosen[id];
+  for (const [parent, id] of Object.entries(kept.chosen)) {
+    if (fresh.has(id) || !chat.chosen[parent]) chat.chosen[parent] = id;
   }
-  const left = siblings(chat, message).at(-1);
-  if (left) chat.chosen[message.parent] = left.id;
-  else delete chat.chosen[message.parent];
+  chat.updated = Math.max(chat.updated, kept.updated);
+}
+
+/** Give a message the state that another tab has of it. */
+export function become(ours, theirs) {
+  for (const name of Object.keys(ours)) if (!(name in theirs)) delete ours[name];
+  Object.assign(ours, theirs);
 }
 
 /** The messages of a request that is answered below `parent`. */
 export function messagesUpTo(chat, parent) {
-  const found = [];
-  for (let message = chat.messages[parent]; message; message = chat.messages[message.parent]) {
-    found.unshift(asRequested(message));
-  }
+  const found = pathTo(chat, parent).filter(({ role }) => role !== "approval").map(asRequested);
   return chat.system.trim() ? [{ role: "system", content: chat.system }, ...found] : found;
 }
 
-function asRequested({ role, text, calls, callId }) {
+/** The messages from the beginning to this one. */
+export function pathTo(chat, id) {
+  const found = [];
+  for (let message = chat.messages[id]; message; message = chat.messages[message.parent]) {
+    found.push(message);
+  }
+  return found.reverse();
+}
+
+function asRequested({ role, text, calls, ran, callId }) {
   if (role === "tool") return { role, content: text, tool_call_id: callId };
-  if (!calls?.length) return { role, content: text };
+  const made = { role, content: text };
+  const sent = ran?.filter(call => call.server).map(ranCall);
+  if (sent?.length) made.mcp_calls = sent;
+  if (!calls?.length) return made;
   const tool_calls = calls.map(({ id, name, text }) =>
     ({ id, type: "function", function: { name, arguments: text } }));
-  return { role, content: text || null, tool_calls };
+  return { ...made, content: text || null, tool_calls };
+}
+
+function ranCall({ id, server, name, text, output, failed }) {
+  const result = failed ? { error: output } : { output };
+  return { type: "mcp_call", id, server_label: server, name, arguments: text, ...result };
+}
+
+/** What the user has decided about calls. */
+export function inWords(decisions) {
+  return decisions.map(({ server, name, approve }) =>
+    `${approve ? "Allowed" : "Denied"} ${server}: ${name}`).join("; ");
 }
 
 /** The title of a chat, from what was said first unless it has a name. */

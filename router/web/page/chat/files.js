@@ -1,10 +1,10 @@
 // Chats as files: JSON, which comes back as it was, and Markdown, which people read.
 
-import { newId, path, titleOf } from "./conversation.js";
+import { inWords, newId, path, titleOf } from "./conversation.js";
 
 const FORMAT = "tandem-chats";
 const MAX_BYTES = 50_000_000;
-const ROLES = ["user", "assistant", "system", "tool"];
+const ROLES = ["user", "assistant", "system", "tool", "approval"];
 
 export function toJson(chats) {
   return JSON.stringify({ format: FORMAT, version: 1, chats }, null, 1);
@@ -13,13 +13,25 @@ export function toJson(chats) {
 export function toMarkdown(chat) {
   const parts = [`# ${titleOf(chat)}`];
   if (chat.system.trim()) parts.push("## System", chat.system);
-  for (const { role, reasoning, text, calls } of path(chat)) {
+  for (const { role, reasoning, text, calls, ran, decisions } of path(chat)) {
+    if (role === "approval") {
+      parts.push(inWords(decisions));
+      continue;
+    }
     parts.push(`## ${role[0].toUpperCase()}${role.slice(1)}`);
     if (reasoning) parts.push(reasoning.replace(/^/gm, "> "));
     if (text) parts.push(text);
-    for (const call of calls ?? []) parts.push("```json", `${call.name} ${call.text}`, "```");
+    for (const call of [...(ran ?? []), ...(calls ?? [])]) parts.push(asCode(call));
   }
   return parts.join("\n\n") + "\n";
+}
+
+/** A call, with its result if the router has run it; the fence is longer than any in the text. */
+function asCode({ server, name, text, output }) {
+  const lines = [`${server ? `${server}: ` : ""}${name} ${text}`, ...(output ? [output] : [])].join("\n");
+  const longest = Math.max(2, ...(lines.match(/`+/g) ?? []).map(run => run.length));
+  const fence = "`".repeat(longest + 1);
+  return `${fence}\n${lines}\n${fence}`;
 }
 
 /** A name for a file of this chat. */
@@ -71,13 +83,20 @@ function cleaned(message, id, parent) {
   const made = { id, parent, role, text: textOf(message.text), at: timeOf(message.at) };
   if (message.reasoning) made.reasoning = textOf(message.reasoning);
   if (message.callId) made.callId = textOf(message.callId);
+  if (role === "tool") made.name = textOf(message.name);
   if (Array.isArray(message.calls)) {
     made.calls = message.calls.map(call =>
       ({ id: textOf(call?.id), name: textOf(call?.name), text: textOf(call?.text) }));
   }
   if (Array.isArray(message.ran)) {
-    made.ran = message.ran.map(call => ({ name: textOf(call?.name), text: textOf(call?.text),
-                                          output: textOf(call?.output), failed: !!call?.failed }));
+    made.ran = message.ran.map(call => (
+      { ...namedCall(call), output: textOf(call?.output), failed: !!call?.failed,
+        approval: textOf(call?.approval) || null }));
+  }
+  if (Array.isArray(message.approvals)) made.approvals = message.approvals.map(namedCall);
+  if (role === "approval") {
+    made.decisions = (Array.isArray(message.decisions) ? message.decisions : [])
+      .map(call => ({ ...namedCall(call), approve: !!call?.approve }));
   }
   const seconds = ["first", "total", "rate", "tokens", "prompt", "cached", "remote"];
   if (stats && seconds.every(name => typeof (stats[name] ?? 0) === "number")) {
@@ -91,7 +110,7 @@ function cleaned(message, id, parent) {
 function fromMessages(list) {
   const messages = {}, chosen = {};
   let parent = "", system = "";
-  for (const { role, content } of list) {
+  for (const { role, content, tool_calls, tool_call_id } of list) {
     if (!ROLES.includes(role)) throw new Error(`A message in the file has the role '${role}'.`);
     const text = typeof content === "string" ? content : partsOf(content);
     if (role === "system") {
@@ -100,12 +119,18 @@ function fromMessages(list) {
     }
     const id = newId();
     messages[id] = { id, parent, role, text, at: Date.now() };
+    if (role === "tool") messages[id].callId = textOf(tool_call_id);
+    if (Array.isArray(tool_calls)) messages[id].calls = tool_calls.map(callOf);
     chosen[parent] = parent = id;
   }
   return { id: newId(), title: "", created: Date.now(), updated: Date.now(), system, model: "",
            sampling: {}, messages, chosen };
 }
 
+const namedCall = call => ({ id: textOf(call?.id), server: textOf(call?.server),
+                             name: textOf(call?.name), text: textOf(call?.text) });
+const callOf = call => ({ id: textOf(call?.id), name: textOf(call?.function?.name),
+                          text: textOf(call?.function?.arguments) });
 const partsOf = parts => (Array.isArray(parts) ? parts : [])
   .map(part => textOf(part?.text)).join("\n");
 const textOf = value => (typeof value === "string" ? value : "");

@@ -1,53 +1,63 @@
 // One message of the log: its text, what led to it, its actions and its figures.
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
-import { highlighted } from "../markdown/highlight.js";
 import { MarkdownView } from "../markdown/render.js";
+import { CallsView, decisionBox, resultBox } from "./calls_view.js";
 
+const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
 // By the reason why an answer has ended.
 const NOTES = {
   stopped: "Stopped.",
   length: "Ended at the limit of tokens.",
-  interrupted: "Incomplete: the page was closed before the answer had ended.",
+  interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` has the functions edit, again, choose, retry, stop and siblings of the chat. */
+/** `actions` has the functions edit, again, choose, retry, stop, giveResults, decide and siblings of
+ * the chat. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
-    this.running = false;
+    this.running = "";  // where it is generated: "here", or "elsewhere" in another tab
     this.markdown = new MarkdownView();
     this.reasoning = reasoningBox();
-    this.calls = el("div", { class: "calls" });
+    this.isLast = false;  // in the path that is shown
+    this.calls = new CallsView(results => actions.giveResults(message, results),
+                               decisions => actions.decide(message, decisions));
     this.notes = el("div", { class: "notes" });
     this.bar = el("footer");
     // Made once: a click on an element that each new token replaces would be lost.
     this.stopButton = iconButton("stop", "Stop this answer", () => actions.stop(message));
-    const name = message.role === "user" ? "You" : "Answer";
+    this.where = el("span", { class: "note" }, "Being written in another tab");
+    const name = NAMES[message.role] ?? "Answer";
     this.node = el("article", { class: message.role, "aria-label": name, tabindex: "-1" });
     this.node.dataset.id = message.id;
     this.refresh = framed(() => this.show());
     this.show();
   }
 
-  /** `running`: it is being generated. */
   set state(running) {
+    if (this.running === running) return;
     this.running = running;
     this.show();
   }
 
   show() {
     const { message } = this;
-    this.node.classList.toggle("running", this.running);
+    this.node.classList.toggle("running", !!this.running);
     if (message.role === "user") {
       const text = el("div", { class: "bubble" }, message.text);
       this.node.replaceChildren(text, this.showBar());
       return;
     }
+    const box = { tool: resultBox, approval: decisionBox }[message.role];
+    if (box) {
+      if (!this.node.firstChild) this.node.append(box(message));
+      return;
+    }
     if (!this.node.firstChild) {
       const { reasoning, markdown, calls, notes, bar } = this;
-      this.node.append(reasoning.node, markdown.node, calls, notes, bar);
+      this.node.append(reasoning.node, markdown.node, calls.node, notes, bar);
     }
     this.reasoning.show(message, this.running);
     this.markdown.show(message.text);
@@ -56,12 +66,16 @@ export class MessageView {
     this.showBar();
   }
 
+  /** It is the last message that is shown, or no longer. */
+  set last(isLast) {
+    if (this.isLast === isLast) return;
+    this.isLast = isLast;
+    this.showCalls();
+  }
+
+  /** Results of calls are awaited where nothing follows. */
   showCalls() {
-    const { calls = [], ran = [] } = this.message;
-    const key = JSON.stringify([calls, ran]);
-    if (this.calls.dataset.key === key) return;
-    this.calls.dataset.key = key;
-    this.calls.replaceChildren(...ran.map(ranBox), ...calls.filter(Boolean).map(callBox));
+    this.calls.show(this.message, this.isLast && !this.running);
   }
 
   showNotes() {
@@ -89,7 +103,8 @@ export class MessageView {
   showBar() {
     const { message, actions, bar } = this;
     if (this.running) {
-      if (bar.firstChild !== this.stopButton) bar.replaceChildren(this.stopButton);
+      if (bar.firstChild !== this.stopButton) bar.replaceChildren(this.stopButton, this.where);
+      this.where.hidden = this.running === "here";
       return bar;
     }
     const isUser = message.role === "user";
@@ -136,32 +151,6 @@ function reasoningBox() {
       fill();
     },
   };
-}
-
-function callBox({ name, text }) {
-  return el("details", { class: "call", open: true },
-            el("summary", {}, "Calls ", el("b", {}, name || "…")),
-            json(`Arguments of ${name}`, text));
-}
-
-/** A call that the router has run. */
-function ranBox({ name, text, output, failed }) {
-  return el("details", { class: "call" },
-            el("summary", {}, failed ? "Failed: " : "Ran ", el("b", {}, name)),
-            json(`Arguments of ${name}`, text), json(`Result of ${name}`, output));
-}
-
-function json(name, text) {
-  const code = el("code", {}, highlighted(pretty(text), "json"));
-  return el("pre", { tabindex: "0", role: "region", "aria-label": name }, code);
-}
-
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text;
-  }
 }
 
 function headOf(status) {

@@ -1,7 +1,7 @@
 // The answers that are being streamed, in whichever chat: they go on while another one is shown.
 
-// A browser opens six connections to a server; the rest is for the page, and the streams of the
-// cluster page.
+// Of all tabs: a browser opens six connections to a server; the rest is for the page, and the
+// streams of the cluster page.
 export const MOST = 3;
 
 export class RunningAnswers {
@@ -9,8 +9,12 @@ export class RunningAnswers {
     this.answers = new Map();  // by the message's id: { chat, message, controller, dropped, savedAt }
   }
 
-  get isFull() {
-    return this.answers.size >= MOST;
+  get count() {
+    return this.answers.size;
+  }
+
+  all() {
+    return [...this.answers.values()];
   }
 
   begin(chat, message) {
@@ -33,7 +37,7 @@ export class RunningAnswers {
 
   /** The answers of a chat. */
   inChat(id) {
-    return [...this.answers.values()].filter(({ chat }) => chat.id === id);
+    return this.all().filter(({ chat }) => chat.id === id);
   }
 
   /** The chat with this id as its answers change it; undefined if it has none. */

@@ -1,21 +1,17 @@
 // The chats of this browser, in IndexedDB. Where that is refused (private windows), they last as
 // long as the page.
 
-import { titleOf } from "./conversation.js";
+import { merge, titleOf } from "./conversation.js";
+import { tellChanged } from "./tabs.js";
 
 const NAME = "tandem", CHATS = "chats", HEADS = "heads";
-const channel = "BroadcastChannel" in window ? new BroadcastChannel("tandem.chats") : null;
 
 export class ChatStore {
   constructor() {
     this.lasting = true;
     this.memory = new Map();
+    this.known = new Set();  // ids of chats that were here; one that is missing was deleted
     this.opening = null;
-  }
-
-  /** Have `listener` called with the id of a chat that another tab has changed. */
-  whenChangedElsewhere(listener) {
-    channel?.addEventListener("message", event => listener(event.data));
   }
 
   /** Id, title and time of every chat, the latest first. */
@@ -31,20 +27,29 @@ export class ChatStore {
   async get(id) {
     const database = await this.open();
     if (!database) return structuredClone(this.memory.get(id));
-    return done(database.transaction(CHATS).objectStore(CHATS).get(id));
+    const kept = await done(database.transaction(CHATS).objectStore(CHATS).get(id));
+    if (kept) this.known.add(id);
+    return kept;
   }
 
+  /** Keep a chat, with what other tabs have kept of it, which `chat` takes in. False if it was
+   * deleted meanwhile, as it stays. */
   async put(chat) {
-    const head = { id: chat.id, title: titleOf(chat), updated: chat.updated };
     const database = await this.open();
-    if (!database) this.memory.set(chat.id, structuredClone(chat));
-    else {
-      const change = database.transaction([CHATS, HEADS], "readwrite");
-      change.objectStore(CHATS).put(chat);
-      change.objectStore(HEADS).put(head);
-      await finished(change);
+    if (!database) {
+      this.memory.set(chat.id, structuredClone(chat));
+      return true;
     }
-    channel?.postMessage(chat.id);
+    const change = database.transaction([CHATS, HEADS], "readwrite");
+    const kept = await done(change.objectStore(CHATS).get(chat.id));
+    if (!kept && this.known.has(chat.id)) return false;
+    if (kept) merge(chat, kept);
+    change.objectStore(CHATS).put(chat);
+    change.objectStore(HEADS).put(headOf(chat));
+    await finished(change);
+    this.known.add(chat.id);
+    tellChanged(chat.id);
+    return true;
   }
 
   async remove(id) {
@@ -56,15 +61,14 @@ export class ChatStore {
       change.objectStore(HEADS).delete(id);
       await finished(change);
     }
-    channel?.postMessage(id);
+    tellChanged(id);
   }
 
   async all(name) {
     const database = await this.open();
     if (database) return done(database.transaction(name).objectStore(name).getAll());
     const chats = [...this.memory.values()];
-    return name === CHATS ? structuredClone(chats) :
-      chats.map(chat => ({ id: chat.id, title: titleOf(chat), updated: chat.updated }));
+    return name === CHATS ? structuredClone(chats) : chats.map(headOf);
   }
 
   open() {
@@ -75,6 +79,8 @@ export class ChatStore {
     return this.opening;
   }
 }
+
+const headOf = chat => ({ id: chat.id, title: titleOf(chat), updated: chat.updated });
 
 function opened() {
   const opening = indexedDB.open(NAME, 1);

@@ -1,0 +1,66 @@
+"""Types of options that are numbers, with errors in plain words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+
+def range_in_words(
+    low: float | None, high: float | None, *, above: bool = False, below: bool = False
+) -> str:
+    """The numbers from ``low`` to ``high``, without the bounds themselves if ``above`` or
+    ``below``."""
+    first = None if low is None else f"{'more than' if above else 'at least'} {_shown(low)}"
+    last = None if high is None else f"{'less than' if below else 'at most'} {_shown(high)}"
+    if first and last and not above and not below:
+        return f"from {_shown(low)} to {_shown(high)}"
+    return " and ".join(filter(None, (first, last)))
+
+
+def _shown(bound: float | None) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+class IntRange(click.IntRange):
+    """An integer between two bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not an integer.", param, ctx)
+        return int(_checked(self, number, param, ctx))
+
+
+class NumberRange(click.FloatRange):
+    """A number between two bounds, which NaN is not."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return _checked(self, number, param, ctx)
+
+
+def _checked(
+    kind: IntRange | NumberRange,
+    number: float,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> float:
+    low = -math.inf if kind.min is None else kind.min
+    high = math.inf if kind.max is None else kind.max
+    under = number <= low if kind.min_open else number < low
+    over = number >= high if kind.max_open else number > high
+    if under or over:
+        words = range_in_words(kind.min, kind.max, above=kind.min_open, below=kind.max_open)
+        kind.fail(f"{number} is out of range: it must be {words}.", param, ctx)
+    return number
