@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from tandem.client.chat_commands import COMMANDS, run_command
-from tandem.client.line_input import LineInput
+from tandem.client.line_input import LineInput, history_path, line_editing
 from tandem.client.openai_server import ServerError
 from tandem.client.terminal_chat import TerminalChat
 from tandem.shared.config.client_config import ChatConfig, ConnectionConfig
@@ -99,7 +99,7 @@ def test_a_message_without_an_answer_is_taken_back() -> None:
     chat = chat_with(FakeOpenAI(lambda body: refused))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages == []
-    assert "400: too long" in output(chat)
+    assert "400: too long" in output(chat) and "your message is taken back" in output(chat)
 
 
 def test_an_answer_that_breaks_off_is_kept() -> None:
@@ -127,6 +127,19 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
         shown = output(chat)
         assert "\x1b]0" not in shown and "\x9b" not in shown and "\x07" not in shown
         assert "<b>bold</b> [red]x[/red]" in shown
+
+
+def test_two_chats_keep_what_was_typed_in_both(tmp_path: Path, monkeypatch) -> None:
+    readline = pytest.importorskip("readline")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with line_editing([], keep=True):
+        readline.add_history("in the first")
+        other = tmp_path / "tandem/chat_history"
+        other.parent.mkdir()
+        other.write_text("in the other\n")
+    readline.clear_history()
+    assert other.read_text().splitlines() == ["in the other", "in the first"]
+    assert history_path() == other
 
 
 def test_output_to_a_file_is_the_answer_alone() -> None:

@@ -68,6 +68,12 @@ def test_help_about_a_group_or_an_option(topic: str, has: str, lacks: str) -> No
     assert has in text and lacks not in text
 
 
+def test_help_is_a_command_too(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["tandem", "help", "chat"])
+    main()
+    assert capsys.readouterr().out.startswith("Usage: tandem chat [OPTIONS] [MODEL]")
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
     with pytest.raises(SystemExit) as end:
@@ -84,7 +90,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
         (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),
-        (["--max-model-len", "x"], "Invalid value for '--max-model-len'"),
+        (["--max-model-len", "x"], "Invalid value for '--max-model-len': 'x' is not an integer"),
+        (["--port", "99999"], "99999 is out of range: it must be from 0 to 65535"),
+        (["nodes", "drain", "n", "--timeout", "-1"], "it must be at least 0"),
+        (["--versoin"], "Did you mean --version?"),
+        (["chat", "a", "b"], "extra argument (b). Usage: tandem chat [OPTIONS] [MODEL]"),
+        (["doctor"], "Missing argument 'URL'. Usage: tandem doctor [OPTIONS] URL"),
+        (["run-batch"], "run-batch needs -i REQUESTS.jsonl and -o RESULTS.jsonl"),
         (["serve", "--help=nothing"], "the groups are processes, engine, "),
     ],
 )

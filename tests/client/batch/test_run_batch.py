@@ -165,8 +165,8 @@ def test_an_invalid_line_is_found_before_anything_is_sent(
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"input_file": "in"}, "needs -o FILE"),
-        ({"output_file": "out"}, "needs -i FILE"),
+        ({"input_file": "in"}, "needs -o RESULTS.jsonl"),
+        ({"output_file": "out"}, "needs -i REQUESTS.jsonl"),
         ({"input_file": "/none/in", "output_file": "o"}, "--input-file /none/in: No such file"),
         ({"output_file": "/none/out"}, "--output-file /none/out: the folder does not exist"),
     ],

@@ -49,7 +49,7 @@ export class ChatView {
     const form = el("form", { class: "composer" }, this.field, this.button);
     form.addEventListener("submit", event => {
       event.preventDefault();
-      if (this.running) this.stop();
+      if (this.busy) this.stop();
       else this.send();
     });
     this.welcome = welcomeText();
@@ -160,7 +160,7 @@ export class ChatView {
 
   send() {
     const text = this.field.value.trim();
-    if (!text || this.running || !this.mayAsk()) return;
+    if (!text || this.busy || !this.mayAsk()) return;
     const parent = this.editing ? this.editing.parent : this.decided(path(this.chat).at(-1));
     this.drafts.delete(this.draftName);
     const message = add(this.chat, parent, { role: "user", text });
@@ -256,6 +256,11 @@ export class ChatView {
     return path(this.chat).findLast(message => this.stateOf(message));
   }
 
+  /** True if a message has to wait for an answer; one that is edited stands beside it. */
+  get busy() {
+    return !!this.running && !this.editing;
+  }
+
   /** Stop an answer, by default the one that is shown. */
   stop(message = this.running) {
     if (!message) return;
@@ -264,9 +269,9 @@ export class ChatView {
   }
 
   showRunning() {
-    const running = !!this.running;
-    this.button.classList.toggle("stop", running);
-    relabel(this.button, running ? "stop" : "send", running ? "Stop" : "Send");
+    const { busy } = this;
+    this.button.classList.toggle("stop", busy);
+    relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
   }
 
   // ---- actions of messages -------------------------------------------------------------------
@@ -330,6 +335,7 @@ export class ChatView {
     this.banner.hidden = false;
     this.field.value = message.text;
     this.grow();
+    this.showRunning();
     this.field.focus();
   }
 
@@ -338,6 +344,7 @@ export class ChatView {
     this.editing = null;
     this.banner.hidden = true;
     this.grow();
+    if (this.chat) this.showRunning();
   }
 
   editLast() {
@@ -369,6 +376,7 @@ export class ChatView {
       event.preventDefault();
       this.editLast();
     } else if (event.key === "Escape" && this.editing) {
+      event.stopPropagation();  // it would stop an answer too
       this.endEdit();
     }
   }
