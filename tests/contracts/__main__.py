@@ -55,6 +55,7 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
         "TARGET_MODEL": model,
         "TARGET_NODE_MODULES": str(folder / "node_modules"),
         "TARGET_OTHERS": str(folder / OTHERS),
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(SCRIPTS),
     }
     command = [str(folder / "bin" / program), *arguments]

@@ -30,7 +30,9 @@ QUIET = (
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize(("form", "edit"), [("whole", WHOLE), ("diff", DIFF)])
+@pytest.mark.parametrize(
+    ("form", "edit"), [("whole", WHOLE), ("diff", DIFF)], ids=("whole", "diff")
+)
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])
 def test_aider_edits(run, provider, form, edit, stream):
     order = f"[[say {json.dumps({'text': edit})}]]"
