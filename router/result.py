@@ -95,7 +95,14 @@ class ChoiceResult:
             grown += len(self.logprobs) - before
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason if delta.finish_reason else self.stop_reason
+        if delta.finish_reason == "length":
+            self._drop_empty_call()
         return grown
+
+    def _drop_empty_call(self) -> None:
+        """Drop a call that was cut off before its arguments, as vLLM does: clients parse them."""
+        if self.calls and not self.calls[-1].arguments.tell():
+            self.calls.pop()
 
     def _add_call(self, call: CallDelta) -> int:
         if call.index == len(self.calls):

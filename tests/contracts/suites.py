@@ -91,7 +91,7 @@ def _of_others(
 ) -> Suite:
     root = f"{{folder}}/{OTHERS}"
     command = (
-        *("python", "-m", "pytest", "-p", plugin, "-c", "{scripts}/pytest.ini", "--tb=short"),
+        *("python", "-m", "pytest", "-p", plugin, "-c", "{scripts}/pytest.ini", "--tb=native"),
         *(f"--rootdir={root}", "--timeout=300", "--junitxml={report}", *options.split()),
         *(f"{root}/{Path(sources.folder).name}/{test}" for test in tests),
     )
@@ -159,16 +159,8 @@ SUITES = {
     "schemathesis": Suite(("schemathesis",), (*FUZZING.split(), "Authorization: Bearer {key}")),
     "vllm": _of_others(
         *(VLLM, "vllm_stand_in", VLLM_TESTS),
-        *(
-            "openai",
-            "anthropic",
-            "regex",
-            "requests",
-            "jsonschema",
-            "transformers",
-            "fastapi",
-            "pybase64",
-        ),
+        *("openai", "anthropic", "regex", "requests", "jsonschema", "transformers", "fastapi"),
+        *("pybase64", "jinja2"),
     ),
     "llama-cpp": _of_others(
         *(LLAMA_CPP, "llama_cpp_stand_in", LLAMA_CPP_TESTS),

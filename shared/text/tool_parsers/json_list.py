@@ -73,10 +73,13 @@ def required_calls(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def named_call(reader: Reader, tools: ToolUse) -> Steps:
-    """An output that a grammar constrains to the arguments of one function."""
+    """An output that a grammar constrains to the arguments of one function; none if it was cut off
+    before them."""
     yield from reader.skip_space()
+    if (yield from reader.at_end()):
+        return
     reader.begin_call(tools.named)
-    yield from streamed_arguments(reader)
+    yield from reader.attempt(streamed_arguments(reader))
 
 
 def forced_opening(name: str) -> str:

@@ -130,6 +130,23 @@ async def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: Clus
     assert call["function"]["arguments"].startswith('{"city"')
 
 
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "choice"),
+    [(" {", NAMED), ("1", NAMED), ('[{"name":"weather","parameters":{"', "required")],
+)
+async def test_a_call_that_is_cut_off_before_its_arguments_is_none(
+    c: Cluster, reply: str, choice: Any
+) -> None:
+    c.node.reply = c.encode(reply)
+    most = max(1, len(c.node.reply) - 2)
+    answer = await c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=most)
+    [made] = answer.json()["choices"]
+    assert (made["finish_reason"], made["message"].get("tool_calls")) == ("length", None)
+
+
 REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","parameters":{}}]'
 
 
