@@ -44,7 +44,7 @@ from .handoff_cache import BLOCK, CELL, HEADS, host_cache
 MIB = 1 << 20
 LAYERS = 16
 WINDOW = 16 * MIB
-SLOTS = 32
+SLOTS = 16
 MOVE_SECONDS = 120.0
 
 

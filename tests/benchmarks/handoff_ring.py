@@ -41,7 +41,7 @@ from tandem.shared.handoff.wire.greeting import PeerKey
 from .cores import two_cores
 from .handoff_pair import (
     MIB,
-    SLOTS,
+    WINDOW,
     Variant,
     control_overhead,
     greeting,
@@ -97,7 +97,7 @@ def carriers_of(
     settings = CarrierSettings(
         carrier=carrier,
         sends=sends,
-        slots=SLOTS if sends else 2,
+        slots=2 * WINDOW // MIB if sends else 2,
         slot_bytes=MIB,
         device_slots=DEVICE_SLOTS,
         device_slot_bytes=DEVICE_SLOT_BYTES,

@@ -193,6 +193,7 @@ def start_data_plane(
 ) -> DataPlane:
     """Open this rank's end of the data plane. Raises ``StartupError``."""
     # The carriers' libraries are installed only where KV is handed over.
+    from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
     from ...handoff.plane.data_plane import DataPlane
     from ...handoff.plane.settings import DataPlaneConfig
 
@@ -208,7 +209,7 @@ def start_data_plane(
         carrier=plane.carrier,
         curve=plane.curve,
         max_peers=plane.max_peers,
-        staging_slots=max(2, plane.staging_bytes >> 20),
+        staging_slots=max(2, plane.staging_bytes // DEFAULT_SLOT_BYTES),
     )
     device = _gpu(cache.device, config.carrier)
     data_plane = DataPlane(config, cache, on_event, device=device)

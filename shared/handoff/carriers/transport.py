@@ -118,6 +118,9 @@ class Listener(TransportEnd, Protocol):
         """Slots of the ring that frames for this peer may hold at once. If fewer than
         ``MAX_SLOTS``, ``sockets`` become readable when a slot is free."""
 
+    def max_payload(self, peer: PeerKey) -> int:
+        """Bytes of payload in a frame that this live peer receives through memory of the host."""
+
 
 class Dialer(TransportEnd, Protocol):
     """The receiving rank's end."""

@@ -309,4 +309,5 @@ def greeting_of(config: DataPlaneConfig, cache: CachePort, offers: Mapping[str, 
         layers=[layer.shape for layer in cache.layout],
         host=host_identity(),
         offers=offers,
+        max_payload=config.slot_bytes,
     )

@@ -186,8 +186,14 @@ class Sender:
         ring = self._carriers.ring_of(carrier)
         holder = SlotHolder(transfer.peer, ring)
         window = self._end.window_of(transfer.command, carrier)
-        piece = transfer.work.peek(min(ring.payload_bytes, window // 2))
-        assert piece is not None
+        limit = min(ring.payload_bytes, window // 2)
+        if ring is self._carriers.ring:
+            limit = min(limit, self._listener.max_payload(transfer.peer))
+        piece = transfer.work.peek(limit)
+        if piece is None:
+            reason = f"{transfer.peer} takes frames of {limit} bytes; one token has more"
+            self._fail(transfer, reason, Cause.REFUSED, notify=True)
+            return False
         length = piece.cells * transfer.layout[piece.first_layer].token_bytes
         if transfer.in_flight + length > window:
             return False

@@ -71,11 +71,13 @@ class WorkList:
             self._ranges.append(piece)
 
     def peek(self, max_bytes: int) -> CellRange | None:
-        """The next range of at most ``max_bytes``; ``take`` removes it."""
+        """The next range of at most ``max_bytes``, if there is one; ``take`` removes it."""
         if not self._ranges:
             return None
         head = self._ranges[0]
         max_cells = max_bytes // self._layout[head.first_layer].token_bytes
+        if not max_cells:
+            return None
         tokens = head.end_token - head.first_token
         if tokens <= max_cells:
             end_layer = min(head.end_layer, head.first_layer + max_cells // tokens)

@@ -30,6 +30,9 @@ MAX_OFFER_BYTES = (16 << 10) + 64
 # Several times what this version sends.
 MAX_FIELDS = 64
 
+# Payload of a frame that a rank receives if its greeting has no ``max_payload``.
+OLD_MAX_PAYLOAD = 1 << 20
+
 CAPABILITY_XXH3 = 1
 CAPABILITIES = CAPABILITY_XXH3
 
@@ -53,8 +56,9 @@ class Greeting:
 
     ``layers``: the shape of each layer's KV, as ``LayerLayout.shape`` has it. ``offers``: what each
     carrier that the rank may use encoded for the peer, by the carrier's name, best first. Two ranks
-    of one ``host`` can open each other's memory; empty: no other process can. Other protocols have
-    neither layers nor offers.
+    of one ``host`` can open each other's memory; empty: no other process can. ``max_payload``:
+    bytes of payload in a frame that the rank receives through memory of the host. Other protocols
+    have neither layers nor offers.
     """
 
     node_id: str
@@ -71,6 +75,7 @@ class Greeting:
     full: int = 0
     host: str = ""
     offers: Mapping[str, bytes] = field(default_factory=dict)
+    max_payload: int = OLD_MAX_PAYLOAD
 
     @property
     def key(self) -> PeerKey:

@@ -253,6 +253,9 @@ class FaultyListener(_Faulty):
     def slots_for(self, peer: PeerKey) -> int:
         return int(self._inner.slots_for(peer))
 
+    def max_payload(self, peer: PeerKey) -> int:
+        return int(self._inner.max_payload(peer))
+
     def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
         leaving = Leaving(message, offset)
         self._send(peer, "bulk", leaving)

@@ -116,6 +116,7 @@ class Link:
     heard: float
     next_ping: float = 0.0
     live: bool = False
+    max_payload: int = 0
 
 
 class _End:
@@ -220,6 +221,9 @@ class MemoryListener(_End):
     def slots_for(self, peer: PeerKey) -> int:
         return MAX_SLOTS
 
+    def max_payload(self, peer: PeerKey) -> int:
+        return self._links[peer].max_payload
+
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         while self._hellos:
             self._greeted(*self._hellos.popleft(), now)
@@ -248,6 +252,7 @@ class MemoryListener(_End):
             return
         self.lose(theirs.key, "the peer connected anew")
         link = Link(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)
+        link.max_payload = theirs.max_payload
         self._links[theirs.key] = link
         wire.put(wire.to_dialer, greeting.encode(answer))
         self._notices.append(Joined(theirs.key, MEMORY))

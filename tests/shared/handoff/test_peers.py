@@ -333,6 +333,28 @@ def test_a_window_of_two_cells_does_not_deadlock():
         assert prefill.plane.stats().frames_sent == LAYERS * END
 
 
+def test_a_frame_is_no_larger_than_its_receiver_takes():
+    small = Rank("d", slot_bytes=3 * CELL, listen_host=None)
+    with Rank("p", seed=1, slot_bytes=100 * CELL) as prefill, small as decode:
+        decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.compute(1, 0, END, chunk=END)
+        prefill.log.wait(SendFinished, 1)
+        if prefill.plane.stats().peers != {"cuda_ipc": 1}:  # those travel from device to device
+            assert prefill.plane.stats().frames_sent == LAYERS * -(-END // 3)
+        assert rows(decode.cache, BLOCKS, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
+
+
+@pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
+def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value():
+    tiny = Rank("d", slot_bytes=CELL - 1)
+    with Rank("p", seed=1) as prefill, FakeReceiver(tiny, prefill) as receiver:
+        prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
+        prefill.compute(1, 0, END, chunk=END)
+        reason = prefill.log.wait(SendFailed, 1).reason
+        assert f"takes frames of {CELL - 1} bytes; one token has more" in reason
+
+
 def test_a_window_that_is_too_small_is_refused_by_value():
     with Rank("p") as prefill:
         prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END, window_bytes=CELL)

@@ -47,6 +47,7 @@ class _AcceptedPeer:
     control_id: bytes
     heard: float
     offered: dict[str, FrameWriter]
+    max_payload: int
     carrier: str = ""
 
     @property
@@ -187,6 +188,9 @@ class ZmqListener:
         accepted = self._by_peer.get(peer)
         return MAX_SLOTS if accepted is None or accepted.writer is None else accepted.writer.slots
 
+    def max_payload(self, peer: PeerKey) -> int:
+        return self._accepted(peer).max_payload
+
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         accepted = self._accepted(peer)
         if not self._reply(accepted.control_id, message):
@@ -300,7 +304,7 @@ class ZmqListener:
         old = self._by_peer.get(theirs.key)
         if old is not None:
             self._lose(old, "the peer connected anew")
-        accepted = _AcceptedPeer(theirs.key, half.control_id, now, offered)
+        accepted = _AcceptedPeer(theirs.key, half.control_id, now, offered, theirs.max_payload)
         self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
         self._unknown.greeted(2)
         answer = replace(answer, offers={name: w.offer for name, w in offered.items()})
