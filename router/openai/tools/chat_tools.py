@@ -12,7 +12,6 @@ from pydantic import Field
 from ....proto import tandem_pb2 as pb
 from ....shared.text.chat_template import ChatTemplate
 from ....shared.text.detection import tool_parser
-from ....shared.text.tool_parsers.formats import FORMATS
 from ....shared.text.tool_parsers.tool_use import ToolUse
 from ...errors import invalid
 from ...options import RouterOptions
@@ -29,6 +28,7 @@ from .tool_grammars import (
     ToolGrammars,
     calls_and_text,
     calls_in_text,
+    form_of,
     place_of,
     verbatim,
     with_grammars,
@@ -167,11 +167,12 @@ def _guided(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
     """The constraint of calls that the model may make. Other formats have no place for a text."""
     use = tools.use
     assert use is not None
-    if FORMATS[use.parser] != FORMATS[WRITTEN_FORMAT] or not grammars.keys() & use.schemas.keys():
+    form = form_of(use.parser)
+    if form is None or not grammars.keys() & use.schemas.keys():
         return tools
-    texts = verbatim(grammars, use.schemas)
-    guided = calls_in_text(use.schemas, grammars, texts)
-    return replace(tools, use=replace(use, verbatim=_arguments(texts)), guided=guided)
+    guided = calls_in_text(form, use.schemas, grammars)
+    arguments = _arguments(form.texts(grammars, use.schemas))
+    return replace(tools, use=replace(use, verbatim=arguments), guided=guided)
 
 
 def _arguments(texts: ToolGrammars) -> dict[str, str]:

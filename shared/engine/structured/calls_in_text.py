@@ -1,8 +1,9 @@
 """Free text with calls of tools, which follow their grammars.
 
 ``{"trigger": ..., "end": ..., "calls": [{"begin": ..., "schema": ...}], "texts": [{"begin": ...,
-"grammar": ...}]}``: each trigger is followed by one of the ``calls`` or ``texts``. Calls, which are
-JSON, have the ``end`` behind them; a text is what a Lark grammar says, and ends the output.
+"lark": ...}]}``: each trigger is followed by one of the ``calls`` or ``texts``. Calls have the
+``end`` behind them, and are any text without a schema; a text is what a Lark grammar or a ``regex``
+says, and ends the output.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ def calls_in_text(grammar: GrammarText, wanted: Any) -> str:
     try:
         space, text = grammar.space(), grammar.text()
         trigger = grammar.text_until(wanted["trigger"])
-        end = f"{space} {grammar.literal(wanted['end'])}"
-        calls = [
-            f"{grammar.literal(each['begin'])} {grammar.schema(each['schema'])} {end}"
-            for each in wanted["calls"]
-        ]
-        texts = [
-            f"{grammar.literal(each['begin'])} {grammar.lark(each['grammar'])}"
-            for each in wanted["texts"]
-        ]
+        calls = [_call(grammar, each, wanted["end"]) for each in wanted["calls"]]
+        texts = [_text(grammar, each) for each in wanted["texts"]]
     except (TypeError, KeyError) as error:
         raise GrammarError(f"the calls lack {error}") from None
     before = f"({trigger} {space} {_one_of(calls)})*" if calls else ""
     last = f"({text} | {trigger} {space} {_one_of(texts)})" if texts else text
     return f"{before} {last}"
+
+
+def _call(grammar: GrammarText, call: Any, end: str) -> str:
+    begin = grammar.literal(call["begin"])
+    if "schema" not in call:
+        return f"{begin} {grammar.text_until(end)}"
+    return f"{begin} {grammar.schema(call['schema'])} {grammar.space()} {grammar.literal(end)}"
+
+
+def _text(grammar: GrammarText, text: Any) -> str:
+    content = grammar.regex(text["regex"]) if "regex" in text else grammar.lark(text["lark"])
+    return f"{grammar.literal(text['begin'])} {content}"
 
 
 def _one_of(expressions: list[str]) -> str:

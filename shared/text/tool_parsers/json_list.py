@@ -100,9 +100,18 @@ def verbatim_call(
     such call begins here."""
     for name, argument in tools.verbatim.items():
         if (yield from reader.accept(opening(name) + text_opening(argument))):
-            yield from _text(reader, name, argument)
+            reader.begin_call(name)
+            yield from verbatim_text(reader, argument)
             return True
     return False
+
+
+def verbatim_text(reader: Reader, argument: str) -> Steps:
+    """Read the text of the call that has begun, up to the end of the output."""
+    reader.arguments(f'{{{json.dumps(argument)}:"')
+    while not (yield from reader.at_end()):
+        reader.arguments(escaped(reader.take(len(reader.held))))
+    reader.arguments('"}')
 
 
 def _forced_array(reader: Reader, tools: ToolUse) -> Steps:
@@ -134,11 +143,3 @@ def _fenced(reader: Reader, tools: ToolUse) -> Steps:
         yield from reader.accept("json")
         yield from reader.skip_space()
     yield from json_calls(reader, tools.schemas)
-
-
-def _text(reader: Reader, name: str, argument: str) -> Steps:
-    reader.begin_call(name)
-    reader.arguments(f'{{{json.dumps(argument)}:"')
-    while not (yield from reader.at_end()):
-        reader.arguments(escaped(reader.take(len(reader.held))))
-    reader.arguments('"}')

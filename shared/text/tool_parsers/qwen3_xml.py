@@ -3,6 +3,7 @@ and later models of Qwen."""
 
 from __future__ import annotations
 
+from .json_list import verbatim_text
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 from .typed_value import PlainArguments
@@ -20,12 +21,26 @@ def qwen3_xml(reader: Reader, tools: ToolUse) -> Steps:
         yield from reader.attempt(_call(reader, tools, marker), after=marker)
 
 
+def opening(name: str) -> str:
+    """What follows the marker of a function."""
+    return f"{name}>"
+
+
+def text_opening(argument: str) -> str:
+    """What comes before the text of an argument."""
+    return f"\n{PARAMETER}{argument}>\n"
+
+
 def _call(reader: Reader, tools: ToolUse, marker: str) -> Steps:
     if marker == START:
         yield from reader.skip_space()
         yield from reader.expect(FUNCTION)
     name = (yield from reader.capture(">", most=MAX_NAME)).strip()
     reader.begin_call(name)
+    argument = tools.verbatim.get(name, "")
+    if argument and (yield from reader.accept(text_opening(argument))):
+        yield from verbatim_text(reader, argument)
+        return
     arguments = PlainArguments(reader, tools, name, untyped_text=True)
     yield from reader.skip_space()
     while (yield from reader.accept(PARAMETER)):

@@ -127,7 +127,7 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
             True,
             False,
         ]
-        assert wanted["texts"][0]["grammar"] == LARK and demanded(c).param == "tools"
+        assert wanted["texts"][0]["lark"] == LARK and demanded(c).param == "tools"
         await client.responses.create(**asked | {"tools": [NOW, PATCH]})
         assert demanded(c).param == "tools[1].format.definition"
         await client.responses.create(**asked, text={"format": {"type": "json_object"}})
@@ -142,6 +142,22 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
     async with served(tmp_path, context=2048, tool_call_parser="llama3_json") as (c, client):
         await client.responses.create(**asked)
         assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+
+
+async def test_calls_in_xml_follow_their_grammars_too(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path, context=2048, tool_call_parser="qwen3_coder") as (c, client):
+        now = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+        asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+        for name, text in (("patch", f"{TEXT}\n</parameter>"), ("day", "05.")):
+            call = f"<tool_call>\n<function={name}>\n<parameter=input>\n{text}"
+            c.node.reply = c.encode(f"one{now}{call}")
+            made = await client.responses.create(**asked)
+            assert [getattr(item, "name", "") for item in made.output] == ["", "now", name]
+            assert made.output[-1].input == text
+        wanted = json.loads(demanded(c).tool_calls)
+        assert wanted["calls"] == [{"begin": "now>"}]
+        assert [text.keys() - {"begin"} for text in wanted["texts"]] == [{"lark"}, {"regex"}]
 
 
 async def test_wrong_grammars_are_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tandem import (
 )
 from tandem.router.openai.tools.forced_calls import required_calls
 from tandem.router.openai.tools.tool_grammars import (
+    FORMS,
     ToolGrammar,
     calls_and_text,
     calls_in_text,
@@ -117,7 +118,7 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     lark = ToolGrammar(syntax="lark", definition='start: "a" /b+/', argument="input", place="")
     grammars = {"patch": lark, "day": replace(lark, syntax="regex", definition="[0-9]+")}
     schemas = with_grammars({"patch": {}, "day": {}, "now": {}}, grammars)
-    made = calls_in_text(schemas, grammars, {"patch": lark})
+    made = calls_in_text(FORMS[0], schemas, grammars)
     wanted = StructuredOutputs(tool_calls=made.tool_calls)
 
     def call(name: str, arguments: str) -> str:
@@ -136,6 +137,18 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     for text in (f"<think>one <tool_call> two</think>\n{now}", patch):
         assert follows(engine, thought, text), text
     assert not follows(engine, thought, "<think>one</think>\n<tool_call>?")
+
+
+def test_calls_in_xml_follow_their_grammars(engine: Engine) -> None:
+    day = ToolGrammar(syntax="regex", definition="[0-9]+", argument="input", place="")
+    made = calls_in_text(FORMS[1], {"day": day.schema(), "now": {}}, {"day": day})
+    wanted = StructuredOutputs(tool_calls=made.tool_calls)
+    now = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    day_call = "<tool_call>\n<function=day>\n<parameter=input>\n05"
+    for text in ("one <fun", now, now + now, day_call, now + day_call):
+        assert follows(engine, wanted, text), text
+    for text in ("<function=then>", day_call + "x", day_call + "\n</parameter>", "<function=now>"):
+        assert not follows(engine, wanted, text), text
 
 
 def test_free_text_ends_at_the_first_of_several_constants(engine: Engine) -> None:
