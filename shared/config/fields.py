@@ -9,7 +9,6 @@ from math import inf
 from typing import Any
 
 from ..errors import UsageError
-from .number_types import range_in_words
 
 
 def option(
@@ -49,6 +48,22 @@ def check_option(about: Mapping[str, Any], value: Any) -> None:
     if isinstance(value, (int, float)) and not low <= value <= high:
         words = range_in_words(about["minimum"], about["maximum"])
         raise UsageError(f"{flag} {value!r} is out of range: it must be {words}")
+
+
+def range_in_words(
+    low: float | None, high: float | None, *, above: bool = False, below: bool = False
+) -> str:
+    """The numbers from ``low`` to ``high``, without the bounds themselves if ``above`` or
+    ``below``."""
+    first = None if low is None else f"{'more than' if above else 'at least'} {_shown(low)}"
+    last = None if high is None else f"{'less than' if below else 'at most'} {_shown(high)}"
+    if first and last and not above and not below:
+        return f"from {_shown(low)} to {_shown(high)}"
+    return " and ".join(filter(None, (first, last)))
+
+
+def _shown(bound: float | None) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def served_model_name() -> Any:

@@ -7,21 +7,7 @@ from typing import Any
 
 import click
 
-
-def range_in_words(
-    low: float | None, high: float | None, *, above: bool = False, below: bool = False
-) -> str:
-    """The numbers from ``low`` to ``high``, without the bounds themselves if ``above`` or
-    ``below``."""
-    first = None if low is None else f"{'more than' if above else 'at least'} {_shown(low)}"
-    last = None if high is None else f"{'less than' if below else 'at most'} {_shown(high)}"
-    if first and last and not above and not below:
-        return f"from {_shown(low)} to {_shown(high)}"
-    return " and ".join(filter(None, (first, last)))
-
-
-def _shown(bound: float | None) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+from .fields import range_in_words
 
 
 class IntRange(click.IntRange):
