@@ -62,11 +62,16 @@ class ThinkingContent(AnswerModel):
     signature: str
 
 
+class DirectCaller(AnswerModel):
+    type: Literal["direct"]
+
+
 class ToolUseContent(AnswerModel):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: DirectCaller
 
 
 Content = TextContent | ThinkingContent | ToolUseContent

@@ -44,9 +44,7 @@ class BlockWriter:
         if call.index not in self._calls:
             self._calls.add(call.index)
             self._blank.clear()
-            events = self._leave() + self._begin(
-                "tool_use", {"id": tool_use_id(call.id), "name": call.name, "input": {}}
-            )
+            events = self._leave() + self._begin("tool_use", tool_use(call.id, call.name, {}))
         if call.arguments:
             events += self._delta("input_json", call.arguments)
         return events
@@ -99,6 +97,12 @@ def _delta(block: tuple[int, str], text: str) -> bytes:
 def message_event(name: str, **fields: Any) -> bytes:
     """An event of a stream; its data repeats its name."""
     return named_event(name, {"type": name, **fields})
+
+
+def tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The block of a call with these arguments, which the model itself made."""
+    called = {"id": tool_use_id(call_id), "name": name, "input": given}
+    return {"type": "tool_use", **called, "caller": {"type": "direct"}}
 
 
 def tool_use_id(call_id: str) -> str:

@@ -8,7 +8,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ..generation import ChoiceDelta, Usage
 from ..requests.call_arguments import read_arguments
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
-from .message_blocks import BlockWriter, message_event, signature_of, tool_use_id
+from .message_blocks import BlockWriter, message_event, signature_of, tool_use
 from .message_request import MessageRequest
 
 Stop = dict[str, Any]
@@ -115,8 +115,7 @@ class MessageResponse:
 
 def _tool_use(call: ToolCallResult) -> dict[str, Any]:
     """A call; the arguments of one that was cut off are no JSON, and left out."""
-    given = read_arguments(call.arguments.getvalue())
-    return {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name, "input": given}
+    return tool_use(call.id, call.name, read_arguments(call.arguments.getvalue()))
 
 
 def _is_blank(choice: ChoiceResult) -> bool:
