@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from .answer_stream import Piece
+from .maths_source import keep_formulas
 from .printable import printable
 
 # Formatting is repeated this often while a block grows.
@@ -152,7 +153,7 @@ def as_markdown(text: str) -> Markdown:
     """Markdown in which HTML is text, since rich would drop it, and links show their address."""
     made = Markdown(text, hyperlinks=False)
     parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
-    made.parsed = parser.parse(text)
+    made.parsed = keep_formulas(parser).parse(text)
     return made
 
 

@@ -50,3 +50,18 @@ def test_an_answer_looks_the_same_however_it_is_cut() -> None:
 
 def test_html_is_text() -> None:
     assert shown(["<div>kept</div>\n\n<b>x</b>"]) == "<div>kept</div>\n\n<b>x</b>"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (r"\[ a_i + b_i \]", r"\[ a_i + b_i \]"),
+        (r"\(x\)" + " and *slanted*", r"\(x\) and slanted"),
+        (r"$$\begin{a} x_1 \\ x_2$$", r"$$\begin{a} x_1 \\ x_2$$"),
+        ("$a_1$ and $b_1$", "$a_1$ and $b_1$"),
+        ("*5 $ and 6 $*", "5 $ and 6 $"),
+        (r"\$ 5 *and* \[ 6", "$ 5 and [ 6"),
+    ],
+)
+def test_formulas_are_shown_as_their_source(text: str, seen: str) -> None:
+    assert shown([text]) == seen

@@ -278,6 +278,72 @@ async def test_reasoning_is_folded_and_calls_are_shown(t: Tab) -> None:
     await t.has(".reasoning .markdown p:text-is('I should call.')")
 
 
+async def test_results_of_calls_are_entered_and_sent(t: Tab) -> None:
+    call = {"index": 0, "id": "c1", "type": "function",
+            "function": {"name": "weather", "arguments": "{}"}}  # fmt: skip
+    sent = await streams(t, "chat/completions", [{"tool_calls": [call]}], [{"content": "Sunny."}])
+    await t.send("weather?")
+    await t.page.fill("[aria-label='Result of weather']", '{"sun": 1}')
+    await t.click("button:has-text('Send the result')")
+    await t.has("article.assistant:last-child .markdown:has-text('Sunny.')")
+    asked, result = sent[1]["messages"][1:]
+    assert asked["tool_calls"][0]["id"] == result["tool_call_id"] == "c1"
+    assert result["role"] == "tool" and result["content"] == '{"sun": 1}'
+    await t.has("article.tool summary:has-text('Result of weather')")
+    assert await t.page.locator("[placeholder='Result of weather']").count() == 0
+
+
+async def test_calls_of_mcp_servers_wait_for_an_approval(t: Tab) -> None:
+    names = {"server_label": "files", "arguments": "{}"}
+    asked = [
+        {"type": "mcp_approval_request", "id": f"a-{name}", "name": name} | names
+        for name in ("list", "delete")
+    ]
+    ran = {"type": "mcp_call", "id": "m1", "name": "list", "output": "a.txt", "error": None}
+    ran |= names | {"approval_request_id": "a-list"}
+    done = [{"type": "response.output_item.done", "item": item} for item in (*asked, ran)]
+    usage = {"input_tokens": 3, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 1}}
+    last = {"type": "response.completed", "response": {"status": "completed", "usage": usage}}
+    text = {"type": "response.output_text.delta", "delta": "One file."}
+    sent = await streams(t, "responses", [*done[:2], last], [done[2], text, last], [text, last])
+    await t.page.keyboard.press("Control+,")
+    await t.page.fill("#setting-mcp", "files")
+    await t.page.check("#setting-ask")
+    await t.page.keyboard.press("Escape")
+    await t.send("which?")
+    await t.click("[aria-label='Allow files: list']")
+    assert len(sent) == 1, "each call needs a decision"
+    await t.click("[aria-label='Deny files: delete']")
+    assert await t.answer() == "One file."
+    await t.has(".note:has-text('Allowed files: list; Denied files: delete')")
+    await t.has(".call summary:has-text('Ran files: list')")
+    assert sent[0]["tools"][0]["require_approval"] == "always" and sent[0]["store"] is False
+    decisions = {item["approval_request_id"]: item["approve"] for item in sent[1]["input"][3:]}
+    assert decisions == {"a-list": True, "a-delete": False}
+    await t.ask("thanks")
+    kinds = [item["type"].removeprefix("mcp_") for item in sent[2]["input"]]
+    assert kinds == ["message", *["approval_request"] * 2, *["approval_response"] * 2, "call",
+                     "message", "message"]  # fmt: skip
+
+
+async def streams(t: Tab, path: str, *answers: list[dict[str, Any]]) -> list[Any]:
+    """Answer requests with these deltas, or events of a response; returns the bodies."""
+    bodies: list[Any] = []
+
+    async def fulfil(route: Any) -> None:
+        events = [
+            event if "type" in event else {"choices": [{"index": 0, "delta": event}]}
+            for event in answers[len(bodies)]
+        ]
+        bodies.append(route.request.post_data_json)
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        end = "data: [DONE]\n\n" if path == "chat/completions" else ""
+        await route.fulfill(content_type="text/event-stream", body=body + end)
+
+    await t.page.route(f"**/v1/{path}", fulfil)
+    return bodies
+
+
 @pytest.mark.parametrize(
     ("status", "shown"),
     [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
