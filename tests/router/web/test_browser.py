@@ -425,6 +425,29 @@ async def test_chats_are_found_renamed_exported_deleted_and_imported(
     await t.has(".chats .title:has-text('Fruit')")
 
 
+async def test_a_long_chat_shows_its_end_and_more_on_demand(t: Tab, tmp_path: Path) -> None:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": f"message {i}"} for i in range(130)]
+    file = tmp_path / "long.json"
+    file.write_text(json.dumps({"messages": messages}))
+    async with t.page.expect_file_chooser() as choosing:
+        await t.click("button:has-text('Import')")
+    await (await choosing.value).set_files(file)
+    await t.has("article:last-child:has-text('message 129')")
+    assert await t.page.locator("article").count() == 50
+    await streams(t, "chat/completions", [{"content": "the answer"}])  # too long for the model
+    assert await t.ask("one more") == "the answer"
+    assert await t.page.locator("article").count() == 52
+    before = t.page.locator("article:has-text('message 80')")
+    place = (await before.bounding_box())["y"]
+    await t.page.evaluate("document.querySelector('.earlier').click()")
+    await t.has("article:has-text('message 30')")
+    assert abs((await before.bounding_box())["y"] - place) < 2, "the log stays in its place"
+    await t.page.evaluate("document.querySelector('.scroller').scrollTop = 0")
+    await t.has("article:has-text('message 0')")
+    await t.page.wait_for_selector(".earlier", state="hidden")
+
+
 async def test_a_key_is_asked_for(chromium: Any, tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c, tab(chromium, c) as t:
         await t.page.goto(c.url)

@@ -10,6 +10,7 @@ export class CallsView {
   constructor(answered, decided) {
     this.answered = answered;
     this.decided = decided;
+    this.ran = el("div", { class: "calls" });  // stands before the text, which came of it
     this.node = el("div", { class: "calls" });
   }
 
@@ -19,7 +20,8 @@ export class CallsView {
     if (this.key === key) return;
     this.key = key;
     const made = calls.filter(Boolean);
-    this.node.replaceChildren(...ran.map(ranBox), ...made.map(callBox), ...approvals.map(askedBox));
+    this.ran.replaceChildren(...ran.map(ranBox));
+    this.node.replaceChildren(...made.map(callBox), ...approvals.map(askedBox));
     if (open && made.length) this.node.append(this.resultForm(made));
     if (open && approvals.length) this.node.append(this.approvalForm(approvals));
   }

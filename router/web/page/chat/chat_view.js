@@ -11,6 +11,8 @@ import { SharedChats } from "./shared_chats.js";
 import { OtherTabs } from "./tabs.js";
 
 const SAVE_EVERY = 2_000;
+// Messages of a chat that are shown at first; more are added when the log is scrolled near to them.
+const SHOWN = 50, NEAR = 200;
 const ANNOUNCED = 600;  // characters of an answer that are read out
 
 export class ChatView {
@@ -53,6 +55,8 @@ export class ChatView {
       else this.send();
     });
     this.welcome = welcomeText();
+    this.earlier = el("button", { class: "quiet earlier", type: "button",
+                                  onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
                    el("div", { class: "foot" }, this.latest, this.notice, this.banner, form));
   }
@@ -76,6 +80,7 @@ export class ChatView {
     this.grow();
     this.unseen.delete(this.chat.id);
     this.views.clear();
+    this.from = Infinity;
     this.show();
     this.follow(true);
     this.changed(this.chat);
@@ -111,12 +116,23 @@ export class ChatView {
 
   /** Make the log the chosen path. */
   show() {
-    const messages = path(this.chat);
-    const views = messages.map(message => this.viewOf(message));
+    const all = path(this.chat);
+    this.from = Math.max(0, Math.min(this.from, all.length - SHOWN));
+    const views = all.slice(this.from).map(message => this.viewOf(message));
     views.forEach((view, i) => (view.last = i === views.length - 1));
-    const nodes = views.map(view => view.node);
-    fill(this.log, nodes.length ? nodes : [this.welcome]);
+    this.earlier.hidden = !this.from;
+    this.earlier.textContent = `Show the ${this.from} messages before`;
+    fill(this.log, [this.earlier, ...(views.length ? views.map(view => view.node) : [this.welcome])]);
     this.showRunning();
+  }
+
+  /** Show more of a long chat, where the log stays in its place. */
+  showEarlier() {
+    const { scroller } = this;
+    const below = scroller.scrollHeight - scroller.scrollTop;
+    this.from = Math.max(0, this.from - SHOWN);
+    this.show();
+    scroller.scrollTop = scroller.scrollHeight - below;
   }
 
   viewOf(message) {
@@ -399,6 +415,7 @@ export class ChatView {
     const { scrollTop, scrollHeight, clientHeight } = this.scroller;
     this.follows = scrollHeight - scrollTop - clientHeight < 80;
     this.latest.hidden = this.follows;
+    if (this.from && scrollTop < NEAR) this.showEarlier();
   }
 }
 

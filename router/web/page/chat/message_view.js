@@ -57,7 +57,7 @@ export class MessageView {
     }
     if (!this.node.firstChild) {
       const { reasoning, markdown, calls, notes, bar } = this;
-      this.node.append(reasoning.node, markdown.node, calls.node, notes, bar);
+      this.node.append(reasoning.node, calls.ran, markdown.node, calls.node, notes, bar);
     }
     this.reasoning.show(message, this.running);
     this.markdown.show(message.text);

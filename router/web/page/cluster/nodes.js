@@ -8,6 +8,8 @@ const MAX_IDLE_LINES = 64;
 const LINGER_SECONDS = 2;
 // More cards than this are shown without their details.
 const MAX_FULL_CARDS = 6;
+// More labels than this would cover the lines: one has the sums.
+const MAX_LABELS = 6;
 const ROLES = { prefill: "Prefill nodes", decode: "Decode nodes" };
 const number = value => value.toLocaleString("en");
 const percent = value => `${Math.round(value * 100)}%`;
@@ -26,12 +28,13 @@ export class NodeMap {
 
   show(state) {
     this.flows = flowsOf(state.prefills);
+    const domain = sharedDomain(state.nodes.map(node => node.node_id));
     const moving = new Set(this.flows.filter(flow => flow.prompts)
       .flatMap(flow => [flow.from, flow.to]));
     for (const [role, column] of Object.entries(this.columns)) {
       column.show(state.nodes.filter(node => node.role === role),
                   state.others.find(other => other.role === role),
-                  state.missing.filter(node => node.role === role), moving);
+                  state.missing.filter(node => node.role === role), moving, domain);
     }
     this.draw();
   }
@@ -44,15 +47,14 @@ export class NodeMap {
     const idle = left.size * right.size <= MAX_IDLE_LINES ?
       [...left.keys()].flatMap(from => [...right.keys()].map(to => ({ from, to }))) : [];
     const paths = idle.map(link => this.path(link, "idle", frame));
-    const labels = [];
-    for (const flow of this.flows) {
-      const path = this.path(flow, flow.prompts ? "moving" : "moved", frame);
-      if (!path) continue;
-      paths.push(path);
-      labels.push(label(flow, path.middle));
-    }
+    const drawn = this.flows
+      .map(flow => ({ flow, path: this.path(flow, flow.prompts ? "moving" : "moved", frame) }))
+      .filter(({ path }) => path);
+    paths.push(...drawn.map(({ path }) => path));
     this.lines.replaceChildren(...paths.filter(Boolean).map(path => path.node));
-    this.labels.replaceChildren(...labels);
+    this.labels.replaceChildren(...(drawn.length > MAX_LABELS ?
+      [summary(drawn, [frame.width / 2, frame.height / 2])] :
+      drawn.map(({ flow, path }) => label(flow, path.middle))));
   }
 
   path({ from, to }, kind, frame) {
@@ -104,16 +106,41 @@ function flowsOf(prefills) {
   return [...flows.values()];
 }
 
-function label({ from, to, prompts, tokens, seconds, done, took }, [x, y]) {
-  const what = prompts > 1 ? `${prompts} prompts, ${number(tokens)} tokens` :
-    `${number(tokens)} tokens`;
-  const text = prompts ? `${what} · ${seconds.toFixed(1)} s` :
+function label({ from, to, prompts, tokens, seconds, done, took }, place) {
+  const text = prompts ? moving(prompts, tokens, seconds) :
     `${number(done)} tokens in ${took.toFixed(1)} s`;
   const pair = el("span", { class: "pair" }, `${from} → ${to}: `);
-  const made = el("span", { class: prompts ? "flow" : "flow over" }, pair, text);
+  return placed(el("span", { class: prompts ? "flow" : "flow over" }, pair, text), place);
+}
+
+/** One label for all lines. */
+function summary(drawn, place) {
+  const sum = name => drawn.reduce((all, { flow }) => all + flow[name], 0);
+  const longest = Math.max(...drawn.map(({ flow }) => flow.seconds));
+  const text = sum("prompts") ? moving(sum("prompts"), sum("tokens"), longest) :
+    `${number(sum("done"))} tokens have moved`;
+  return placed(el("span", { class: "flow" }, text), place);
+}
+
+function moving(prompts, tokens, seconds) {
+  const what = prompts > 1 ? `${prompts} prompts, ${number(tokens)} tokens` :
+    `${number(tokens)} tokens`;
+  return `${what} · ${seconds.toFixed(1)} s`;
+}
+
+function placed(made, [x, y]) {
   made.style.left = `${x}px`;
   made.style.top = `${y}px`;
   return made;
+}
+
+/** The domain that all names share, which tells nothing of a node; empty if there is none. */
+function sharedDomain(names) {
+  if (names.length < 2) return "";
+  let shared = names[0];
+  for (const name of names) while (!name.endsWith(shared)) shared = shared.slice(1);
+  const [domain] = /\.[a-z].*$/i.exec(shared) ?? [""];
+  return names.includes(domain) ? "" : domain;
 }
 
 /** The nodes of one role. */
@@ -128,7 +155,7 @@ class Column {
                    this.list, this.rest);
   }
 
-  show(nodes, others, missing, moving) {
+  show(nodes, others, missing, moving, domain) {
     const names = new Set(nodes.map(node => node.node_id));
     for (const [name, card] of this.cards) {
       if (names.has(name)) continue;
@@ -136,8 +163,8 @@ class Column {
       this.cards.delete(name);
     }
     for (const node of nodes) {
-      if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card(node.node_id));
-      this.cards.get(node.node_id).show(node, moving.has(node.node_id));
+      if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card());
+      this.cards.get(node.node_id).show(node, moving.has(node.node_id), domain);
     }
     const wanted = nodes.map(node => this.cards.get(node.node_id).node);
     if (wanted.some((node, i) => this.list.children[i] !== node)) this.list.append(...wanted);
@@ -167,19 +194,23 @@ function sumOf({ states, running, waiting, queued_prefill_tokens, kv_used }) {
 }
 
 class Card {
-  constructor(name) {
+  constructor() {
+    this.name = el("b");
     this.state = el("span", { class: "state" });
     this.used = el("i", { class: "used" });
     this.cached = el("i", { class: "cached" });
-    this.meter = el("div", { class: "meter", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100,
-                             "aria-label": `KV in use on ${name}` }, this.used, this.cached);
+    this.meter = el("div", { class: "meter", role: "meter", "aria-valuemin": 0, "aria-valuemax": 100 },
+                    this.used, this.cached);
     this.kv = el("span");
     this.load = el("span");
-    this.node = el("li", { class: "card" }, el("header", {}, el("b", {}, name), this.state),
+    this.node = el("li", { class: "card" }, el("header", {}, this.name, this.state),
                    this.meter, el("p", {}, this.kv), el("p", {}, this.load));
   }
 
-  show(node, moving) {
+  show(node, moving, domain) {
+    const name = node.node_id;
+    this.name.textContent = name.slice(0, name.length - domain.length);
+    this.meter.setAttribute("aria-label", `KV in use on ${name}`);
     this.node.classList.toggle("moving", moving);
     this.state.className = `state ${node.state}`;
     this.state.textContent = node.state;
@@ -191,7 +222,7 @@ class Card {
                                  ` of ${number(node.kv_tokens)}`, more(" tokens")] :
       ["KV not reported yet"];
     this.kv.replaceChildren(...kv);
-    this.node.title = `Heard of ${node.heartbeat_age_seconds.toFixed(1)} s ago` +
+    this.node.title = `${name}: heard of ${node.heartbeat_age_seconds.toFixed(1)} s ago` +
       (node.version ? `, version ${node.version}` : "");
     this.load.replaceChildren(...(node.role === "prefill" ? prefillLoad(node) : decodeLoad(node)));
   }
