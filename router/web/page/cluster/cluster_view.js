@@ -127,7 +127,8 @@ export class ClusterView {
     this.tiles.moved.textContent = `${number(moved)} · ${number(moved_tokens)} tokens`;
     this.tiles.local.textContent = number(local);
     const left = state.prefills_left_out;
-    const rows = state.prefills.slice(0, SHOWN_PREFILLS).map(prefillRow);
+    const rows = state.prefills.slice(0, SHOWN_PREFILLS)
+      .map(each => prefillRow(each, this.map.short));
     if (left) rows.push(el("tr", {}, el("td", { colspan: 5 }, `${number(left)} more are moving.`)));
     if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5 }, "None in the last minute.")));
     this.recent.replaceChildren(...rows);
@@ -154,12 +155,12 @@ function tile(name, value, more) {
   return el("div", { class: "tile" }, value, el("span", {}, name), more);
 }
 
-function prefillRow(each) {
+function prefillRow(each, short) {
   const running = each.ended_seconds_ago === null;
   const state = running ? "moving" : each.failed ? "failed" : ago(each.ended_seconds_ago);
   return el("tr", { class: running ? "moving" : null, title: phasesOf(each.phases) },
-            el("td", {}, `${number(each.tokens)} tokens`), el("td", {}, each.prefill_node),
-            el("td", {}, each.decode_node), el("td", {}, `${each.seconds.toFixed(2)} s`),
+            el("td", {}, `${number(each.tokens)} tokens`), el("td", {}, short(each.prefill_node)),
+            el("td", {}, short(each.decode_node)), el("td", {}, `${each.seconds.toFixed(2)} s`),
             el("td", {}, state));
 }
 

@@ -23,18 +23,20 @@ export class NodeMap {
     const { prefill, decode } = this.columns;
     this.node = el("div", { class: "map" }, this.lines, prefill.node, decode.node, this.labels);
     this.flows = [];
+    this.short = name => name;  // a node's name without the domain of all
     new ResizeObserver(() => this.draw()).observe(this.node);
   }
 
   show(state) {
     this.flows = flowsOf(state.prefills);
     const domain = sharedDomain(state.nodes.map(node => node.node_id));
+    this.short = name => (name.endsWith(domain) ? name.slice(0, name.length - domain.length) : name);
     const moving = new Set(this.flows.filter(flow => flow.prompts)
       .flatMap(flow => [flow.from, flow.to]));
     for (const [role, column] of Object.entries(this.columns)) {
       column.show(state.nodes.filter(node => node.role === role),
                   state.others.find(other => other.role === role),
-                  state.missing.filter(node => node.role === role), moving, domain);
+                  state.missing.filter(node => node.role === role), moving, this.short);
     }
     this.draw();
   }
@@ -53,7 +55,7 @@ export class NodeMap {
     paths.push(...drawn.map(({ path }) => path));
     this.lines.replaceChildren(...paths.filter(Boolean).map(path => path.node));
     this.labels.replaceChildren(...(drawn.length > MAX_LABELS ?
-      [summary(drawn, [frame.width / 2, frame.height / 2])] :
+      [summary(this.flows, [frame.width / 2, frame.height / 2])] :
       drawn.map(({ flow, path }) => label(flow, path.middle))));
   }
 
@@ -113,10 +115,10 @@ function label({ from, to, prompts, tokens, seconds, done, took }, place) {
   return placed(el("span", { class: prompts ? "flow" : "flow over" }, pair, text), place);
 }
 
-/** One label for all lines. */
-function summary(drawn, place) {
-  const sum = name => drawn.reduce((all, { flow }) => all + flow[name], 0);
-  const longest = Math.max(...drawn.map(({ flow }) => flow.seconds));
+/** One label for all lines, and for those of nodes that are left out. */
+function summary(flows, place) {
+  const sum = name => flows.reduce((all, flow) => all + flow[name], 0);
+  const longest = Math.max(...flows.map(flow => flow.seconds));
   const text = sum("prompts") ? moving(sum("prompts"), sum("tokens"), longest) :
     `${number(sum("done"))} tokens have moved`;
   return placed(el("span", { class: "flow" }, text), place);
@@ -155,7 +157,7 @@ class Column {
                    this.list, this.rest);
   }
 
-  show(nodes, others, missing, moving, domain) {
+  show(nodes, others, missing, moving, short) {
     const names = new Set(nodes.map(node => node.node_id));
     for (const [name, card] of this.cards) {
       if (names.has(name)) continue;
@@ -164,20 +166,22 @@ class Column {
     }
     for (const node of nodes) {
       if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card());
-      this.cards.get(node.node_id).show(node, moving.has(node.node_id), domain);
+      this.cards.get(node.node_id).show(node, moving.has(node.node_id), short);
     }
     const wanted = nodes.map(node => this.cards.get(node.node_id).node);
     if (wanted.some((node, i) => this.list.children[i] !== node)) this.list.append(...wanted);
     this.node.classList.toggle("dense", nodes.length > MAX_FULL_CARDS);
     this.title.textContent = `${ROLES[this.role]} (${nodes.length + (others?.nodes ?? 0)})`;
-    this.rest.replaceChildren(...this.remarks(nodes, others, missing));
+    this.rest.replaceChildren(...this.remarks(nodes, others, missing, short));
   }
 
-  remarks(nodes, others, missing) {
+  remarks(nodes, others, missing, short) {
     const lines = [];
     if (others) lines.push(`${number(others.nodes)} more are left out: ${sumOf(others)}`);
     if (!nodes.length) lines.push(NONE[this.role]);
-    for (const { node_id, state, reason } of missing) lines.push(`${node_id} is ${state}: ${reason}`);
+    for (const { node_id, state, reason } of missing) {
+      lines.push(`${short(node_id)} is ${state}: ${reason}`);
+    }
     return lines.map(line => el("span", {}, line));
   }
 }
@@ -207,9 +211,9 @@ class Card {
                    this.meter, el("p", {}, this.kv), el("p", {}, this.load));
   }
 
-  show(node, moving, domain) {
+  show(node, moving, short) {
     const name = node.node_id;
-    this.name.textContent = name.slice(0, name.length - domain.length);
+    this.name.textContent = short(name);
     this.meter.setAttribute("aria-label", `KV in use on ${name}`);
     this.node.classList.toggle("moving", moving);
     this.state.className = `state ${node.state}`;
