@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +20,7 @@ from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
 from .commands.implied_command import with_command
 from .commands.part_command import Values, is_given, model_is_given, part_command
+from .commands.pd_server_options import reject_unused
 from .shared.config import (
     EngineConfig,
     HandoffConfig,
@@ -51,17 +52,6 @@ if TYPE_CHECKING:
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
 
-# Options of the router and the launcher that a prefill node has too.
-USED_BY_PD_SERVER = {
-    "pd_server",
-    "pd_url",
-    "model",
-    "ignore_config_keys",
-    "served_model_name",
-    "drain_timeout",
-    "insecure",
-    "stats_interval",
-}
 # What the commands are for.
 SECTIONS = {
     "Serve a model": ("serve", "router", "prefill-node", "decode-node"),
@@ -224,7 +214,7 @@ def serve(values: Values) -> None:
     if config.pd_server:
         from .shared.launch.pd_server import serve_prefill
 
-        _reject_unused()
+        reject_unused()
         serve_prefill(values, lambda values, ready: _run_node("prefill", values, ready))
         return
     if config.interactive or config.prompts is not None:
@@ -344,21 +334,6 @@ def _serve_while(
     serve_cluster(fill(ServeConfig, values), values, environment_of_parts(), registry, talk)
     if not done:
         raise KeyboardInterrupt  # which the launcher takes for the end of its work
-
-
-def _reject_unused() -> None:
-    """Raise ``UsageError`` for options on the command line that --pd-server does not use. Files and
-    environments may contain them, because both sides can share one."""
-    context = click.get_current_context()
-    other = {item.name for config in (ServeConfig, RouterConfig) for item in fields(config)}
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        given = source is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name in other - USED_BY_PD_SERVER:
-            raise UsageError(
-                f"{parameter.opts[0]} is not used with --pd-server, which starts one prefill node "
-                f"and no router; --pd-url is where it listens"
-            )
 
 
 def environment_of_parts() -> dict[str, str]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ class RegistryClient:
 
     check: Callable[[str, Credentials], object]
     refusal_of: Callable[[str, set[str], Credentials], str]
+
+    def reason(self, address: str, started: set[str], credentials: Credentials) -> str:
+        """The reason why the router rejects a node; empty if there is none, or no answer."""
+        try:
+            return self.refusal_of(address, started, credentials)
+        except UnavailableError:  # a busy machine: the next query decides
+            return ""
 
 
 def serve_cluster(
@@ -95,13 +103,7 @@ def serve_cluster(
             if own_token:
                 publish_token(until_end, left_token(joins_at, credentials.token, address))
             started = {cluster.wait_ready(node, deadline).get("address", "") for node in nodes}
-
-            def refusal() -> str:
-                try:
-                    return registry.refusal_of(joins_at, started, credentials)
-                except UnavailableError:  # a busy machine: the next query decides
-                    return ""
-
+            refusal = partial(registry.reason, joins_at, started, credentials)
             join_deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
             await_ready(cluster, address, join_deadline, refusal)
             _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)

@@ -1,0 +1,37 @@
+"""The options of ``tandem serve --pd-server``, which starts a prefill node alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import click
+
+from ..shared.config import RouterConfig, ServeConfig
+from ..shared.errors import UsageError
+
+# Options of the router and the launcher that a prefill node has too.
+USED_BY_PD_SERVER = {
+    "pd_server",
+    "pd_url",
+    "model",
+    "ignore_config_keys",
+    "served_model_name",
+    "drain_timeout",
+    "insecure",
+    "stats_interval",
+}
+
+
+def reject_unused() -> None:
+    """Raise ``UsageError`` for options on the command line that --pd-server does not use. Files and
+    environments may contain them, because both sides can share one."""
+    context = click.get_current_context()
+    other = {item.name for config in (ServeConfig, RouterConfig) for item in fields(config)}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        given = source is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name in other - USED_BY_PD_SERVER:
+            raise UsageError(
+                f"{parameter.opts[0]} is not used with --pd-server, which starts one prefill node "
+                f"and no router; --pd-url is where it listens"
+            )
