@@ -17,7 +17,7 @@ from .implied_command import IMPLIED, with_command
 
 PROGRAM, VARIABLE = "tandem", "_TANDEM_COMPLETE"
 
-# click's own scripts for zsh and fish complete no value behind `--name=`, and end a description at
+# click's own scripts for zsh and fish complete no value after `--name=`, and end a description at
 # its first comma.
 ZSH = """\
 #compdef %(prog_name)s

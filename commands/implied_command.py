@@ -10,7 +10,7 @@ IMPLIED, HELP = "serve", "help"
 
 
 def with_command(root: click.Command, arguments: Sequence[str]) -> list[str]:
-    """``arguments``, behind ``serve`` if they begin with an option other than those of ``tandem``
+    """``arguments``, after ``serve`` if they begin with an option other than those of ``tandem``
     itself, as vLLM.rs takes them; ``help chat`` is ``chat --help``."""
     if arguments[:1] == [HELP]:
         return [*arguments[1:], "--help"]

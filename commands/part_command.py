@@ -63,7 +63,7 @@ def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
 
 
 def join_names(args: list[str]) -> list[str]:
-    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word behind
+    """As vLLM takes them: ``MODEL --served-model-name A B``. Only after MODEL, since a word after
     a name could be the model."""
     if SERVED_NAME not in args or args[0].startswith("-"):
         return args

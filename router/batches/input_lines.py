@@ -45,7 +45,7 @@ async def lines_of(
 def _cut(
     rest: bytearray, data: bytes, number: int, longest: int
 ) -> tuple[list[tuple[int, bytes]], int]:
-    """The lines behind that of ``number`` that are not blank, and the number of the last one.
+    """The lines after that of ``number`` that are not blank, and the number of the last one.
     ``rest`` is the beginning of the first of them, and then of the one that has not ended."""
     *lines, unended = data.split(b"\n")
     if lines:

@@ -283,7 +283,7 @@ class Registry(RegistryServicer):
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
             created=int(self.started),
             tokenizer=self._tokenizer,
-            defaults=self._defaults.behind(self._tokenizer.generation_config),
+            defaults=self._defaults.for_model(self._tokenizer.generation_config),
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
         )

@@ -123,7 +123,7 @@ def parse_chat(
         granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
-    text = _behind_prompt(text, tokens, model)
+    text = _continuing_prompt(text, tokens, model)
     if shared["beams"] and tools.forced is not None:
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
         raise invalid(message, "tool_choice", "unsupported_value")
@@ -227,7 +227,7 @@ def _constrain(
     limit_thinking(sampling, budget, parser, opened, param="thinking_token_budget")
 
 
-def _behind_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:
+def _continuing_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:
     """The options for an output that continues this prompt."""
     opened = prompt_opens_reasoning(text.reasoning_parser, tokens, model)
     return replace(text, reasoning_opened=opened)

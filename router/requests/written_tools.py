@@ -63,17 +63,17 @@ def _with_results(messages: list[Message]) -> list[Message]:
     """The results of a turn and a question after them are one message: many templates reject two
     of the user in a row."""
     made: list[Message] = []
-    behind_result = False
+    after_result = False
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result:
             text = f"<tool_response>\n{message['content']}\n</tool_response>"
             message = {"role": "user", "content": text}
-        if behind_result and message["role"] == "user":
+        if after_result and message["role"] == "user":
             made[-1]["content"] += f"\n{message['content']}"
             continue
         made.append(message)
-        behind_result = is_result
+        after_result = is_result
     return made
 
 

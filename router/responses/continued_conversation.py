@@ -54,7 +54,7 @@ class ContinuedConversation:
 
     def with_summary(self, summary: Item) -> ContinuedConversation:
         """The conversation in which a summary stands for what the model has written; its last
-        question comes behind it."""
+        question comes after it."""
         return replace(self, earlier=_before_question(self.whole, summary), items=[])
 
 
@@ -90,7 +90,7 @@ class Conversations:
         return RequestApprovals(self._approvals, self.owner, answers)
 
     def read(self, given: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
-        """Read the input, if there is any, behind the response of the id ``previous``. Raises
+        """Read the input, if there is any, after the response with the id ``previous``. Raises
         ``RequestError`` or ``ApiError``."""
         items = [] if given is None else self._resolved(read_input(given, ignored))
         compacts = bool(items) and items[-1]["type"] == TRIGGER

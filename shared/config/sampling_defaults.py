@@ -41,7 +41,7 @@ class OperatorDefaults:
     own: SamplingDefaults
     base: Mapping[str, Any] | None
 
-    def behind(self, generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    def for_model(self, generation_config: Mapping[str, Any]) -> SamplingDefaults:
         """The defaults for a model with this generation_config.json."""
         numbers = _numbers(generation_config if self.base is None else self.base)
         limit = numbers.pop(LIMIT, None)

@@ -17,7 +17,7 @@ PREFIX_BYTES = _LENGTH.size
 
 
 def framed(message: RankMessage) -> bytes:
-    """The encoded message behind its length."""
+    """The encoded message, after its length."""
     body = CODEC.encode(message)
     return _LENGTH.pack(len(body)) + body
 

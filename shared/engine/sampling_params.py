@@ -21,12 +21,12 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
     Without ``allowed_token_ids`` any token may be drawn.
-    ``logprobs`` is the number of alternatives to return beside the chosen token (``None``: no
+    ``logprobs`` is the number of alternatives to return with the chosen token (``None``: no
     logprobs at all); with ``logprob_token_ids`` the chosen token and these are
     listed instead.
     ``bad_words`` are sequences of tokens, none of which the outputs may contain.
     ``structured_outputs`` is a grammar that every output follows. ``thinking`` limits the tokens of
-    the reasoning, which is ended behind them.
+    the reasoning, which is ended after them.
     """
 
     temperature: float = 1.0

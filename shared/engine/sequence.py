@@ -60,7 +60,7 @@ class Sequence:
     """A prompt and the tokens generated for it so far.
 
     ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``, and
-    ``in_flight`` the tokens behind them that steps in flight compute. Each of the ``placeholders``
+    ``in_flight`` the tokens after them that steps in flight compute. Each of the ``placeholders``
     stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
     and never samples. ``siblings`` are the other choices of the same request: they share the
     prompt's full blocks and start when this one's prompt is computed. ``constraint`` is the grammar

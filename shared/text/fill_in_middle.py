@@ -61,8 +61,8 @@ class FillInMiddle:
     ) -> list[int]:
         """The tokens of a prompt that has the model write what is missing between two texts;
         ``opening`` are the special tokens that begin every prompt."""
-        behind = _encoded_joined(after, encode) if self._joined else encode(after)
-        return [*opening, self._before, *encode(before), self._after, *behind, self._middle]
+        last = _encoded_joined(after, encode) if self._joined else encode(after)
+        return [*opening, self._before, *encode(before), self._after, *last, self._middle]
 
 
 def fill_in_middle(id_of: Callable[[str], int | None]) -> FillInMiddle | None:

@@ -100,7 +100,7 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
         (str(tmp_path), {"min_p": 0.2}),
         (str(tmp_path / "generation_config.json"), {"min_p": 0.2}),
     ):
-        defaults = read_defaults(RouterOptions(generation_config=source)).behind(model)
+        defaults = read_defaults(RouterOptions(generation_config=source)).for_model(model)
         assert (defaults.parameters, defaults.limit) == (found, None)
 
 

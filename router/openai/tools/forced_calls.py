@@ -1,5 +1,5 @@
-"""The constraint behind ``tool_choice``: a schema of the calls of which an output must consist, so
-that any model makes them."""
+"""The constraint of ``tool_choice``: a schema of the calls that an output must consist of, so that
+any model makes them."""
 
 from __future__ import annotations
 

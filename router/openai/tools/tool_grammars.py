@@ -86,7 +86,7 @@ def calls_and_text(
     schemas: Schemas, texts: ToolGrammars, *, parallel: bool, param: str
 ) -> pb.StructuredOutputs:
     """An output that is an array of calls, of a single one unless they may be ``parallel``. The
-    call of a function with a text is the last, and behind it the array has no end. Raises
+    call of a function with a text is the last, and the array has no end after it. Raises
     ``RequestError``."""
     last = [_text_call(name, grammar) for name, grammar in texts.items()]
     calls = [_call(name, schema) for name, schema in schemas.items() if name not in texts]

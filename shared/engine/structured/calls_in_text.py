@@ -1,9 +1,9 @@
 """Free text with calls of tools, which follow their grammars.
 
 ``{"trigger": ..., "end": ..., "calls": [{"begin": ..., "schema": ...}], "texts": [{"begin": ...,
-"lark": ...}]}``: each trigger is followed by one of the ``calls`` or ``texts``. Calls have the
-``end`` behind them, and are any text without a schema; a text is what a Lark grammar or a ``regex``
-says, and ends the output.
+"lark": ...}]}``: each trigger is followed by one of the ``calls`` or ``texts``. A call is
+followed by ``end``, and is any text if it has no schema; a text follows a Lark grammar or a
+``regex``, and ends the output.
 """
 
 from __future__ import annotations

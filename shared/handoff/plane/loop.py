@@ -166,7 +166,7 @@ class PlaneLoop:
         self._commands.rest()
 
     def _current_poller(self) -> zmq.Poller:
-        """Made anew only when connections have come or gone: a frame has a wait of its own."""
+        """Rebuilt only when connections have come or gone, because each frame is waited for."""
         polled = [self._commands.socket]
         for end in self._ends:
             polled += end.sockets()

@@ -256,7 +256,7 @@ class Sender:
         )
 
     def _send_fin(self, transfer: Outgoing) -> bool:
-        """Send the fin behind the data, on the same socket, so that it never overtakes any."""
+        """Send the fin after the data, on the same socket, so that it never overtakes any."""
         fin = Fin(transfer.sequence, transfer.sent, transfer.digest.value)
         message = frame.encode(self._header(transfer, Kind.FIN), frame.fin_payload(fin))
         self._listener.send_bulk(transfer.peer, memoryview(message))
