@@ -6,18 +6,23 @@ bind to it and share its threads: two pools would spin against each other.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
+import logging
 import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ..errors import KernelUnavailableError
+
+if TYPE_CHECKING:
+    from .kept_code import KernelStore
+
+log = logging.getLogger("tandem.kernels")
 
 # True if the CPU has the registers of AVX-512: 32 of them, each as wide as a panel.
 WIDE = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -38,27 +43,34 @@ def prepare() -> None:
     except ImportError as error:
         raise KernelUnavailableError(f"numba, or its OpenMP layer, is missing ({error})") from None
     numba.config.THREADING_LAYER = "omp"
-    numba.config.CACHE_DIR = _cache_folder()
 
 
-def _cache_folder() -> str:
-    """A folder for this version of all kernels: numba itself only checks the file that a kernel is
-    in, not those that it calls. Empty, which lets numba choose, for a user without a home, as in
-    some containers."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    code = b"".join(file.read_bytes() for file in sources) + bytes([WIDE])
-    version = hashlib.sha256(code).hexdigest()[:16]
+@cache
+def _store() -> KernelStore | None:
+    """The place of compiled code; ``None`` for a user without one, as in some containers."""
+    from .kept_code import KernelStore  # imports numba
+
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(root, "tandem", f"kernels-{version}") if os.path.isabs(root) else ""
+    if not os.path.isabs(root):
+        return None
+    store = KernelStore(Path(root) / "tandem", settings=WIDE)
+    try:
+        store.files.create()
+    except OSError as error:
+        log.warning("kernels are compiled at each start: %s", error)
+        return None
+    return store
 
 
 def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile on the first call with arguments of these types, and keep the code on disk if there
-    is a folder for it.
+    is a folder for it (``kept_code.py``).
 
     Sums may be reordered, so that they are vectorised; NaN and infinity are preserved.
     """
     import numba
+
+    from .kept_code import KernelCache
 
     options: dict[str, Any] = {
         "parallel": parallel,
@@ -68,10 +80,11 @@ def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
     }
 
     def compiled(function: Callable[..., Any]) -> Any:
-        try:
-            return numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder that can be written to
-            return numba.njit(**options)(function)
+        made = numba.njit(**options)(function)
+        # The sources of other functions are not in the version of the kernels.
+        if function.__module__.startswith(f"{__package__}.") and (store := _store()) is not None:
+            made._cache = KernelCache(function, store)  # as numba does for cache=True
+        return made
 
     return compiled
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -353,16 +352,6 @@ def test_decoding_rows_of_either_type(compiled: CompiledOperators, dtype: torch.
     got = compiled.paged_attention(q, keys, values, metadata, PARAMS)
     wide = q.float(), keys.float(), values.float()
     torch.testing.assert_close(got, paged_attention(*wide, contexts, PARAMS).to(dtype))
-
-
-def test_what_is_compiled_is_kept_for_this_version_of_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Path(jit._cache_folder()).parent == tmp_path / "tandem"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-    assert jit._cache_folder() == ""
 
 
 def test_without_numba_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,136 @@
+"""Compiled kernels on disk, shared by all installations of a user that have the same kernels.
+
+numba's own cache has a folder for each path of a source file, so that every clone compiles again.
+Its index of a function's signatures is read, changed and written: two processes that compile at
+once may leave one signature with the code of another. Here a file is named by everything that its
+code depends on: the sources of all kernels, since a kernel contains those that it calls; versions
+of Python, numba, LLVM and numpy; the signature; the CPU with its features.
+
+The files are unpickled, which runs what is in them. They are therefore in a folder that its user
+alone can change, and are accessed through its descriptor: whoever can rename the folder cannot put
+another in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class KeptFiles:
+    """Named bytes in a folder that only this user can change."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self) -> None:
+        """Create the folder. Raises ``OSError`` if that fails, or if others can change it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        with self._opened():
+            pass
+
+    def read(self, name: str) -> bytes | None:
+        """The bytes of a name, if they are there and whole."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with self._opened() as at, os.fdopen(os.open(name, flags, dir_fd=at), "rb") as file:
+                data = file.read()
+        except OSError:
+            return None
+        digest, content = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        return content if hashlib.sha256(content).digest() == digest else None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Keep bytes under a name; nothing if the disk fails or is full."""
+        unfinished = f".{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with contextlib.suppress(OSError), self._opened() as folder:
+            try:
+                with os.fdopen(os.open(unfinished, flags, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(hashlib.sha256(content).digest() + content)
+                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except OSError:
+                os.unlink(unfinished, dir_fd=folder)
+                raise
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.path, flags)
+        try:
+            found = os.fstat(folder)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+                raise PermissionError(f"{self.path} is not a folder that only this user can change")
+            yield folder
+        finally:
+            os.close(folder)
+
+
+class KernelStore:
+    """The compiled code of all kernels, as their sources were when this process began."""
+
+    def __init__(self, root: Path, settings: object, sources: Path = Path(__file__).parent) -> None:
+        """``settings`` are what the code depends on besides the files in ``sources``."""
+        self._settings = settings
+        self._sources = sources
+        self._version = self._current()
+        self.files = KeptFiles(root / f"kernels-{self._version}")
+
+    def is_current(self) -> bool:
+        """True while the sources are still those that this process has imported."""
+        return self._current() == self._version
+
+    def _current(self) -> str:
+        versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
+        found = hashlib.sha256(repr((__package__, versions, self._settings)).encode())
+        for file in sorted(self._sources.glob("*.py")):
+            found.update(file.read_bytes())
+        return found.hexdigest()[:32]
+
+
+class KernelCache:
+    """The compiled code of one function, as numba's dispatcher asks for it."""
+
+    def __init__(self, function: Callable[..., Any], store: KernelStore) -> None:
+        self._function = function
+        self._store = store
+        self.cache_path = str(store.files.path)
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The result of compiling for a signature, if it was saved."""
+        target.refresh()
+        content = self._store.files.read(self._name(signature, target.codegen()))
+        if content is None:
+            return None
+        return CompileResult._rebuild(target, *pickle.loads(content))  # noqa: S301 (of this user)
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Save a result, unless it contains addresses of this process."""
+        lasting = not result.library.has_dynamic_globals and not result.lifted
+        if lasting and self._store.is_current():
+            name = self._name(signature, result.codegen)
+            self._store.files.write(name, dumps(result._reduce()))
+
+    def _name(self, signature: Any, codegen: Any) -> str:
+        function = self._function
+        place = (function.__module__, function.__qualname__, function.__code__.co_firstlineno)
+        key = repr((place, signature, codegen.magic_tuple()))
+        return f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,0 +1,167 @@
+"""Compiled kernels on disk: what their names depend on, and who may read them."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tandem.kernels.cpu import jit
+
+numba = pytest.importorskip("numba", reason="numba is not installed")
+jit.prepare()
+
+from tandem.kernels.cpu import exponential, kept_code  # noqa: E402
+from tandem.kernels.cpu.kept_code import KeptFiles, KernelCache, KernelStore  # noqa: E402
+
+SOURCES = Path(kept_code.__file__).parent
+
+
+def compiled(store: KernelStore) -> Any:
+    """A kernel that has nothing in memory."""
+    function = exponential.exp.py_func
+    made = numba.njit(function)
+    made._cache = KernelCache(function, store)
+    return made
+
+
+def test_installations_with_the_same_sources_share_their_kernels(tmp_path: Path) -> None:
+    stores = []
+    for name in ("one", "two"):
+        shutil.copytree(SOURCES, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        stores.append(KernelStore(tmp_path / "cache", 0, tmp_path / name))
+    one, two = stores
+    one.files.create()
+    assert one.files.path.stat().st_mode & 0o777 == 0o700
+    first, second, third = map(compiled, (one, two, two))
+    assert first(np.float32(1)) == second(np.float32(1)) == pytest.approx(np.e)
+    assert [sum(each.stats.cache_hits.values()) for each in (first, second)] == [0, 1]
+    # Any source may be part of a kernel.
+    with (tmp_path / "two" / "vector.py").open("a") as file:
+        file.write("#")
+    assert KernelStore(tmp_path / "cache", 0, tmp_path / "two").files.path != one.files.path
+    # A process that has imported the former source does not keep its code as that of the new one.
+    third(np.float64(1))
+    assert len(list(one.files.path.iterdir())) == 1 and one.is_current() and not two.is_current()
+
+
+class Codegen:
+    """A CPU, as numba describes it."""
+
+    def __init__(self, features: str) -> None:
+        self.features = features
+
+    def magic_tuple(self) -> tuple[str, ...]:
+        return "x86_64", "a", self.features
+
+
+def test_code_is_named_by_its_signature_and_the_cpu(tmp_path: Path) -> None:
+    cache, other = (
+        KernelCache(exponential.exp.py_func, KernelStore(tmp_path, 0)) for _ in range(2)
+    )
+    names = [
+        cache._name(signature, Codegen(features))
+        for signature in ("float32", "float64")
+        for features in ("+avx2", "+avx512f")
+    ]
+    assert len(set(names)) == 4
+    assert other._name("float32", Codegen("+avx2")) == names[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr("numba.__version__", "9"),
+        lambda patch: patch.setattr("llvmlite.__version__", "9"),
+        lambda patch: patch.setattr("numpy.__version__", "9"),
+        lambda patch: patch.setattr("sys.version", "9"),
+        lambda patch: patch.setattr(kept_code, "__package__", "other.kernels.cpu"),
+    ],
+    ids=["numba", "llvmlite", "numpy", "python", "package"],
+)
+def test_each_version_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    before = KernelStore(tmp_path, 0)
+    assert KernelStore(tmp_path, 0).files.path == before.files.path
+    assert KernelStore(tmp_path, 1).files.path != before.files.path
+    change(monkeypatch)
+    assert KernelStore(tmp_path, 0).files.path != before.files.path
+    # What this process compiles is of the version that it began with, or is not kept.
+    assert not before.is_current()
+
+
+def test_what_is_not_whole_is_not_there(tmp_path: Path) -> None:
+    files = KeptFiles(tmp_path / "a" / "kept")
+    files.write("x", b"lost")
+    assert files.read("x") is None
+    files.create()
+    files.write("x", b"code")
+    assert files.read("x") == b"code" and files.read("y") is None
+    file = files.path / "x"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert files.read("x") is None
+    files.write("x", b"again")
+    assert files.read("x") == b"again" and [each.name for each in files.path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("how", ["a link", "readable by others", "another user's", "a file"])
+def test_a_folder_that_another_user_may_have_made_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = KernelStore(tmp_path / "tandem", jit.WIDE).files.path
+    path.parent.mkdir()
+    if how == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif how == "a file":
+        path.touch()
+    else:
+        path.mkdir(mode=0o700 if how == "another user's" else 0o755)
+        (path / "x").write_bytes(b"planted")
+    if how == "another user's":
+        monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    with caplog.at_level(logging.WARNING, "tandem.kernels"):
+        assert jit._store.__wrapped__() is None
+    assert "kernels are compiled at each start" in caplog.text
+    files = KeptFiles(path)
+    files.write("y", b"code")
+    assert files.read("x") is None and not (path / "y").exists()
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert jit._store.__wrapped__() is None
+
+
+def test_kernels_contain_nothing_from_outside_their_folder() -> None:
+    """Their version has the sources of this folder alone."""
+    wrong = []
+    for file in sorted(SOURCES.glob("*.py")):
+        tree = ast.parse(file.read_text())
+        outside = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.level > 1
+            for alias in node.names
+        }
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any(map(is_compiled, node.decorator_list)):
+                body = [part for each in node.body for part in ast.walk(each)]
+                used = {part.id for part in body if isinstance(part, ast.Name)}
+                wrong += [f"{file.name}: {node.name} has {name}" for name in used & outside]
+    assert wrong == []
+
+
+def is_compiled(decorator: ast.expr) -> bool:
+    name = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(name, ast.Name) and name.id in ("kernel", "intrinsic")
