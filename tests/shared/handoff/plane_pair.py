@@ -38,6 +38,8 @@ CELL = 2 * HEADS * HEAD_BYTES
 # A transfer that ends within a block.
 END = 100
 BLOCKS = tuple(range(13))
+# So long that no peer is lost by its silence on a busy machine; tests of silence take another.
+PATIENT = Timing(ping_seconds=60, silence_seconds=60)
 
 
 def every_layer(heads: range) -> tuple[HeadRun, ...]:
@@ -119,7 +121,7 @@ class Rank:
         self.log = EventLog()
         config.setdefault("slot_bytes", 2048)
         config.setdefault("staging_slots", 8)
-        config.setdefault("timing", Timing(ping_seconds=0.2, silence_seconds=1.0))
+        config.setdefault("timing", PATIENT)
         config.setdefault("carrier", Rank.carrier)
         config.setdefault("device_slot_bytes", config["slot_bytes"])
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)

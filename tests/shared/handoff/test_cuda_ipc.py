@@ -16,6 +16,7 @@ from tandem.shared.handoff.carriers.cuda_ipc import carrier as cuda_ipc
 from tandem.shared.handoff.carriers.cuda_ipc.device_ring import DevicePlace
 from tandem.shared.handoff.carriers.device import DEVICE_WINDOW_BYTES, DeviceError
 from tandem.shared.handoff.carriers.staging import HOST_WINDOW_BYTES
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import (
@@ -396,7 +397,9 @@ def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) -> None:
     fields = {"first_token": 0, "end_token": other_process.END}
-    with Rank("p", seed=1, carrier="cuda_ipc", device=device_named(name)) as prefill:
+    timing = Timing(ping_seconds=0.2, silence_seconds=1.0)
+    device = device_named(name)
+    with Rank("p", seed=1, carrier="cuda_ipc", device=device, timing=timing) as prefill:
         ends = prefill.config.epoch, json.dumps(asdict(prefill.plane.endpoints))
         with (
             other("cuda_ipc", "receive", 88, *ends, device=name) as first,

@@ -30,6 +30,9 @@ from tandem.shared.handoff.wire import greeting
 
 from .plane_pair import BLOCKS, END, Rank, expect, hand_over, until
 
+# Of connections that wait to be let in.
+BRIEF = Timing(ping_seconds=0.2, silence_seconds=1.0)
+
 # ZMTP 3.1: signature, version, mechanism, as server, filler.
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x01%b" + bytes(32)
 NULL, PLAIN, CURVE = (ZMTP % name.ljust(20, b"\0") for name in (b"NULL", b"PLAIN", b"CURVE"))
@@ -56,13 +59,13 @@ RAW = {
 
 @pytest.fixture(params=["locked", "open"])
 def prefill(request: pytest.FixtureRequest) -> Iterator[Rank]:
-    with Rank("p", seed=1, curve=request.param == "locked") as rank:
+    with Rank("p", seed=1, curve=request.param == "locked", timing=BRIEF) as rank:
         yield rank
 
 
 @pytest.fixture
 def locked(each_carrier: str) -> Iterator[Rank]:
-    with Rank("p", seed=1, curve=True) as rank:
+    with Rank("p", seed=1, curve=True, timing=BRIEF) as rank:
         yield rank
 
 
@@ -97,7 +100,7 @@ def test_every_start_has_a_key_of_its_own(locked: Rank) -> None:
 
 
 def test_an_unannounced_rank_is_refused_and_counted(locked: Rank) -> None:
-    with Rank("d", listen_host=None, curve=True) as decode:
+    with Rank("d", listen_host=None, curve=True, timing=BRIEF) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert decode.log.wait(ReceiveFailed, 1).retriable
         # Of its two sockets the second is given up when the first one is refused.
@@ -116,7 +119,7 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
 
 
 def test_an_unlocked_rank_gets_no_answer_from_a_locked_one(locked: Rank) -> None:
-    with Rank("d", listen_host=None) as decode:
+    with Rank("d", listen_host=None, timing=BRIEF) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
         until(lambda: locked.plane.stats().unknown_connections in (1, 2))

@@ -8,7 +8,6 @@ import pytest
 
 from tandem.shared.causes import Cause
 from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
-from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import (
     CancelExpect,
@@ -103,8 +102,8 @@ def test_two_nodes_send_to_each_other_at_once_over_reused_connections():
 def test_a_receiver_that_grants_no_credit_does_not_slow_another():
     limits = {"window_bytes": 2 * 2048, "progress_seconds": 60.0}
     with (
-        Rank("p", seed=1, timing=PATIENT) as prefill,
-        Rank("d", listen_host=None, timing=PATIENT) as decode,
+        Rank("p", seed=1) as prefill,
+        Rank("d", listen_host=None) as decode,
         FakeReceiver(Rank("slow"), prefill) as slow,
     ):
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, **limits)
@@ -158,13 +157,9 @@ def test_a_sender_that_is_not_there_fails_the_attempt():
         assert decode.log.wait(ReceiveFailed, 1).retriable
 
 
-# So long that nothing below is found by silence.
-PATIENT = Timing(ping_seconds=60, silence_seconds=60)
-
-
 @pytest.mark.parametrize("socket", ["bulk", "control"])
 def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str):
-    with Rank("d", listen_host=None, timing=PATIENT) as decode, FakeSender(Rank("p")) as sender:
+    with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
         sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
         sender.end(socket)
         failed = decode.log.wait(ReceiveFailed, 1)
@@ -174,7 +169,7 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
 
 def test_a_receiver_meets_others_after_many_connections_have_ended():
     """Both connections of a pair end at once, one while the other's end is handled."""
-    with Rank("d", listen_host=None, timing=PATIENT) as decode:
+    with Rank("d", listen_host=None) as decode:
         for transfer_id in range(30):
             with FakeSender(Rank("p")) as sender:
                 sender.expected_by(decode, transfer_id, BLOCKS, first_token=0, end_token=END)
@@ -182,7 +177,7 @@ def test_a_receiver_meets_others_after_many_connections_have_ended():
 
 
 def test_a_port_without_a_listener_is_noticed_at_once():
-    with Rank("d", listen_host=None, timing=PATIENT) as decode:
+    with Rank("d", listen_host=None) as decode:
         with FakeSender(Rank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(command)
