@@ -31,7 +31,7 @@ class ShowRequest(BodyModel):
 
     model: str = ""
     name: str = ""
-    verbose: bool = False
+    verbose: bool = False  # without effect: the lists of the tokenizer are not shown
 
 
 def tagged(name: str) -> str:
