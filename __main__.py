@@ -19,6 +19,7 @@ from .commands.completion import PROGRAM, completion
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
 from .commands.implied_command import with_command
+from .commands.option_variables import environment_of_parts, option_variables
 from .commands.part_command import Values, is_given, model_is_given, part_command
 from .commands.pd_server_options import reject_unused
 from .shared.config import (
@@ -79,7 +80,7 @@ def cli() -> None:
     """
     from .shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 
-    known = {*option_variables(), LIFELINE_FD, READY_FD, WORKER}
+    known = {*option_variables(cli), LIFELINE_FD, READY_FD, WORKER}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
             check_unknown("environment", name, known)
@@ -224,7 +225,7 @@ def serve(values: Values) -> None:
     from .shared.launch.serve import RegistryClient, serve_cluster
 
     registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
-    serve_cluster(config, values, environment_of_parts(), registry)
+    serve_cluster(config, values, environment_of_parts(cli), registry)
 
 
 def _talk_to_own(config: ServeConfig, values: Values) -> None:
@@ -331,22 +332,9 @@ def _serve_while(
 
     click.echo(f"starting {values['model']} ...", err=True)
     registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
-    serve_cluster(fill(ServeConfig, values), values, environment_of_parts(), registry, talk)
+    serve_cluster(fill(ServeConfig, values), values, environment_of_parts(cli), registry, talk)
     if not done:
         raise KeyboardInterrupt  # which the launcher takes for the end of its work
-
-
-def environment_of_parts() -> dict[str, str]:
-    """This process's environment without Tandem's options, which the parts get as flags."""
-    options = option_variables()
-    return {name: value for name, value in os.environ.items() if name not in options}
-
-
-def option_variables() -> set[str]:
-    """The environment variables of all options."""
-    given = [item.envvar for made in cli.commands.values() for item in made.params]
-    lists = [[names] if isinstance(names, str) else names or () for names in given]
-    return {name for names in lists for name in names}
 
 
 @cli.group("nodes", invoke_without_command=True, params=command_options(SecurityConfig))

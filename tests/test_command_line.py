@@ -23,7 +23,8 @@ import click
 import psutil
 import pytest
 
-from tandem.__main__ import cli, environment_of_parts
+from tandem.__main__ import cli
+from tandem.commands.option_variables import environment_of_parts
 from tandem.commands.part_command import join_names
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.config import EngineConfig, NodeConfig, ServeConfig
@@ -346,7 +347,7 @@ def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> N
     for name in ("TANDEM_CONFIG", "TANDEM_HOST", "TANDEM_API_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("TANDEM_TEST_MARK", "kept")
-    inherited = environment_of_parts()
+    inherited = environment_of_parts(cli)
     assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
     assert inherited["PATH"] == os.environ["PATH"]
 

@@ -15,7 +15,8 @@ from typing import Any
 import click
 import yaml
 
-from tandem.__main__ import cli, option_variables
+from tandem.__main__ import cli
+from tandem.commands.option_variables import option_variables
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -48,7 +49,7 @@ class Part:
         """The command's options. Raises ``click.UsageError`` for one that it does not have."""
         name, *rest = self.arguments
         assert name in cli.commands, f"{self.where}: no command {name!r}"
-        strange = {v for v in self.environment if v.startswith("TANDEM_")} - option_variables()
+        strange = {v for v in self.environment if v.startswith("TANDEM_")} - option_variables(cli)
         if strange:
             raise click.UsageError(f"{self.where}: no option is set by {sorted(strange)}")
         command = cli.commands[name]
