@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -40,6 +40,7 @@ QUEUED_OUTPUTS = 256  # of all prompts, each time those that arrived together
 # Tokens of a prompt that are copied into a message at once.
 PIECE_TOKENS = 8192
 
+NewMessage = Callable[[], Awaitable[pb.GenerateRequest]]
 Queue = asyncio.Queue[Sequence[Output] | Exception | None]
 
 
@@ -58,23 +59,29 @@ def serve(
     def new_dispatcher() -> Dispatcher:
         return Dispatcher(nodes, options, deadline)
 
+    turn = asyncio.Lock()
+    messages = [partial(_message, request, number, turn) for number in range(len(request.prompts))]
     runs = [
-        _serve_prompt(request, number, new_dispatcher(), usage)
+        _serve_prompt(request, number, message, new_dispatcher(), usage)
         if request.beams is None
-        else serve_beams(request, number, partial(_message, request, number), new_dispatcher, usage)
-        for number in range(len(request.prompts))
+        else serve_beams(request, number, message, new_dispatcher, usage)
+        for number, message in enumerate(messages)
     ]
     return runs[0] if len(runs) == 1 else _merged(runs)
 
 
 async def _serve_prompt(
-    request: GenerationRequest, number: int, dispatcher: Dispatcher, usage: Usage
+    request: GenerationRequest,
+    number: int,
+    new_message: NewMessage,
+    dispatcher: Dispatcher,
+    usage: Usage,
 ) -> Outputs:
     """Serve one prompt and its n choices, on one node at a time."""
     tokens = request.prompts[number].tokens
     usage.prompt_tokens += len(tokens)
     attempt: NodeAttempt | None = None
-    message = await _message(request, number)
+    message = await new_message()
     async with aclosing(dispatcher.events(message, tokens, streamed=request.stream)) as events:
         async for node, arrived in events:
             if attempt is None or attempt.node is not node:
@@ -146,8 +153,19 @@ async def _pump(run: Outputs, slots: asyncio.Semaphore, queue: Queue) -> None:
         await queue.put(error)
 
 
-async def _message(request: GenerationRequest, number: int) -> pb.GenerateRequest:
-    """The message for the node, without its deadline and its prefill candidates."""
+async def _message(
+    request: GenerationRequest, number: int, turn: asyncio.Lock
+) -> pb.GenerateRequest:
+    """The message for the node, without its deadline and its prefill candidates. The prompts of a
+    request take turns, so that not all of them are copied before any other task runs."""
+    async with turn:
+        message = await _filled(request, number)
+        if len(request.prompts) > 1:
+            await asyncio.sleep(0)
+    return message
+
+
+async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest:
     sampling = pb.Sampling()
     sampling.CopyFrom(request.sampling)
     sampling.max_tokens = request.max_tokens[number]

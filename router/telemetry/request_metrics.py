@@ -45,9 +45,10 @@ class RequestMetrics:
             self._metrics.vllm.counter("request_success", self._name, ABORTED).inc(unfinished)
         self._metrics.requests[self._name] -= 1
         self._metrics.unstarted[self._name] -= not self._last
-        for served in self._access.usage.served.values():
-            if served.computed.prompt_tokens:
-                self._metrics.prompts.labels(*prefill_origin(served)).inc()
+        served = self._access.usage.served.values()
+        origins = Counts(prefill_origin(one) for one in served if one.computed.prompt_tokens)
+        for origin, count in origins.items():
+            self._metrics.prompts.labels(*origin).inc(count)
 
     def count(self, output: Output) -> None:
         """Observe an output when it is written."""
@@ -68,10 +69,12 @@ class RequestMetrics:
         self._metrics.vllm.histogram(name, self._name).observe(value)
 
     def _observe_sizes(self) -> None:
-        request = self._request
+        request, histogram = self._request, self._metrics.vllm.histogram
+        lengths = histogram("request_prompt_tokens", self._name)
+        limits = histogram("request_params_max_tokens", self._name)
         for prompt, most in zip(request.prompts, request.max_tokens, strict=True):
-            self._observe("request_prompt_tokens", len(prompt.tokens))
-            self._observe("request_params_max_tokens", most)
+            lengths.observe(len(prompt.tokens))
+            limits.observe(most)
         self._observe("request_params_n", request.n)
         self._observe("request_max_num_generation_tokens", max(self._counts.values(), default=0))
 
