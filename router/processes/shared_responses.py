@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ...shared.errors import UnavailableError
 from ..errors import ApiError
-from ..http.encoding import encode
+from ..http.encoding import pieces_of
+from ..http.slices import TimeSlices
 from ..options import RouterOptions
 from ..responses.background_runs import BackgroundRuns
 from ..responses.input_items import Item
 from ..responses.response_store import ResponseStore, StoredResponse
 from .process_link import ANSWER_SECONDS, Link, Topic
 
-NO_ITEMS = b'{"items": {}}'
+NO_ITEMS = b"{}"
 MARK = 2  # hexadecimal digits at the end of an id
 
 
@@ -44,8 +45,8 @@ class SharedResponses(ResponseStore):
         number = self.keeper_of(response_id)
         if number is None or _on(self._loop):
             return super().get(response_id, owner, param)
-        told = self._ask(Topic.RESPONSE, [number, response_id, owner, param], param)
-        return StoredResponse(owner=owner, body={}, items=[], **told)
+        told, items = self._ask(Topic.RESPONSE, [number, response_id, owner, param], param)
+        return StoredResponse(owner=owner, body={}, items=[], conversation=items, **told)
 
     def items(self, ids: Collection[str], owner: str) -> dict[str, Item]:
         """Those of this worker and of the others. Runs in the threads that parse requests."""
@@ -53,14 +54,19 @@ class SharedResponses(ResponseStore):
         for number in range(self._workers):
             missing = [item_id for item_id in ids if item_id not in found]
             if missing and number != self._number:
-                found |= self._ask(Topic.ITEMS, [number, missing, owner])["items"]
+                told, items = self._ask(Topic.ITEMS, [number, missing, owner])
+                found |= zip(told.get("ids", ()), items, strict=True)
         return found
 
-    def _ask(self, topic: Topic, question: list[Any], param: str | None = None) -> dict[str, Any]:
+    def _ask(
+        self, topic: Topic, question: list[Any], param: str | None = None
+    ) -> tuple[dict[str, Any], list[Item]]:
         """Another worker's answer. Raises ``ApiError`` if it refuses, or does not answer."""
         asking = self._link.ask(topic, json.dumps(question).encode())
         asked = asyncio.run_coroutine_threadsafe(asking, self._loop)
-        return unless_refused(json.loads(asked.result(2 * ANSWER_SECONDS)), param)
+        # Line by line: all at once would stop the other threads.
+        head, *lines = asked.result(2 * ANSWER_SECONDS).split(b"\n")
+        return unless_refused(json.loads(head), param), [json.loads(line) for line in lines]
 
 
 def marked(random_id: str, number: int) -> str:
@@ -85,15 +91,26 @@ async def describe_response(store: ResponseStore, runs: BackgroundRuns, question
         stored = store.get(response_id, owner, param)
     except ApiError as error:
         return refused(error.status, error.message, error.code)
-    fields: dict[str, Any] = {"conversation": stored.conversation, "size": stored.size}
-    return b"".join(await encode(fields))
+    return await _told({"size": stored.size}, stored.conversation)
 
 
 async def describe_items(store: ResponseStore, question: bytes) -> bytes:
     """The items of this worker that another one has asked for."""
     _, ids, owner = json.loads(question)
     found = await asyncio.to_thread(ResponseStore.items, store, ids, owner)
-    return b"".join(await encode({"items": found}))
+    return await _told({"ids": list(found)}, found.values())
+
+
+async def _told(fields: dict[str, Any], items: Iterable[Item]) -> bytes:
+    """Fields and items as lines of JSON."""
+    slices = TimeSlices()
+    lines = bytearray(json.dumps(fields).encode())
+    for item in items:
+        lines += b"\n"
+        for piece in pieces_of(item):
+            lines += piece
+        await slices.checkpoint()
+    return bytes(lines)
 
 
 def refusal_of(error: UnavailableError) -> bytes:

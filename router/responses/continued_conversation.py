@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ..errors import ApiError
+from ..errors import ApiError, invalid
 from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
@@ -15,6 +15,8 @@ from .input_items import REFERENCE, TRIGGER, UNSPOKEN, Item, read_input, size_of
 from .response_store import ResponseStore
 
 PREVIOUS = "previous_response_id"
+# Items, far more than fit into a prompt: those of some kinds are in none.
+MAX_CONVERSATION = 65_536
 KEPT = ("user", "system", "developer")  # roles of messages, in a conversation that was compacted
 PARTIAL = ("in_progress", "incomplete")
 
@@ -32,8 +34,8 @@ class ContinuedConversation:
 
     @cached_property
     def whole(self) -> list[Item]:
-        """All items, except for those that a summary replaces. There may be half a million, which
-        are looked at once, in a thread."""
+        """All items, except for those that a summary replaces. There may be many, which are looked
+        at once, in a thread."""
         items = [*self.earlier, *self.items]
         places = [i for i, item in enumerate(items) if item["type"] == "compaction"]
         if not places:
@@ -101,6 +103,7 @@ class Conversations:
             self.runs.check_ended(previous, self.owner, PREVIOUS)
             stored = self.store.get(previous, self.owner, PREVIOUS)
             earlier, size = stored.conversation, size + stored.size
+        _check_items(len(earlier) + len(items))
         return ContinuedConversation(
             earlier=earlier,
             items=items,
@@ -124,6 +127,16 @@ class Conversations:
                 )
                 raise ApiError(404, message, param="input", code="item_not_found")
         return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
+
+
+def _check_items(count: int) -> None:
+    if count > MAX_CONVERSATION:
+        raise invalid(
+            f"The conversation has {count} items; the limit is {MAX_CONVERSATION}. Begin a new one "
+            f"with a summary: see POST /v1/responses/compact.",
+            PREVIOUS,
+            "array_above_max_length",
+        )
 
 
 def _ends_in_partial_message(given: Any) -> bool:

@@ -62,6 +62,48 @@ BAD: dict[str, tuple[str, Any, int]] = {
 }
 
 
+# The same on surfaces with errors of their own.
+NESTED = b'{"model": "qwen3", "x": ' + b"[" * 200_000
+LARGE = "x" * (600 * 1024)
+MESSAGE = {"model": "qwen3", "max_tokens": 5, "messages": HELLO}
+OLLAMA = {"model": "qwen3", "messages": HELLO}
+OTHER_BAD: dict[str, tuple[str, Any, int]] = {
+    "messages: over-long": ("/v1/messages", MESSAGE | {"system": "x" * MIB}, 400),
+    "messages: nested": ("/v1/messages", NESTED, 400),
+    "count_tokens: none": ("/v1/messages/count_tokens", {"model": "qwen3", "messages": []}, 400),
+    "responses: nested": ("/v1/responses", NESTED, 400),
+    "responses: many items": (
+        "/v1/responses",
+        {"input": [{"type": "mcp_list_tools"}] * 16_385},
+        400,
+    ),
+    "responses: large value": ("/v1/responses", {"input": "hi", "tool_choice": {"x": LARGE}}, 400),
+    "responses: unknown": ("/v1/responses", {"input": "hi", "previous_response_id": "x"}, 404),
+    "compaction: nothing": ("/v1/responses/compact", {"input": []}, 400),
+    "input_tokens: nested": ("/v1/responses/input_tokens", NESTED, 400),
+    "ollama chat: over-long": (
+        "/api/chat",
+        OLLAMA | {"format": {"enum": list(range(140_000))}},
+        400,
+    ),
+    "ollama generate: nested": ("/api/generate", NESTED, 400),
+    "ollama embed: empty": ("/api/embed", {"model": "qwen3", "input": []}, 400),
+    "embeddings: over-long": ("/v1/embeddings", {"input": [[1] * (CONTEXT + 1)]}, 400),
+    "tokenize: nested": ("/tokenize", NESTED, 400),
+    "detokenize: beyond the vocabulary": ("/detokenize", {"tokens": [2**40]}, 400),
+    "regex": (COMPLETIONS, {"prompt": "x", "structured_outputs": {"regex": "(" * 5000}}, 400),
+    "grammar": (COMPLETIONS, {"prompt": "x", "structured_outputs": {"grammar": "start: x"}}, 400),
+    "beams": (COMPLETIONS, {"prompt": "x", "use_beam_search": True, "n": 33}, 400),
+    "batch without a file": (
+        "/v1/batches",
+        {"input_file_id": "x", "endpoint": CHAT, "completion_window": "24h"},
+        404,
+    ),
+    "long query": ("/v1/responses?" + "a=&" * 3000, {"input": "hi"}, 414),
+    "white space": (COMPLETIONS, b'{"prompt": ' + b" " * MIB + b'"x"}', 400),
+}
+
+
 def memory(cluster: TestCluster) -> int:
     """Bytes of all processes of the cluster."""
     roots = [psutil.Process(part.process.pid) for part in cluster.parts]
@@ -102,6 +144,10 @@ def test_bad_requests_are_refused_while_others_stream(
             error = answer["error"]
             assert set(error) == {"message", "type", "param", "code"}, case
             assert error["type"] == "invalid_request_error" and error["message"], case
+        for case, (path, body, status) in OTHER_BAD.items():
+            got, answer = disaggregated.post(path, body)
+            assert got == status and "error" in answer, (case, answer)
+            assert len(str(answer)) < 1500, case
 
     refuse_all()
     before = memory(disaggregated)
@@ -109,6 +155,16 @@ def test_bad_requests_are_refused_while_others_stream(
         refuse_all()
     assert memory(disaggregated) - before < 48 * MIB
     disaggregated.wait_idle(*disaggregated.parts[1:])
+
+
+SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(500)}}
+
+
+def called(tool: str) -> dict[str, Any]:
+    """A response that begins with a call of an MCP server's tool."""
+    server = {"type": "mcp", "server_label": "mcp", "allowed_tools": [tool]}
+    choice = {"type": "mcp", "server_label": "mcp", "name": tool}
+    return {"input": "hi", "tools": [server], "tool_choice": choice, "max_output_tokens": 64}
 
 
 # Answers with logprobs of all kinds, as large as they may be here, and bodies that take long.
@@ -138,6 +194,44 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
     "many messages": (CHAT, {"messages": HELLO * 16_000}, 400),
     "large values": (CHAT, {"messages": HELLO, "chat_template_kwargs": {"x": "y\n" * MIB}}, 400),
     "much text": (COMPLETIONS, {"prompt": "wor \n" * MIB}, 400),
+    "one string": (COMPLETIONS, {"prompt": "wor " * 3 * MIB}, 400),
+    "responses": (
+        "/v1/responses",
+        {"input": HELLO * 200, "max_output_tokens": 100, "ignore_eos": True}
+        | {"top_logprobs": 20, "include": ["message.output_text.logprobs"]},
+        200,
+    ),
+    "input tokens": ("/v1/responses/input_tokens", {"input": "wor " * 20_000}, 200),
+    "messages": ("/v1/messages", MESSAGE | {"max_tokens": 200}, 200),
+    "count tokens": (
+        "/v1/messages/count_tokens",
+        {"model": "qwen3", "messages": [{"role": "user", "content": "wor " * 20_000}]},
+        200,
+    ),
+    "ollama": ("/api/chat", OLLAMA | {"stream": False, "options": {"num_predict": 200}}, 200),
+    "ollama embed": ("/api/embed", {"model": "qwen3", "input": ["wor " * 100] * 64}, 200),
+    "embeddings": ("/v1/embeddings", {"input": [[5] * 400] * 64}, 200),
+    "tokenize": ("/tokenize", {"prompt": "wor " * 200_000, "return_token_strs": True}, 200),
+    "detokenize": ("/detokenize", {"tokens": [5] * 100_000}, 200),
+    "beams": (
+        COMPLETIONS,
+        {"prompt": "x", "use_beam_search": True, "n": 8, "max_tokens": 4, "temperature": 0}
+        | {"stop_token_ids": list(range(250))},
+        200,
+    ),
+    "a schema": (
+        CHAT,
+        {"messages": HELLO, "max_tokens": 8}
+        | {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA},
+            }
+        },
+        200,
+    ),
+    "many values of an MCP server": ("/v1/responses", called("values"), 200),
+    "invalid results of an MCP server": ("/v1/responses", called("blocks"), 200),
 }
 # What the router may do at once is asserted in its own tests. Here all parts share two cores,
 # perhaps with other tests, so only a standstill can be distinguished.

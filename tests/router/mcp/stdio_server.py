@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+EMPTY = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: list[dict[str, Any]] = [
     {"name": "add", "description": "Add.", "inputSchema": SCHEMA,
      "outputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
@@ -17,8 +18,8 @@ TOOLS: list[dict[str, Any]] = [
     {"name": "hang", "inputSchema": {"type": "object"}},
     {"name": "large", "inputSchema": {"type": "object"}},
     {"name": "huge", "inputSchema": {"type": "object"}},
-    {"name": "values", "inputSchema": {"type": "object"}},
-    {"name": "blocks", "inputSchema": {"type": "object"}},
+    {"name": "values", "inputSchema": EMPTY},
+    {"name": "blocks", "inputSchema": EMPTY},
     {"name": "exit", "inputSchema": {"type": "object"}},
 ]  # fmt: skip
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.responses import continued_conversation
 from tandem.router.responses.chat_turns import as_messages
 from tandem.router.responses.compaction.context_management import compaction_threshold
 from tandem.router.responses.input_items import decoded, encoded
@@ -338,3 +339,16 @@ async def test_wrong_context_management_is_rejected(tmp_path: Path) -> None:
             assert answer.status_code == 400 and answer.json()["error"]["param"] == param, (
                 answer.text
             )
+
+
+async def test_a_conversation_has_a_bounded_number_of_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continued_conversation, "MAX_CONVERSATION", 4)
+    async with served(tmp_path) as (_, client):
+        listing: Any = {"type": "mcp_list_tools", "tools": []}
+        question: Any = {"role": "user", "content": "hi"}
+        first = await client.responses.create(input=[listing, question])
+        second = await client.responses.create(input="hi", previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="has 6 items; the limit is 4"):
+            await client.responses.create(input="hi", previous_response_id=second.id)
