@@ -28,6 +28,8 @@ STEPS_OF_A_CALL = 4
 MAX_CHARACTERS = 64 * 1024 * 1024
 # Of all strings that one rendering builds, most of which are temporary.
 MAX_BUILT = 2 * MAX_CHARACTERS
+# Values that C encodes in a few milliseconds.
+MAX_IN_C = 16 * 1024
 # Not a valid identifier, so a template cannot overwrite it.
 BUDGET = "budget of this rendering"
 # In a format string: such a wide field could exhaust memory.
@@ -259,10 +261,26 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """``tojson`` as in transformers: Jinja's own filter escapes for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    """``tojson`` as in transformers: Jinja's own filter escapes for HTML. Many values are encoded
+    in Python, which other threads can interrupt."""
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    if _has_few_values(value):
+        return encoder.encode(value)
+    return "".join(encoder.iterencode(value))
+
+
+def _has_few_values(value: Any) -> bool:
+    left, waiting = MAX_IN_C, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (dict, list, tuple)):
+            left -= len(item)
+            if left < 0:
+                return False
+            waiting += item.values() if isinstance(item, dict) else item
+    return True
 
 
 # The parts of a message that are text, and the name of the text in them.

@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.text import special_tokens
+from tandem.shared.text import chat_template, special_tokens
 from tandem.shared.text.chat_template import ChatTemplate, flatten_content
 from tandem.shared.text.tokenizer import MAX_NESTING, TooManyTokensError
 from tandem.shared.text.tokenizer import Tokenizer as Text
@@ -313,3 +313,16 @@ def test_content_parts() -> None:
     for bad in wrong:
         with pytest.raises(RequestError):
             flatten_content(bad, param="p")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"indent": 2}, {"sort_keys": True, "separators": (",", ":")}, {"ensure_ascii": True}],
+)
+def test_json_in_a_template_is_the_same_for_many_values(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = {"b": [1, 2.5, None, {"é": True}], "a": {"x": [[], {}]}}
+    monkeypatch.setattr(chat_template, "MAX_IN_C", 3)
+    given = {"ensure_ascii": False} | options
+    assert chat_template._tojson(value, **options) == json.dumps(value, **given)
