@@ -274,10 +274,10 @@ async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
         arrived, release = asyncio.Event(), asyncio.Event()
 
         async def slow() -> Any:
-            yield b'{"user": "' + b"x" * 1_500_000
+            yield b" " * 1_500_000
             arrived.set()
             await release.wait()
-            yield b'", "prompt": "x"}'
+            yield b'{"prompt": "x"}'
 
         first = asyncio.create_task(c.client.post("/v1/completions", content=slow(), headers=kind))
         await arrived.wait()
