@@ -23,7 +23,7 @@ from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
-from .http.json_body import parse_json
+from .http.json_body import parse_pieces
 from .http.keep_alive import kept_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
@@ -252,9 +252,9 @@ class GenerateHandler:
             model = self._registry.model()
 
             def parsed() -> T:
-                return parse(parse_json(body, model.max_model_len), model)
+                return parse(parse_pieces(body, model.max_model_len), model)
 
-            return await self._parsers.run(exchange.client, len(body), parsed)
+            return await self._parsers.run(exchange.client, share.size, parsed)
 
     async def _unless_gone(
         self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float

@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from json import decoder, scanner
 from typing import Any
 
@@ -63,16 +63,21 @@ _DIGITS = re.compile(rf"[-+.0-9eE]{{{MAX_DIGITS}}}")
 Scan = Callable[[str, int], tuple[Any, int]]
 
 
-def parse_json(body: bytes | bytearray, context: int) -> Any:
+def parse_json(body: bytes, context: int) -> Any:
+    """``parse_pieces`` of one."""
+    return parse_pieces((body,), context)
+
+
+def parse_pieces(body: Sequence[bytes], context: int) -> Any:
     """Parse strict JSON: no NaN, no lone surrogates, bounded nesting. In a large body no array or
     object may be much longer than the model's ``context``, in tokens."""
     most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
     try:
-        if len(body) > MAX_BYTES_IN_C:
+        if sum(map(len, body)) > MAX_BYTES_IN_C:
             value = _InterruptibleDecoder(most).parse(body)
         else:
             # Decoded here, because json accepts encoded surrogates.
-            value = _in_c(body.decode("utf-8"))
+            value = _in_c(b"".join(body).decode("utf-8"))
     except UnicodeError:
         raise invalid("The body is not valid UTF-8, or has an unpaired surrogate.") from None
     except (ValueError, RecursionError) as error:
@@ -87,7 +92,7 @@ def parse_text(text: str) -> Any:
     try:
         if len(text) <= MAX_BYTES_IN_C:
             return _in_c(text)
-        return _InterruptibleDecoder(MAX_CONTAINERS).parse(text.encode())
+        return _InterruptibleDecoder(MAX_CONTAINERS).parse((text.encode(),))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except RequestError as error:
@@ -115,9 +120,9 @@ class _InterruptibleDecoder(json.JSONDecoder):
         self.parse_object = self._object
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
 
-    def parse(self, body: bytes | bytearray) -> Any:
+    def parse(self, body: Sequence[bytes]) -> Any:
         """The value of a body. Raises ``RequestError``, ``ValueError`` or ``RecursionError``."""
-        text = body.decode("latin-1")
+        text = "".join([piece.decode("latin-1") for piece in body])
         _check_number(text, _after_space(text, 0))
         value = self.decode(text, _Space)
         _check_depth(value)

@@ -197,7 +197,7 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
     "one string": (COMPLETIONS, {"prompt": "wor " * 3 * MIB}, 400),
     "responses": (
         "/v1/responses",
-        {"input": HELLO * 200, "max_output_tokens": 100, "ignore_eos": True}
+        {"input": HELLO, "max_output_tokens": 200, "ignore_eos": True}
         | {"top_logprobs": 20, "include": ["message.output_text.logprobs"]},
         200,
     ),

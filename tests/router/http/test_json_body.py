@@ -16,6 +16,7 @@ from tandem.router.http.json_body import (
     MAX_CONTAINERS,
     MAX_CONTEXTS,
     parse_json,
+    parse_pieces,
 )
 from tandem.shared.errors import RequestError
 
@@ -117,6 +118,13 @@ def test_white_space_is_skipped_in_pieces() -> None:
     assert large(body) == {"a": [1, {}, ""]}
     with pytest.raises(RequestError, match="trailing comma"):
         large(f"[1,{space}]")
+
+
+def test_pieces_may_be_cut_anywhere() -> None:
+    for count in (1, 50_000):
+        body = json.dumps({"a": ["é🙂\n"] * count}, ensure_ascii=False).encode()
+        pieces = [body[start : start + 7] for start in range(0, len(body), 7)]
+        assert parse_pieces(pieces, CONTEXT * count) == json.loads(body)
 
 
 def test_one_string_may_not_be_the_whole_body(monkeypatch: pytest.MonkeyPatch) -> None:
