@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tandem.tests.end_to_end.cluster import TestCluster, running
-from tandem.tests.router.mcp import stdio_server
 from tandem.tests.support.forked import Forker
 from tandem.tests.tiny_models import cached
-
-MCP_SERVER = stdio_server.__file__
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -45,11 +41,10 @@ def disaggregated(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: str, request: pytest.FixtureRequest
 ) -> Iterator[TestCluster]:
     """The same and a prefill node; every prompt of more than one token goes through it, over each
-    carrier in turn. The router keeps files, and has an MCP server."""
+    carrier in turn. The router keeps files."""
     with running(tmp_path_factory.mktemp("disaggregated"), tiny_model) as cluster:
         files = tmp_path_factory.mktemp("files")
-        server = ("--mcp-command", sys.executable, f"--mcp-args=-S,{MCP_SERVER}")
-        cluster.start_router("--batch-dir", str(files), *server)
+        cluster.start_router("--batch-dir", str(files))
         carrier = f"--carrier={request.param}"
         cluster.start_nodes(("prefill-node", carrier), ("decode-node", carrier))
         cluster.wait_nodes(decode=1, prefill=1)

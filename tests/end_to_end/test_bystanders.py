@@ -156,14 +156,7 @@ def test_bad_requests_are_refused_while_others_stream(
     disaggregated.wait_idle(*disaggregated.parts[1:])
 
 
-SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(500)}}
-
-
-def called(tool: str) -> dict[str, Any]:
-    """A response that begins with a call of an MCP server's tool."""
-    server = {"type": "mcp", "server_label": "mcp", "allowed_tools": [tool]}
-    choice = {"type": "mcp", "server_label": "mcp", "name": tool}
-    return {"input": "hi", "tools": [server], "tool_choice": choice, "max_output_tokens": 64}
+SCHEMA = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(50)}}
 
 
 # Answers with logprobs of all kinds, as large as they may be here, and bodies that take long.
@@ -211,8 +204,8 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
     "ollama": ("/api/chat", OLLAMA | {"stream": False, "options": {"num_predict": 200}}, 200),
     "ollama embed": ("/api/embed", {"model": "qwen3", "input": ["wor " * 100] * 64}, 200),
     "embeddings": ("/v1/embeddings", {"input": [[5] * 400] * 64}, 200),
-    "tokenize": ("/tokenize", {"prompt": "wor " * 200_000, "return_token_strs": True}, 200),
-    "detokenize": ("/detokenize", {"tokens": [5] * 100_000}, 200),
+    "tokenize": ("/tokenize", {"prompt": "wor " * 200_000, "return_token_strs": True}, 400),
+    "detokenize": ("/detokenize", {"tokens": [5] * 100_000}, 400),
     "beams": (
         COMPLETIONS,
         {"prompt": "x", "use_beam_search": True, "n": 8, "max_tokens": 4, "temperature": 0}
@@ -230,8 +223,6 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
         },
         200,
     ),
-    "many values of an MCP server": ("/v1/responses", called("values"), 200),
-    "invalid results of an MCP server": ("/v1/responses", called("blocks"), 200),
 }
 # What the router may do at once is asserted in its own tests. Here all parts share two cores,
 # perhaps with other tests, so only a standstill can be distinguished.
@@ -264,10 +255,13 @@ def always_alive(cluster: TestCluster) -> Iterator[None]:
 def test_heavy_requests_delay_no_other(
     disaggregated: TestCluster, undisturbed: list[list[int]]
 ) -> None:
+    unexpected = {}
     with bystanders(disaggregated, undisturbed), always_alive(disaggregated):
         for case, (path, body, status) in HEAVY.items():
             got, answer = disaggregated.post(path, body)
-            assert got == status, (case, answer)
+            if got != status:
+                unexpected[case] = answer
+    assert unexpected == {}
     disaggregated.wait_idle(*disaggregated.parts[1:])
 
 
