@@ -38,8 +38,7 @@ from .shared.config.client_config import (
     RequestConfig,
     RunBatchConfig,
 )
-from .shared.config.command_line import check_unknown, command_options, fill
-from .shared.config.number_types import NumberRange
+from .shared.config.command_line import NumberRange, check_unknown, command_options, fill
 from .shared.errors import UsageError
 from .shared.process.imports import lasting_imports
 from .shared.process.open_files import allow_many_files

@@ -9,7 +9,7 @@ import click
 
 from ..commands.help_page import OF_MODELS, option_groups, write_group
 from ..commands.part_command import PartCommand
-from ..shared.config.number_types import IntRange, NumberRange
+from ..shared.config.command_line import IntRange, NumberRange
 
 Groups = Mapping[str, Sequence[click.Parameter]]
 

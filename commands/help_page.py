@@ -9,8 +9,13 @@ from typing import Any
 
 import click
 
-from ..shared.config.command_line import FILE_GROUP, GROUPS, NO_GROUP
-from ..shared.config.number_types import IntRange, NumberRange
+from ..shared.config.command_line import (
+    FILE_GROUP,
+    GROUPS,
+    NO_GROUP,
+    IntRange,
+    NumberRange,
+)
 
 # A command with more options shows its most used ones, and the names of its groups.
 MANY = 40
