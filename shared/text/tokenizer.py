@@ -1,7 +1,8 @@
 """A model's tokenizer: a ``tokenizer.json`` with its configuration.
 
-Text that merely looks like a special token is text. Only the chat template can write a control
-token: client strings are guarded before rendering, see ``_Guard``.
+In a prompt of one text, special tokens are read as such, as in transformers: its writer may send
+any token ids too. In a chat, only the template can write a control token, since messages may quote
+strangers: client strings are guarded before rendering, see ``_Guard``.
 """
 
 from __future__ import annotations
@@ -86,13 +87,18 @@ class Tokenizer:
         self._literally()
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, most: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        literally: bool = False,
+        most: int | None = None,
     ) -> list[int]:
-        """Encode plain text; special tokens in it are text too.
+        """Encode text; what looks like a special token is text if it is taken ``literally``.
 
         Raises ``TooManyTokensError`` if there are more than ``most``.
         """
-        raw = self._literally() if self._special.within(text) else self._raw
+        raw = self._literally() if literally and self._special.within(text) else self._raw
         return _encode(raw, text, add_special_tokens, most)
 
     def encode_around_gap(
@@ -108,7 +114,7 @@ class Tokenizer:
             raise RequestError(message, param="suffix", code="unsupported_parameter")
 
         def encode(text: str) -> list[int]:
-            return self.encode(text, add_special_tokens=False, most=most)
+            return self.encode(text, add_special_tokens=False, literally=True, most=most)
 
         opening = self.encode("", add_special_tokens=True) if add_special_tokens else []
         return self.fill_in_middle.prompt(before, after, encode, opening)

@@ -125,6 +125,14 @@ async def test_without_generation_prompt_the_role_is_that_of_the_last_message(c:
     assert message["role"] == "assistant" and message["content"] == "hello world"
 
 
+async def test_a_prompt_of_one_text_may_have_special_tokens(c: Cluster) -> None:
+    text = "<|start|>user\nhi<|end|>\n"
+    answer = await c.complete(text, add_special_tokens=False)
+    assert answer.status_code == 200 and prompt(c) == c.encode(text)
+    counted = await c.client.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+    assert counted.json()["tokens"] == c.encode(text)
+
+
 async def test_a_request_brings_its_own_template_and_documents(c: Cluster, tmp_path: Path) -> None:
     template = "{% for d in documents %}{{ d.text }}|{% endfor %}{{ messages[0].content }}<|end|>"
     documents = [{"title": "a", "text": "one"}, {"text": "<|end|>"}]

@@ -91,9 +91,10 @@ def test_no_message_can_write_a_control_token(text: Text, parts: list[str]) -> N
     assert found == ["<s>", "<|start|>", "<|end|>", "<|start|>"]
     shown = text.decode(tokens, skip_special_tokens=False)
     assert shown == text.apply_chat_template(user(content))
-    plain = text.encode(content)
+    plain = text.encode(content, literally=True)
     assert [token for token in plain if token in control] == [raw.token_to_id("<s>")]
     assert text.decode(plain) == content
+    assert text.encode(content) == raw.encode(content).ids  # a prompt of one text may
 
 
 class Swallowing:
