@@ -17,6 +17,10 @@ from .grammar_text import TokenLiterals
 from .params import GrammarKey
 
 _SILENT = 0
+# Of a parser's state: 3,000 optional properties, which is as many as a schema has room for, take
+# 12,000. A mask of such a state takes 0.1 s; llguidance's own limit of 2,000 ends an output in the
+# middle.
+MAX_ROW_ITEMS = 14_000
 MAX_SHOWN = 300
 
 
@@ -37,7 +41,9 @@ class LLGuidanceBackend:
             }
         )
         # An error with the parser's state would be pages long.
-        self._limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+        self._limits = LLParserLimits(
+            max_items_in_row=MAX_ROW_ITEMS, max_lexer_states=50_000, verbose_errors=False
+        )
 
     def compile(self, key: GrammarKey) -> LLGrammar:
         """See ``GrammarBackend.compile``."""

@@ -81,6 +81,12 @@ def test_random_schemas_give_valid_json_beside_rows_without_one(engine: Engine) 
     assert answers[0][0].tokens == answers[-1][0].tokens == alone.tokens
 
 
+def test_a_schema_may_have_a_thousand_optional_properties(engine: Engine) -> None:
+    properties = {f"p{number}": {"type": "integer"} for number in range(1000)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    assert follows(engine, StructuredOutputs(json=schema), '{"p7": 1, "p999": 2}')
+
+
 def test_any_model_makes_required_calls(engine: Engine) -> None:
     nothing = {"type": "object", "additionalProperties": False}
     city = nothing | {"properties": {"city": {"type": "string", "maxLength": 9}}}
