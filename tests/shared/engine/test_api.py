@@ -268,7 +268,7 @@ def test_a_cache_format_that_is_not_implemented_starts_nothing() -> None:
         ({"scheduling_policy": "lifo"}, "--scheduling-policy 'lifo'.*fcfs or priority"),
         ({"device": "cuda:0"}, "--device 'cuda:0'.*auto or cpu or cuda"),
         ({"block_size": 0}, "--block-size 0 .*from 1 to 1024"),
-        ({"max_model_len": 1}, "--max-model-len 1 .*from 2 to inf"),
+        ({"max_model_len": 1}, "--max-model-len 1 .*must be at least 2"),
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5 "),
     ],
 )
