@@ -3,7 +3,7 @@
 Victims stream greedy tokens; once they run at their own speed, an attacker sends one fresh long
 prompt. From that moment to the attacker's first token, each victim keeps a share of the speed that
 it had before. Measured are the share that the worst victim keeps, its longest gap between two
-tokens, and the attacker's first token over the one that it gets when nobody streams.
+tokens, and the attacker's first token over the one that it gets without other streams.
 """
 
 from __future__ import annotations

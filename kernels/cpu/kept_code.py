@@ -7,8 +7,8 @@ code depends on: the sources of all kernels, since a kernel contains those that 
 of Python, numba, LLVM and numpy; the signature; the CPU with its features.
 
 The files are unpickled, which runs what is in them. They are therefore in a folder that its user
-alone can change, and are accessed through its descriptor: whoever can rename the folder cannot put
-another in its place.
+alone can change, and are accessed through its descriptor: a process that can rename the folder
+cannot put another in its place.
 """
 
 from __future__ import annotations

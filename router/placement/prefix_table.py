@@ -100,7 +100,7 @@ class _Search:
 
     def depths(self, limit: int) -> Iterator[int]:
         """Indices into the sample: the deepest that an owner may hold, half of it, and so on. The
-        first is only about the deepest if no more than ``limit`` may hold as much."""
+        first is only about the deepest if at most ``limit`` may hold as much."""
         low, high = 0, min(1, len(self._sample))
         # The ends of prefixes are evicted before their beginnings, and most prompts are held by
         # none: so first ever deeper, then between the last two.

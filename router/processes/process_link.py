@@ -133,7 +133,7 @@ class Link:
             self._answers.pop(number, None)
 
     async def drained(self) -> None:
-        """Wait until most of what was sent has been read, for whoever sends much."""
+        """Wait until most of what was sent has been read; for callers that send much."""
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 await self._writer.drain()

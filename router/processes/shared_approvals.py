@@ -52,7 +52,7 @@ class SharedApprovals(Approvals):
         task.add_done_callback(self._releases.discard)
 
     async def _release(self, number: int, fields: dict[str, Any]) -> None:
-        """Without an answer the claim stays until it expires: nobody runs the call again."""
+        """Without an answer the claim stays until it expires, and the call is not run again."""
         try:
             reason = (await self._ask(number, fields)).get("refused")
         except UnavailableError as error:

@@ -170,7 +170,7 @@ class Worker:
         return [self._http.serving, *self._loops]
 
     async def _follow(self) -> None:
-        """Follow the keeper. Without it the port belongs to nobody: finish, and end."""
+        """Follow the keeper. Without it the port has no owner: finish, and end."""
         await self._link.run(self._place.link)
         if not self._stop.is_set():
             log.error("the keeper of this worker is gone: ending with what runs")

@@ -53,7 +53,7 @@ MODELS = (
 
 
 class OllamaGenerationResponse(GenerationResponse):
-    """As its base, or the answer to a request that has nothing generated."""
+    """The response of its base, or the answer to a request that has nothing generated."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

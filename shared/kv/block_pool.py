@@ -174,11 +174,6 @@ class BlockPool:
                 self._free.add(block)
         self._trim()
 
-    def clear_cache(self) -> None:
-        """Forget every prefix that no sequence references."""
-        while self.index.idle:
-            self._free.add(self.index.evict())
-
     def _trim(self) -> None:
         while self._max_cached is not None and self.index.idle > self._max_cached:
             self._free.add(self.index.evict())

@@ -161,7 +161,7 @@ class Decoder:
     """A rank's part of the model.
 
     Each part is handed to ``load`` as soon as it is allocated, which fills its ``weight_slots()``
-    and calls ``finish_loading()`` before the next one is: no more than one part is in memory both
+    and calls ``finish_loading()`` before the next one is: at most one part is in memory both
     as it was loaded and as it is packed.
     """
 

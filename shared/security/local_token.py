@@ -4,7 +4,7 @@ Every user of a machine can connect to its loopback. So ``tandem serve`` generat
 parts and leaves it in a file that only its user can read, named after the registry's address, with
 the URL of its router. The launcher holds a lock on the file as long as it lives: the token of a
 killed launcher is invalid, and is never sent to another process that listens at that address since.
-A router is found by the files alone, never by an answer: anybody may serve at a URL."""
+A router is found by the files alone, never by an answer: any process may serve at a URL."""
 
 from __future__ import annotations
 

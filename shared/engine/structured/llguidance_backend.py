@@ -30,7 +30,7 @@ class LLGuidanceBackend:
     def __init__(self, files: TokenizerFiles, vocab_size: int, end_tokens: Iterable[int]) -> None:
         known = 1 + max(files.vocabulary().values())
         self.vocab_size = vocab_size
-        # Without an end token, the last one takes the role, which it can have no more than once.
+        # Without an end token, the last one takes the role, which it can have at most once.
         self._ends = sorted(token for token in end_tokens if token < known) or [known - 1]
         self._tokenizer = _tokenizer(files, max(vocab_size, known), self._ends)
         self._special = TokenLiterals(
