@@ -90,7 +90,12 @@ def parse(arguments: list[str]) -> dict[str, Any]:
     ],
 )
 def test_flag_wins_over_environment_over_yaml_over_default(
-    tmp_path: Path, monkeypatch, flag: bool, environment: bool, yaml: bool, expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: bool,
+    environment: bool,
+    yaml: bool,
+    expected: int,
 ) -> None:
     arguments = []
     if environment:
@@ -226,7 +231,7 @@ def test_a_file_may_have_any_option_of_a_command(tmp_path: Path, command: list[s
     ],
 )
 def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
-    tmp_path: Path, monkeypatch, name: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
 ) -> None:
     monkeypatch.setenv("TANDEM_JOIN", "127.0.0.1:8001")  # another command's
     monkeypatch.setenv(name, "1")
@@ -238,7 +243,7 @@ def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
 
 
 def test_names_that_another_release_or_command_may_have_are_ignored(
-    tmp_path: Path, monkeypatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One configuration serves a router and its nodes, and a release and the one before it."""
     monkeypatch.setenv("TANDEM_SPECULATIVE_DEPTH", "3")
@@ -274,7 +279,7 @@ def test_without_a_command_the_help_is_shown() -> None:
     ],
 )
 def test_an_empty_variable_of_a_secret_opens_nothing(
-    tmp_path: Path, monkeypatch, variable: str, arguments: list[str], flag: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, arguments: list[str], flag: str
 ) -> None:
     monkeypatch.setenv(variable, "")
     fail(arguments, tmp_path, 2, flag, "empty", "admit everybody")
@@ -343,7 +348,9 @@ def test_a_prefill_node_that_is_not_there(tmp_path: Path) -> None:
         fail(client, tmp_path, 1, "--pd-url", address, "--pd-server")
 
 
-def test_the_parts_do_not_read_the_launchers_environment_again(monkeypatch) -> None:
+def test_the_parts_do_not_read_the_launchers_environment_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("TANDEM_CONFIG", "TANDEM_HOST", "TANDEM_API_KEY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("TANDEM_TEST_MARK", "kept")
@@ -416,7 +423,7 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     ],
 )
 def test_serve_waits_for_a_load_as_long_as_the_node_does(
-    flags: list[str], seconds: float, tmp_path: Path, monkeypatch
+    flags: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MagicMock()
     made.return_value.wait_starting.side_effect = StartupError("enough is known")
@@ -433,7 +440,9 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
     assert config.start_timeout > 3 * config.load_timeout
 
 
-def test_serve_ends_when_its_router_refuses_one_of_its_nodes(monkeypatch) -> None:
+def test_serve_ends_when_its_router_refuses_one_of_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(serve, "is_ready", lambda address: False)
     monkeypatch.setattr(serve, "REFUSAL_SECONDS", 0.0)
     answers = iter(["", "two nodes are called 'd'"])
@@ -444,7 +453,7 @@ def test_serve_ends_when_its_router_refuses_one_of_its_nodes(monkeypatch) -> Non
 
 
 def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
-    tmp_path: Path, monkeypatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
@@ -456,7 +465,10 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
 
 @pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])
 def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
-    monkeypatch, capsys, gpus: int, devices: tuple[str | None, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpus: int,
+    devices: tuple[str | None, ...],
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
     monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
@@ -474,7 +486,9 @@ def parse_node(arguments: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("with_key", [True, False])
-def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(capsys, with_key: bool) -> None:
+def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(
+    capsys: pytest.CaptureFixture[str], with_key: bool
+) -> None:
     serve.greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "curl" in line]
     assert ("-H 'authorization: Bearer KEY'" in line) == with_key

@@ -55,7 +55,9 @@ class Course:
 YIELD = asyncio.sleep
 
 
-async def test_an_attack_is_measured_from_the_long_prompt_to_its_first_token(monkeypatch) -> None:
+async def test_an_attack_is_measured_from_the_long_prompt_to_its_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     course = Course()
     monkeypatch.setattr(asyncio, "sleep", course.sleep)
     monkeypatch.setattr(time, "perf_counter", course.now)

@@ -129,7 +129,9 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
         assert "<b>bold</b> [red]x[/red]" in shown
 
 
-def test_two_chats_keep_what_was_typed_in_both(tmp_path: Path, monkeypatch) -> None:
+def test_two_chats_keep_what_was_typed_in_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readline = pytest.importorskip("readline")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with line_editing([], keep=True):

@@ -31,7 +31,9 @@ def complete(fake: FakeOpenAI, config: dict[str, Any], **request: Any) -> None:
     run_complete(fake.server(), CompleteConfig(**config), RequestConfig(**request))
 
 
-def test_prompts_of_the_command_line_are_answered_in_order(capsys) -> None:
+def test_prompts_of_the_command_line_are_answered_in_order(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     fake = FakeOpenAI(upper)
     complete(fake, {"prompts": "one | two|  | three", "max_concurrency": 2}, temperature=0.0)
     shown = capsys.readouterr().out.split()
@@ -40,14 +42,18 @@ def test_prompts_of_the_command_line_are_answered_in_order(capsys) -> None:
     assert fake.paths.count("/v1/completions") == 3
 
 
-def test_one_prompt_has_no_title(capsys, monkeypatch) -> None:
+def test_one_prompt_has_no_title(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     complete(FakeOpenAI(upper), {"quick": "a | b"})
     monkeypatch.setattr(sys, "stdin", io.StringIO("of stdin\n"))
     complete(FakeOpenAI(upper), {"chat": True})
     assert capsys.readouterr().out == "A | B\nOF STDIN \n"
 
 
-def test_lines_of_jsonl_become_lines_of_jsonl(tmp_path: Path, capsys) -> None:
+def test_lines_of_jsonl_become_lines_of_jsonl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = [
         '"plain"',
         "",
@@ -68,7 +74,7 @@ def test_lines_of_jsonl_become_lines_of_jsonl(tmp_path: Path, capsys) -> None:
     assert capsys.readouterr().out == "" and len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_error_is_part_of_the_results_and_the_status(capsys) -> None:
+def test_an_error_is_part_of_the_results_and_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     def reply(body: dict[str, Any]) -> Any:
         if body["prompt"] == "bad":
             return httpx.Response(400, json={"error": {"message": "no"}})

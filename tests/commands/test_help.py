@@ -68,7 +68,9 @@ def test_help_about_a_group_or_an_option(topic: str, has: str, lacks: str) -> No
     assert has in text and lacks not in text
 
 
-def test_help_is_a_command_too(monkeypatch, capsys) -> None:
+def test_help_is_a_command_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["tandem", "help", "chat"])
     main()
     assert capsys.readouterr().out.startswith("Usage: tandem chat [OPTIONS] [MODEL]")
@@ -101,7 +103,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ],
 )
 def test_wrong_usage_is_one_line_with_a_remedy(
-    monkeypatch, capsys, arguments: list[str], words: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -110,7 +115,10 @@ def test_wrong_usage_is_one_line_with_a_remedy(
 
 @pytest.mark.parametrize(("level", "lines"), [([], 1), (["--log-level", "debug"], 9)])
 def test_a_bug_is_one_line_unless_debugged(
-    monkeypatch, capsys, level: list[str], lines: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    level: list[str],
+    lines: int,
 ) -> None:
     def fail(**values: object) -> None:
         raise ZeroDivisionError("by nothing")
@@ -125,7 +133,12 @@ def test_a_bug_is_one_line_unless_debugged(
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(), 1)]
 )
-def test_an_interrupt_and_a_closed_pipe_are_quiet(monkeypatch, capsys, error, status) -> None:
+def test_an_interrupt_and_a_closed_pipe_are_quiet(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    status: int,
+) -> None:
     def fail(**values: object) -> None:
         raise error
 
@@ -135,13 +148,15 @@ def test_an_interrupt_and_a_closed_pipe_are_quiet(monkeypatch, capsys, error, st
     assert capsys.readouterr().err.strip() == ("" if status == 1 else "tandem: interrupted")
 
 
-def test_an_error_of_the_system_names_its_file(monkeypatch, capsys) -> None:
+def test_an_error_of_the_system_names_its_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(cli.commands["router"], "callback", lambda **_: Path("/none/x").read_text())
     assert run(monkeypatch, "router") == 1
     assert capsys.readouterr().err == "tandem: /none/x: No such file or directory\n"
 
 
-def test_debugging_is_the_last_level_given(monkeypatch) -> None:
+def test_debugging_is_the_last_level_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not debugging(["router"])
     assert debugging(["router", "--log-level=debug"])
     assert not debugging(["--log-level", "debug", "--log-level=info"])

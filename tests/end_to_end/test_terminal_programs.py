@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tandem.client.batch.run_batch import run_batch
@@ -25,7 +26,9 @@ from tandem.tests.end_to_end.cluster import TestCluster
 SEEDED = RequestConfig(temperature=1.0, seed=3, max_tokens=8)
 
 
-def test_all_programs_get_the_same_tokens(aggregated: TestCluster, tmp_path: Path, capsys) -> None:
+def test_all_programs_get_the_same_tokens(
+    aggregated: TestCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By one seed, from a chat on the terminal, a prompt, and a line of a file."""
     with contextlib.closing(OpenAIServer(ConnectionConfig(url=aggregated.url))) as server:
         console = Console(file=io.StringIO(), highlight=False)

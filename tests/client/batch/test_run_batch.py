@@ -65,7 +65,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
 
 
-def test_results_are_in_the_order_of_the_requests(tmp_path: Path, capsys) -> None:
+def test_results_are_in_the_order_of_the_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts = [f"p{i}" for i in range(30)]
     server = Server()
     server.errors = {"p3": [400]}
@@ -101,7 +103,7 @@ def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
     assert len(server.asked) == 3 - kept and not partial.exists()
 
 
-def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch) -> None:
+def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 600.0)
     server = Server()
     server.errors = {"a": [503, 429, httpx.ReadError("reset"), 503], "b": [500] * 9}

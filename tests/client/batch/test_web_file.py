@@ -97,7 +97,9 @@ def remote(store: Store, folder: Path, *prompts: str) -> RunBatchConfig:
     )
 
 
-def test_input_and_output_are_at_urls(store: Store, tmp_path: Path, capsys) -> None:
+def test_input_and_output_are_at_urls(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = remote(store, tmp_path, "a", "b")
     store.errors = [503, 500]
     run_batch(Server().client(), config)
@@ -131,7 +133,11 @@ def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) ->
     ],
 )
 def test_transfers_are_bounded(
-    store: Store, tmp_path: Path, monkeypatch, limits: dict[str, float], words: str
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, float],
+    words: str,
 ) -> None:
     config = remote(store, tmp_path, "a")
     for name, value in limits.items():

@@ -1,6 +1,7 @@
 """The committed model is whole, small and consistent with the script that makes it."""
 
 import json
+from collections.abc import Callable
 from itertools import islice
 from random import Random
 
@@ -62,7 +63,7 @@ def test_sums_and_differences_are_right_in_any_wording() -> None:
 
 
 @pytest.mark.parametrize("maker", [maker for maker, *_ in MAKERS])
-def test_every_exchange_has_two_sides(maker) -> None:
+def test_every_exchange_has_two_sides(maker: Callable[[Random], tuple[str, str]]) -> None:
     rng = Random(2)
     for _ in range(200):
         question, answer = maker(rng)

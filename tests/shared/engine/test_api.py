@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -177,7 +178,7 @@ def test_a_stream_that_is_closed_early_frees_its_blocks(engine: Engine) -> None:
         ([["a", 1]], GREEDY, "list of token ids"),
     ],
 )
-def test_wrong_requests_are_refused(engine: Engine, prompts, params, word) -> None:
+def test_wrong_requests_are_refused(engine: Engine, prompts: Any, params: Any, word: str) -> None:
     with pytest.raises(RequestError, match=word):
         engine.generate_sync(prompts, params)
     assert owned_blocks(engine) == 0

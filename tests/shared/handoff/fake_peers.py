@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import zmq
 
@@ -82,7 +83,7 @@ class FakeSender:
         ring: SharedRing | None = None,
         device_ring: DevicePlace | None = None,
         encode: Callable[[Greeting], bytes] = greeting.encode,
-        **changed,
+        **changed: Any,
     ) -> None:
         """Answer one dialer's greeting, with fields changed; with a ring, in shared memory or in a
         device's."""
@@ -114,18 +115,22 @@ class FakeSender:
         self.dialers.close()  # libzmq ends a connection once its authenticator has let go of it
         getattr(self, socket).close(0)
 
-    def expected_by(self, decode: Rank, transfer_id: int, blocks, **fields) -> None:
+    def expected_by(
+        self, decode: Rank, transfer_id: int, blocks: Iterable[int], **fields: Any
+    ) -> None:
         decode.plane.submit(expect(self, transfer_id, blocks, **fields))
         self.accept()
         decode.log.wait(Expecting, transfer_id)
 
-    def header(self, kind: Kind, transfer_id: int, **fields) -> Header:
+    def header(self, kind: Kind, transfer_id: int, **fields: Any) -> Header:
         fields.setdefault("attempt", 1)
         fields.setdefault("sender_epoch", self.config.epoch)
         fields.setdefault("receiver_epoch", self.peer_epoch)
         return Header(kind=kind, transfer_id=transfer_id, **fields)
 
-    def data(self, transfer_id: int, sequence: int, layer: int, first: int, end: int, **fields):
+    def data(
+        self, transfer_id: int, sequence: int, layer: int, first: int, end: int, **fields: Any
+    ) -> Any:
         """A valid data frame of one layer, with fields changed."""
         payload = bytes([layer + 1]) * ((end - first) * CELL)
         ranges = {
@@ -140,7 +145,7 @@ class FakeSender:
             self.header(Kind.DATA, transfer_id, sequence=sequence, **(ranges | fields)), payload
         )
 
-    def fin(self, transfer_id: int, sent: list[bytes], **changed) -> bytes:
+    def fin(self, transfer_id: int, sent: list[bytes], **changed: Any) -> bytes:
         digest = frame.Digest()
         for message in sent:
             digest.add(frame.verify(message))
@@ -186,7 +191,7 @@ class FakeReceiver:
         real: Rank,
         sender: Rank,
         encode: Callable[[Greeting], bytes] = greeting.encode,
-        **changed,
+        **changed: Any,
     ) -> None:
         self.config = real.config
         self.epoch = real.config.epoch
@@ -237,7 +242,7 @@ class FakeReceiver:
         assert place is not None, record
         return place
 
-    def send(self, kind: Kind, transfer_id: int = 0, payload: bytes = b"", **fields) -> None:
+    def send(self, kind: Kind, transfer_id: int = 0, payload: bytes = b"", **fields: Any) -> None:
         fields.setdefault("attempt", 1 if transfer_id else 0)
         fields.setdefault("sender_epoch", self.epoch)
         fields.setdefault("receiver_epoch", self.sender_epoch)
@@ -255,7 +260,9 @@ class FakeReceiver:
         return _next(self.control, kinds, self.ping)
 
 
-def _next(socket: zmq.Socket, kinds, keep_alive) -> tuple[Header, memoryview]:
+def _next(
+    socket: zmq.Socket, kinds: tuple[Kind, ...], keep_alive: Callable[[], None]
+) -> tuple[Header, memoryview]:
     for _ in range(1000):
         parts = socket.recv_multipart()
         header, payload = frame.decode(parts[-1], 1024)

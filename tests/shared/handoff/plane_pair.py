@@ -115,7 +115,7 @@ class Rank:
         transport: Transport = ZEROMQ,
         carriers: Kinds = CARRIERS,
         device: Gpu | None = None,
-        **config,
+        **config: Any,
     ) -> None:
         self.cache = cache or make_cache(seed=seed)
         self.log = EventLog()
@@ -156,13 +156,17 @@ class Rank:
         if isinstance(self.device, FakeDevice):
             self.device.driver.check_books()
 
-    def expect(self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+    def expect(
+        self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
+    ) -> None:
         """Reserve on this rank and wait until the sender has been greeted."""
         self.plane.submit(expect(sender, transfer_id, blocks, **fields))
         part = transfer_id, sender.config.rank
         until(lambda: part in [(e.transfer_id, e.peer_rank) for e in self.log.of(Expecting)])
 
-    def open(self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> None:
+    def open(
+        self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
+    ) -> None:
         fields.setdefault("attempt", 1)
         fields.setdefault("heads", every_layer(range(HEADS)))
         fields.setdefault("dtype", "bfloat16")
@@ -177,14 +181,16 @@ class Rank:
             )
         )
 
-    def compute(self, transfer_id: int, first: int, end: int, *, chunk: int, attempt: int = 1):
+    def compute(
+        self, transfer_id: int, first: int, end: int, *, chunk: int, attempt: int = 1
+    ) -> None:
         """Announce layers chunk by chunk, as a prefill does."""
         for start in range(first, end, chunk):
             for layer in range(LAYERS):
                 self.plane.layer_ready(transfer_id, attempt, layer, start, min(end, start + chunk))
 
 
-def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields) -> Expect:
+def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any) -> Expect:
     fields.setdefault("attempt", 1)
     fields.setdefault("heads", every_layer(range(HEADS)))
     fields.setdefault("peer_epoch", sender.config.epoch)

@@ -2,15 +2,24 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, tolerance, worst_difference
+from tandem.shared.handoff.plane.canary import (
+    Difference,
+    canary_prompt,
+    coarsest,
+    tolerance,
+    worst_difference,
+)
 from tandem.shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 
 from .memory_cache import MemoryCache, layer_of
 from .plane_pair import Rank, make_cache
+
+Value = Callable[[int, int, int, int, int], float]
 
 LAYERS, HEADS, DIM, BLOCK = 3, 2, 4, 8
 OURS, THEIRS, TOKENS = (5, 0, 3, 7), (1, 6, 2, 4), 30
@@ -21,7 +30,7 @@ def _cache() -> MemoryCache:
     return MemoryCache(layout, num_blocks=8, block_size=BLOCK, kv_dtype="float32")
 
 
-def _fill(cache: MemoryCache, table: tuple[int, ...], value) -> None:
+def _fill(cache: MemoryCache, table: tuple[int, ...], value: Value) -> None:
     """Write ``value(layer, side, head, token, dim)`` as float32 wherever the table points."""
     for layer in range(LAYERS):
         for token in range(TOKENS):
@@ -38,7 +47,7 @@ def _plain(layer: int, side: int, head: int, token: int, dim: int) -> float:
     return math.sin(1 + layer + 3 * side + 5 * head + 7 * token + 11 * dim)
 
 
-def _worst(theirs, rounding="float32", exact_layers=LAYERS):
+def _worst(theirs: Value, rounding: str = "float32", exact_layers: int = LAYERS) -> Difference:
     cache = _cache()
     _fill(cache, OURS, _plain)
     _fill(cache, THEIRS, theirs)
@@ -55,19 +64,19 @@ def _worst(theirs, rounding="float32", exact_layers=LAYERS):
     return worst_difference(cache, compare)
 
 
-def test_the_same_kv_in_other_blocks_does_not_differ():
+def test_the_same_kv_in_other_blocks_does_not_differ() -> None:
     worst = _worst(_plain)
     assert worst.largest == 0
     assert worst.ratio == 0
 
 
-def test_rounding_is_allowed_and_what_exceeds_it_is_named():
-    def rounded(layer, side, head, token, dim):
+def test_rounding_is_allowed_and_what_exceeds_it_is_named() -> None:
+    def rounded(layer: int, side: int, head: int, token: int, dim: int) -> float:
         return _plain(layer, side, head, token, dim) * (1 + 1e-6)
 
     assert 0 < _worst(rounded).ratio < 1
 
-    def off(layer, side, head, token, dim):
+    def off(layer: int, side: int, head: int, token: int, dim: int) -> float:
         wrong = (layer, side, head, token, dim) == (2, 1, 1, 17, 3)
         return _plain(layer, side, head, token, dim) + 0.25 * wrong
 
@@ -88,11 +97,11 @@ def test_rounding_is_allowed_and_what_exceeds_it_is_named():
     ],
     ids=["heads", "K and V", "tokens", "dims", "layers"],
 )
-def test_another_order_of_the_same_numbers_is_detected(layout):
+def test_another_order_of_the_same_numbers_is_detected(layout: Value) -> None:
     assert _worst(layout).ratio > 100
 
 
-def test_a_value_that_is_no_number_is_too_much():
+def test_a_value_that_is_no_number_is_too_much() -> None:
     assert _worst(lambda *at: math.nan if at == (1, 0, 0, 0, 0) else _plain(*at)).ratio == math.inf
 
 
@@ -118,7 +127,7 @@ def test_another_layout_is_detected_in_deep_models_and_coarse_dtypes() -> None:
 def test_behind_a_router_some_tokens_may_differ_but_not_nearly_all() -> None:
     """In the last layer alone; elsewhere each token counts, as does a value that is no number."""
 
-    def sent_elsewhere(many: int, from_layer: int, value: float):
+    def sent_elsewhere(many: int, from_layer: int, value: float) -> Any:
         return lambda layer, side, head, token, dim: (
             value if layer >= from_layer and token < many else _plain(layer, side, head, token, dim)
         )
@@ -137,7 +146,7 @@ def test_the_coarsest_format_counts_and_one_that_is_not_known_is_the_coarsest() 
     assert coarsest(["float32", "Q2_K"]) == coarsest(["Q4_1"]) == "Q4_1"
 
 
-def test_the_prompt_is_the_same_everywhere_and_fits():
+def test_the_prompt_is_the_same_everywhere_and_fits() -> None:
     prompt = canary_prompt(50_000, 4096)
     assert prompt == canary_prompt(50_000, 512)
     assert len(set(prompt)) == len(prompt) == 31
@@ -145,7 +154,7 @@ def test_the_prompt_is_the_same_everywhere_and_fits():
     assert len(canary_prompt(512, 3)) == 2
 
 
-def test_a_rank_compares_two_block_tables_on_command():
+def test_a_rank_compares_two_block_tables_on_command() -> None:
     with Rank("d", listen_host=None, cache=make_cache(dtype="float32")) as rank:
         compare: dict[str, Any] = {
             "rounding": "float32",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +9,8 @@ from hypothesis import strategies as st
 from tandem.shared.handoff.plane.coverage import Coverage, OverlapError
 
 LAYERS, FIRST, END = 4, 3, 20
+Cells = set[tuple[int, int]]
+Rectangle = tuple[int, int, int, int]
 # As windows make them, and all alike.
 FIRSTS = st.sampled_from([(3, 10, 3, 19), (19, 3, 12, 12), ()])
 RECTANGLE = st.tuples(
@@ -18,19 +18,21 @@ RECTANGLE = st.tuples(
 )
 
 
-def _cells(layer, end_layer, first, end):
+def _cells(layer: int, end_layer: int, first: int, end: int) -> Cells:
     return {(y, x) for y in range(layer, end_layer) for x in range(first, end)}
 
 
-def _inside(firsts):
-    starts = firsts or [FIRST] * LAYERS
+def _inside(firsts: tuple[int, ...]) -> Cells:
+    starts = firsts or (FIRST,) * LAYERS
     return {(y, x) for y, start in enumerate(starts) for x in range(start, END)}
 
 
 @given(st.lists(RECTANGLE, max_size=40), FIRSTS)
-def test_each_cell_is_taken_once_and_only_inside(rectangles, firsts):
+def test_each_cell_is_taken_once_and_only_inside(
+    rectangles: list[Rectangle], firsts: tuple[int, ...]
+) -> None:
     coverage = Coverage(LAYERS, FIRST, END, firsts)
-    taken: set[Any] = set()
+    taken: Cells = set()
     inside = _inside(firsts)
     assert coverage.total == len(inside)
     for rectangle in rectangles:
@@ -46,9 +48,11 @@ def test_each_cell_is_taken_once_and_only_inside(rectangles, firsts):
 
 
 @given(st.lists(RECTANGLE, max_size=20), st.integers(0, LAYERS - 1), st.integers(0, 24), FIRSTS)
-def test_missing_is_just_what_was_not_added(rectangles, layer, first, firsts):
+def test_missing_is_just_what_was_not_added(
+    rectangles: list[Rectangle], layer: int, first: int, firsts: tuple[int, ...]
+) -> None:
     coverage = Coverage(LAYERS, FIRST, END, firsts)
-    taken: set[Any] = set()
+    taken: Cells = set()
     for rectangle in rectangles:
         try:
             coverage.add(*rectangle)
@@ -59,12 +63,12 @@ def test_missing_is_just_what_was_not_added(rectangles, layer, first, firsts):
     assert missing == _cells(layer, layer + 1, first, END) & _inside(firsts) - taken
 
 
-def test_a_cell_that_a_window_leaves_out_is_refused_by_its_place():
+def test_a_cell_that_a_window_leaves_out_is_refused_by_its_place() -> None:
     with pytest.raises(OverlapError, match=r"layers \[0, 2\) tokens \[7, 9\) .* from 3 or 8, by"):
         Coverage(2, 3, 9, (3, 8)).add(0, 2, 7, 9)
 
 
-def test_cells_that_arrive_one_by_one_in_any_order_complete_it():
+def test_cells_that_arrive_one_by_one_in_any_order_complete_it() -> None:
     coverage = Coverage(1, 0, 9)
     for token in (3, 1, 2, 8, 0, 5, 7, 6, 4):
         assert not coverage.complete

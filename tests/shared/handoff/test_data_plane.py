@@ -23,7 +23,9 @@ def _table(source: random.Random, tokens: int, blocks: int = 64) -> tuple[int, .
 @pytest.mark.parametrize(
     ("first", "end", "chunk"), [(0, 1, 1), (0, 19, 7), (5, 99, 40), (17, 18, 5), (1, 200, 200)]
 )
-def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(first, end, chunk):
+def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(
+    first: int, end: int, chunk: int
+) -> None:
     source = random.Random(end)
     with Rank("p", seed=1) as prefill, Rank("d", seed=2, listen_host=None) as decode:
         there, here = _table(source, end), _table(source, end)
@@ -61,7 +63,7 @@ def _two_free_ports() -> int:
     raise AssertionError("no two free ports side by side")
 
 
-def test_ports_can_be_fixed_for_a_firewall():
+def test_ports_can_be_fixed_for_a_firewall() -> None:
     port = _two_free_ports()
     with Rank("p", seed=1, listen_port=port) as prefill, Rank("d", listen_host=None) as decode:
         assert prefill.plane.endpoints.bulk == f"tcp://127.0.0.1:{port}"
@@ -71,6 +73,6 @@ def test_ports_can_be_fixed_for_a_firewall():
             Rank("other", listen_port=port).plane.start()
 
 
-def test_an_address_of_another_machine_is_refused_with_the_remedy():
+def test_an_address_of_another_machine_is_refused_with_the_remedy() -> None:
     with pytest.raises(StartupError, match=r"192\.0\.2\.1:\* for KV.*--kv-host"):
         Rank("p", listen_host="192.0.2.1").plane.start()

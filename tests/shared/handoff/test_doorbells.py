@@ -21,9 +21,11 @@ from tandem.shared.handoff.carriers.shared_memory.ring import SharedRing
 
 NUMBER = 2**63 + 5
 
+Ends = tuple[DoorbellWriter, DoorbellReader]
+
 
 @pytest.fixture
-def ends() -> Iterator[tuple[DoorbellWriter, DoorbellReader]]:
+def ends() -> Iterator[Ends]:
     mine = DoorbellWriter(NUMBER)
     theirs = DoorbellReader(os.getpid(), mine.descriptor, NUMBER)
     mine.opened()
@@ -36,7 +38,7 @@ def _readable(end: DoorbellWriter | DoorbellReader) -> bool:
     return bool(select.select([end], [], [], 0)[0])
 
 
-def test_records_come_in_order_and_whole(ends) -> None:
+def test_records_come_in_order_and_whole(ends: Ends) -> None:
     mine, theirs = ends
     assert not _readable(theirs) and theirs.next() is None
     sent = [doorbell(0, 2**32 - 1), b"", b"small frame", b"x" * (MAX_RECORD_BYTES - 2)]
@@ -47,7 +49,7 @@ def test_records_come_in_order_and_whole(ends) -> None:
     assert theirs.next() is None
 
 
-def test_records_that_are_read_now_and_then(ends) -> None:
+def test_records_that_are_read_now_and_then(ends: Ends) -> None:
     mine, theirs = ends
     heard = []
     for number in range(100):
@@ -60,7 +62,7 @@ def test_records_that_are_read_now_and_then(ends) -> None:
     assert [int.from_bytes(record[:2], "little") for record in heard] == list(range(100))
 
 
-def test_frames_given_back_are_counted_once(ends) -> None:
+def test_frames_given_back_are_counted_once(ends: Ends) -> None:
     mine, theirs = ends
     assert mine.given_back() == 0
     theirs.give_back()
@@ -70,7 +72,7 @@ def test_frames_given_back_are_counted_once(ends) -> None:
     assert mine.given_back() == 0 and not _readable(mine)
 
 
-def test_a_reader_that_stops_reading_is_an_error_and_no_wait(ends) -> None:
+def test_a_reader_that_stops_reading_is_an_error_and_no_wait(ends: Ends) -> None:
     mine, _ = ends
     with pytest.raises(BlockingIOError):
         for _ in range(1000):

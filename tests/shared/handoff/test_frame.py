@@ -14,14 +14,14 @@ U32 = st.integers(0, 2**32 - 1)
 LIMIT = 4096
 
 
-def _range(limit: int):
+def _range(limit: int) -> st.SearchStrategy[tuple[int, int]]:
     return st.tuples(st.integers(0, limit - 1), st.integers(1, limit)).map(
         lambda pair: (min(pair[0], pair[1] - 1), pair[1])
     )
 
 
 @st.composite
-def data_frames(draw) -> tuple[Header, bytes]:
+def data_frames(draw: st.DrawFn) -> tuple[Header, bytes]:
     layers, tokens, heads = draw(_range(2**16)), draw(_range(2**32 - 1)), draw(_range(2**16 - 1))
     header = Header(
         kind=Kind.DATA,
@@ -41,7 +41,7 @@ def data_frames(draw) -> tuple[Header, bytes]:
 
 
 @given(data_frames())
-def test_data_frame_survives_the_round_trip(case):
+def test_data_frame_survives_the_round_trip(case: tuple[Header, bytes]) -> None:
     header, payload = case
     got, view = frame.decode(frame.encode(header, payload), LIMIT)
     assert got == header
@@ -49,7 +49,7 @@ def test_data_frame_survives_the_round_trip(case):
 
 
 @given(data_frames(), st.data())
-def test_any_flipped_bit_is_found(case, data):
+def test_any_flipped_bit_is_found(case: tuple[Header, bytes], data: st.DataObject) -> None:
     message = bytearray(frame.encode(*case))
     bit = data.draw(st.integers(0, 8 * len(message) - 1))
     message[bit // 8] ^= 1 << (bit % 8)
@@ -58,7 +58,9 @@ def test_any_flipped_bit_is_found(case, data):
 
 
 @given(data_frames(), st.data())
-def test_any_truncation_and_any_excess_is_found(case, data):
+def test_any_truncation_and_any_excess_is_found(
+    case: tuple[Header, bytes], data: st.DataObject
+) -> None:
     message = frame.encode(*case)
     with pytest.raises(FrameError):
         frame.decode(message[: data.draw(st.integers(0, len(message) - 1))], LIMIT)
@@ -67,21 +69,21 @@ def test_any_truncation_and_any_excess_is_found(case, data):
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_refused(garbage):
+def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(FrameError):
         frame.decode(garbage, LIMIT)
     with pytest.raises(FrameError):
         frame.decode(frame.MAGIC + garbage, LIMIT)
 
 
-def test_a_huge_length_is_refused_before_it_is_used():
+def test_a_huge_length_is_refused_before_it_is_used() -> None:
     message = bytearray(frame.encode(Header(kind=Kind.PING, sender_epoch=1, receiver_epoch=2)))
     message[HEADER_BYTES - 12 : HEADER_BYTES - 8] = b"\xff\xff\xff\xff"
     with pytest.raises(FrameError, match="4294967295 bytes; the limit is 4096"):
         frame.parse(bytes(message), LIMIT)
 
 
-def test_a_payload_beyond_the_limit_is_refused():
+def test_a_payload_beyond_the_limit_is_refused() -> None:
     header = _data(0, 1)
     with pytest.raises(FrameError, match="101 bytes; the limit is 100"):
         frame.decode(frame.encode(header, bytes(101)), 100)
@@ -100,7 +102,7 @@ def _data(first: int, end: int) -> Header:
 
 
 @pytest.mark.parametrize(("first", "end"), [(5, 5), (6, 5)])
-def test_an_empty_or_inverted_range_is_refused(first, end):
+def test_an_empty_or_inverted_range_is_refused(first: int, end: int) -> None:
     with pytest.raises(FrameError, match="empty tokens"):
         frame.decode(frame.encode(_data(first, end), b"x"), LIMIT)
 
@@ -117,41 +119,41 @@ def test_an_empty_or_inverted_range_is_refused(first, end):
         (Kind.ABORT, bytes(frame.MAX_REASON_BYTES + 1)),
     ],
 )
-def test_a_control_frame_of_the_wrong_size_is_refused(kind, payload):
+def test_a_control_frame_of_the_wrong_size_is_refused(kind: Kind, payload: bytes) -> None:
     message = frame.encode(Header(kind=kind, sender_epoch=1, receiver_epoch=2), payload)
     with pytest.raises(FrameError, match=kind.name.lower()):
         frame.decode(message, LIMIT)
 
 
-def test_a_control_frame_with_ranges_is_refused():
+def test_a_control_frame_with_ranges_is_refused() -> None:
     header = Header(kind=Kind.PING, sender_epoch=1, receiver_epoch=2, end_layer=1)
     with pytest.raises(FrameError, match="ping frame with ranges"):
         frame.decode(frame.encode(header), LIMIT)
 
 
 @pytest.mark.parametrize(("at", "value", "match"), [(4, 9, "version 9"), (6, 1, "flags 0x1")])
-def test_another_version_and_unknown_flags_are_named(at, value, match):
+def test_another_version_and_unknown_flags_are_named(at: int, value: int, match: str) -> None:
     message = bytearray(frame.encode(Header(kind=Kind.PING, sender_epoch=1, receiver_epoch=2)))
     message[at] = value
     with pytest.raises(FrameError, match=match):
         frame.decode(bytes(message), LIMIT)
 
 
-def test_an_unknown_type_is_named():
+def test_an_unknown_type_is_named() -> None:
     message = bytearray(frame.encode(Header(kind=Kind.PING, sender_epoch=1, receiver_epoch=2)))
     message[5] = 77
     with pytest.raises(FrameError, match="type 77"):
         frame.decode(bytes(message), LIMIT)
 
 
-def test_a_corrupt_payload_is_a_checksum_error():
+def test_a_corrupt_payload_is_a_checksum_error() -> None:
     message = bytearray(frame.encode(_data(0, 1), b"abc"))
     message[-1] ^= 1
     with pytest.raises(ChecksumError):
         frame.decode(bytes(message), LIMIT)
 
 
-def test_the_digest_depends_on_the_order_of_frames():
+def test_the_digest_depends_on_the_order_of_frames() -> None:
     one, two = frame.Digest(), frame.Digest()
     one.add(1)
     one.add(2)
@@ -160,5 +162,5 @@ def test_the_digest_depends_on_the_order_of_frames():
     assert one.value != two.value
 
 
-def test_a_reason_from_the_wire_is_safe_to_log():
+def test_a_reason_from_the_wire_is_safe_to_log() -> None:
     assert frame.read_reason(memoryview(b"a\x1b[31m\xff")) == "a?[31m\ufffd"

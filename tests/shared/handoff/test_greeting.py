@@ -24,7 +24,7 @@ ME = Greeting(
 )
 
 
-def test_a_greeting_survives_the_round_trip():
+def test_a_greeting_survives_the_round_trip() -> None:
     assert greeting.decode(greeting.encode(ME)) == ME
 
 
@@ -44,17 +44,17 @@ def test_a_difference_is_refused_by_field_and_both_values(
         greeting.check(ME, replace(ME, node_id="d", **change))
 
 
-def test_a_peer_without_the_checksum_is_refused():
+def test_a_peer_without_the_checksum_is_refused() -> None:
     with pytest.raises(PeerRefusedError, match="capabilities"):
         greeting.check(ME, replace(ME, capabilities=2))
 
 
-def test_unknown_capabilities_are_tolerated():
+def test_unknown_capabilities_are_tolerated() -> None:
     greeting.check(ME, replace(ME, capabilities=greeting.CAPABILITIES | 1 << 40))
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_refused(garbage):
+def test_garbage_is_refused(garbage: bytes) -> None:
     for message in (garbage, greeting.MAGIC + garbage):
         with pytest.raises(FrameError):
             greeting.decode(message)
@@ -93,13 +93,13 @@ def test_garbage_is_refused(garbage):
         {"dtype": {"a": {}}},
     ],
 )
-def test_a_field_of_the_wrong_kind_is_refused(change):
+def test_a_field_of_the_wrong_kind_is_refused(change: Any) -> None:
     values = msgpack.unpackb(greeting.encode(ME)[4:]) | change
     with pytest.raises(FrameError):
         greeting.decode(greeting.MAGIC + msgpack.packb(values))
 
 
-def test_a_greeting_of_another_version_is_understood_by_what_both_know():
+def test_a_greeting_of_another_version_is_understood_by_what_both_know() -> None:
     values = msgpack.unpackb(greeting.encode(ME)[4:])
     del values["offers"], values["full"], values["max_payload"]
     older_and_newer = values | {"of_a_later_version": "x"}
@@ -113,12 +113,12 @@ def test_a_greeting_of_another_version_is_understood_by_what_both_know():
         greeting.decode(greeting.MAGIC + msgpack.packb(values | too_many))
 
 
-def test_a_long_greeting_is_refused_unread():
+def test_a_long_greeting_is_refused_unread() -> None:
     with pytest.raises(FrameError, match=f"limit is {greeting.MAX_GREETING_BYTES}"):
         greeting.decode(greeting.encode(ME) + bytes(greeting.MAX_GREETING_BYTES))
 
 
-def test_a_refusal_in_any_script_fits_into_the_answer():
+def test_a_refusal_in_any_script_fits_into_the_answer() -> None:
     theirs = replace(ME, node_id="界" * 170, protocol=5)
     with pytest.raises(PeerRefusedError) as refusal:
         greeting.check(ME, theirs)
@@ -126,7 +126,7 @@ def test_a_refusal_in_any_script_fits_into_the_answer():
     assert greeting.decode(greeting.encode(answer)).refused.startswith("protocol: here 2, at 界")
 
 
-def test_ranks_of_unequal_sides_may_meet():
+def test_ranks_of_unequal_sides_may_meet() -> None:
     half = replace(ME, tp_size=2, rank=1)
     greeting.check(ME, half)
     greeting.check(half, ME)

@@ -15,7 +15,7 @@ def _table() -> tuple[LeaseTable, Clock]:
     return LeaseTable(10.0, clock), clock
 
 
-def test_a_lease_ends_after_ten_seconds_unless_renewed():
+def test_a_lease_ends_after_ten_seconds_unless_renewed() -> None:
     table, clock = _table()
     table.grant(ONE, 1, 1)
     table.grant(ONE, 2, 1)
@@ -30,7 +30,7 @@ def test_a_lease_ends_after_ten_seconds_unless_renewed():
     assert len(table) == 0
 
 
-def test_a_lease_past_its_end_is_not_revived():
+def test_a_lease_past_its_end_is_not_revived() -> None:
     table, clock = _table()
     table.grant(ONE, 1, 1)
     clock.now += 10
@@ -38,7 +38,7 @@ def test_a_lease_past_its_end_is_not_revived():
     assert table.expire() == [1]
 
 
-def test_release_ends_a_lease_once_and_only_for_its_tenant():
+def test_release_ends_a_lease_once_and_only_for_its_tenant() -> None:
     table, _ = _table()
     table.grant(ONE, 1, 1)
     assert table.release(OTHER, [1]) == []
@@ -47,7 +47,7 @@ def test_release_ends_a_lease_once_and_only_for_its_tenant():
     assert table.release(ONE, [1]) == []
 
 
-def test_an_older_attempt_cannot_take_over_a_lease():
+def test_an_older_attempt_cannot_take_over_a_lease() -> None:
     table, _ = _table()
     assert table.grant(ONE, 1, 2)
     assert not table.grant(ONE, 1, 1)
@@ -56,7 +56,7 @@ def test_an_older_attempt_cannot_take_over_a_lease():
     assert table.grant(ONE, 1, 3)
 
 
-def test_a_new_epoch_voids_what_the_old_one_held():
+def test_a_new_epoch_voids_what_the_old_one_held() -> None:
     table, _ = _table()
     table.grant(ONE, 1, 1)
     table.grant(OTHER, 2, 1)
@@ -64,7 +64,7 @@ def test_a_new_epoch_voids_what_the_old_one_held():
     assert table.live(OTHER) == [2]
 
 
-def test_trust_ends_before_the_lease_does_and_renewals_count_from_when_they_left():
+def test_trust_ends_before_the_lease_does_and_renewals_count_from_when_they_left() -> None:
     table, clock = _table()
     trust = LeaseTrust(10.0, clock)
     assert trust.left(1) == float("inf")
@@ -82,7 +82,7 @@ def test_trust_ends_before_the_lease_does_and_renewals_count_from_when_they_left
     assert trust.ids == [1]
 
 
-def test_an_orphan_is_what_only_the_holder_knows():
+def test_an_orphan_is_what_only_the_holder_knows() -> None:
     _, clock = _table()
     trust = LeaseTrust(10.0, clock)
     for transfer_id in (1, 2):
@@ -94,13 +94,13 @@ def test_an_orphan_is_what_only_the_holder_knows():
     assert trust.ids == [1]
 
 
-def test_epochs_differ_and_are_never_zero():
+def test_epochs_differ_and_are_never_zero() -> None:
     epochs = {new_epoch() for _ in range(1000)}
     assert len(epochs) == 1000
     assert all(0 < epoch < 2**64 for epoch in epochs)
 
 
-def test_closed_attempts_cover_older_ones_and_forget_the_oldest_transfers():
+def test_closed_attempts_cover_older_ones_and_forget_the_oldest_transfers() -> None:
     closed = ClosedAttempts(limit=2)
     closed.add((1, None), 3)
     closed.add((1, None), 2)

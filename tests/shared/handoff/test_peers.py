@@ -41,7 +41,7 @@ def _run(prefill: Rank, decode: Rank, transfer_id: int, base: int = 0) -> tuple[
     return here
 
 
-def test_one_prefill_rank_serves_many_decode_ranks():
+def test_one_prefill_rank_serves_many_decode_ranks() -> None:
     with Rank("p", seed=1) as prefill:
         decodes = [Rank(f"d{i}", listen_host=None).__enter__() for i in range(4)]
         try:
@@ -56,7 +56,7 @@ def test_one_prefill_rank_serves_many_decode_ranks():
 
 
 @pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
-def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served():
+def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served() -> None:
     with Rank("p", seed=1, max_peers=1) as prefill, Rank("d", listen_host=None) as decode:
         here = _run(prefill, decode, 1)
         decode.log.wait(Received, 1)
@@ -70,7 +70,7 @@ def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served():
         decode.log.wait(Received, 3)
 
 
-def test_many_prefill_ranks_fill_one_decode_rank():
+def test_many_prefill_ranks_fill_one_decode_rank() -> None:
     with Rank("d", listen_host=None) as decode:
         prefills = [Rank(f"p{i}", seed=i).__enter__() for i in range(4)]
         try:
@@ -84,7 +84,7 @@ def test_many_prefill_ranks_fill_one_decode_rank():
                 prefill.__exit__()
 
 
-def test_two_nodes_send_to_each_other_at_once_over_reused_connections():
+def test_two_nodes_send_to_each_other_at_once_over_reused_connections() -> None:
     caches = [make_cache(blocks=6 * 13, seed=seed) for seed in (1, 2)]
     with Rank("a", cache=caches[0]) as one, Rank("b", cache=caches[1]) as two:
         for i in range(1, 6):
@@ -99,7 +99,7 @@ def test_two_nodes_send_to_each_other_at_once_over_reused_connections():
         assert not one.log.of(PeerLost) + two.log.of(PeerLost)
 
 
-def test_a_receiver_that_grants_no_credit_does_not_slow_another():
+def test_a_receiver_that_grants_no_credit_does_not_slow_another() -> None:
     limits = {"window_bytes": 2 * 2048, "progress_seconds": 60.0}
     with (
         Rank("p", seed=1) as prefill,
@@ -120,14 +120,14 @@ def test_a_receiver_that_grants_no_credit_does_not_slow_another():
         assert slow.next(Kind.ABORT)[0].transfer_id == 1
 
 
-def test_a_receiver_without_progress_fails_its_transfer_alone():
+def test_a_receiver_without_progress_fails_its_transfer_alone() -> None:
     with Rank("p", seed=1) as prefill, FakeReceiver(Rank("slow"), prefill) as slow:
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, progress_seconds=0.2)
         prefill.compute(1, 0, END, chunk=END)
         assert "no progress" in prefill.log.wait(SendFailed, 1).reason
 
 
-def test_a_dead_receiver_is_noticed():
+def test_a_dead_receiver_is_noticed() -> None:
     with Rank("p", seed=1) as prefill:
         slow = FakeReceiver(Rank("slow"), prefill)
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END)
@@ -138,7 +138,7 @@ def test_a_dead_receiver_is_noticed():
         assert (lost.node_id, lost.epoch) == ("slow", slow.epoch)
 
 
-def test_a_dead_sender_is_noticed():
+def test_a_dead_sender_is_noticed() -> None:
     with Rank("d", listen_host=None) as decode:
         with FakeSender(Rank("p")) as sender:
             sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
@@ -149,7 +149,7 @@ def test_a_dead_sender_is_noticed():
         assert decode.log.wait(PeerLost).node_id == "p"
 
 
-def test_a_sender_that_is_not_there_fails_the_attempt():
+def test_a_sender_that_is_not_there_fails_the_attempt() -> None:
     with Rank("d", listen_host=None) as decode:
         with FakeSender(Rank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
@@ -158,7 +158,7 @@ def test_a_sender_that_is_not_there_fails_the_attempt():
 
 
 @pytest.mark.parametrize("socket", ["bulk", "control"])
-def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str):
+def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str) -> None:
     with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
         sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
         sender.end(socket)
@@ -167,7 +167,7 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
         decode.log.wait(PeerLost)
 
 
-def test_a_receiver_meets_others_after_many_connections_have_ended():
+def test_a_receiver_meets_others_after_many_connections_have_ended() -> None:
     """Both connections of a pair end at once, one while the other's end is handled."""
     with Rank("d", listen_host=None) as decode:
         for transfer_id in range(30):
@@ -176,7 +176,7 @@ def test_a_receiver_meets_others_after_many_connections_have_ended():
             decode.log.wait(ReceiveFailed, transfer_id)
 
 
-def test_a_port_without_a_listener_is_noticed_at_once():
+def test_a_port_without_a_listener_is_noticed_at_once() -> None:
     with Rank("d", listen_host=None) as decode:
         with FakeSender(Rank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
@@ -184,7 +184,7 @@ def test_a_port_without_a_listener_is_noticed_at_once():
         assert "nothing listens there" in decode.log.wait(ReceiveFailed, 1).reason
 
 
-def test_a_peer_that_comes_back_is_greeted_again():
+def test_a_peer_that_comes_back_is_greeted_again() -> None:
     with Rank("d", listen_host=None) as decode:
         with Rank("p", seed=1) as prefill:
             _run(prefill, decode, 1)
@@ -198,7 +198,7 @@ def test_a_peer_that_comes_back_is_greeted_again():
             assert rows(decode.cache, here, 0, END) == rows(prefill.cache, BLOCKS, 0, END)
 
 
-def test_another_start_of_the_sender_is_refused_by_epoch():
+def test_another_start_of_the_sender_is_refused_by_epoch() -> None:
     with Rank("d", listen_host=None) as decode, Rank("p") as prefill:
         decode.plane.submit(
             expect(prefill, 1, BLOCKS, first_token=0, end_token=END, peer_epoch=12345)
@@ -208,7 +208,7 @@ def test_another_start_of_the_sender_is_refused_by_epoch():
         assert not failed.retriable
 
 
-def test_a_sender_of_another_shape_is_refused_by_field_and_values():
+def test_a_sender_of_another_shape_is_refused_by_field_and_values() -> None:
     cache = make_cache(head_bytes=HEAD_BYTES // 2)
     with Rank("d", listen_host=None, cache=cache) as decode, Rank("p") as prefill:
         decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
@@ -217,7 +217,7 @@ def test_a_sender_of_another_shape_is_refused_by_field_and_values():
         assert not failed.retriable
 
 
-def test_a_receiver_checks_the_welcome_as_well():
+def test_a_receiver_checks_the_welcome_as_well() -> None:
     with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(layers=["latent 5"] * LAYERS)
@@ -226,7 +226,7 @@ def test_a_receiver_checks_the_welcome_as_well():
         assert not failed.retriable
 
 
-def test_an_ack_beyond_what_was_sent_fails_the_transfer():
+def test_an_ack_beyond_what_was_sent_fails_the_transfer() -> None:
     with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
@@ -235,13 +235,13 @@ def test_an_ack_beyond_what_was_sent_fails_the_transfer():
         assert "bytes acknowledged" in prefill.log.wait(SendFailed, 1).reason
 
 
-def test_an_ack_for_an_unknown_transfer_is_answered_with_abort():
+def test_an_ack_for_an_unknown_transfer_is_answered_with_abort() -> None:
     with Rank("p") as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
         receiver.send(Kind.ACK, 77, frame.ack_payload(0))
         assert receiver.next(Kind.ABORT)[0].transfer_id == 77
 
 
-def test_acks_of_another_epoch_grant_nothing():
+def test_acks_of_another_epoch_grant_nothing() -> None:
     with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
@@ -253,7 +253,7 @@ def test_acks_of_another_epoch_grant_nothing():
         prefill.log.wait(Cancelled, 1)
 
 
-def test_a_nack_fails_the_attempt_with_its_reason():
+def test_a_nack_fails_the_attempt_with_its_reason() -> None:
     with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
@@ -264,7 +264,7 @@ def test_a_nack_fails_the_attempt_with_its_reason():
 
 @pytest.mark.parametrize("phase", ["before_open", "opened", "streaming", "finished", "unknown"])
 @pytest.mark.parametrize("side", ["send", "receive"])
-def test_cancel_is_answered_in_every_phase(phase, side):
+def test_cancel_is_answered_in_every_phase(phase: str, side: str) -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         if phase != "unknown":
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
@@ -295,7 +295,7 @@ def test_cancel_is_answered_in_every_phase(phase, side):
         prefill.log.wait(SendFinished, 2)
 
 
-def test_an_attempt_that_is_over_cannot_be_opened_again():
+def test_an_attempt_that_is_over_cannot_be_opened_again() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         decode.plane.submit(CancelExpect(transfer_id=1, attempt=2))
         decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
@@ -305,7 +305,7 @@ def test_an_attempt_that_is_over_cannot_be_opened_again():
         assert "is over" in prefill.log.wait(SendFailed, 1).reason
 
 
-def test_a_newer_attempt_takes_the_place_of_the_older_one():
+def test_a_newer_attempt_takes_the_place_of_the_older_one() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         for attempt in (1, 2):
             fields = {"first_token": 0, "end_token": END, "attempt": attempt}
@@ -318,7 +318,7 @@ def test_a_newer_attempt_takes_the_place_of_the_older_one():
         assert prefill.log.wait(SendFailed, 1).attempt == 1
 
 
-def test_a_window_of_two_cells_does_not_deadlock():
+def test_a_window_of_two_cells_does_not_deadlock() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         fields = {"first_token": 0, "end_token": END, "window_bytes": 2 * CELL}
         decode.expect(prefill, 1, BLOCKS, **fields)
@@ -328,7 +328,7 @@ def test_a_window_of_two_cells_does_not_deadlock():
         assert prefill.plane.stats().frames_sent == LAYERS * END
 
 
-def test_a_frame_is_no_larger_than_its_receiver_takes():
+def test_a_frame_is_no_larger_than_its_receiver_takes() -> None:
     small = Rank("d", slot_bytes=3 * CELL, listen_host=None)
     with Rank("p", seed=1, slot_bytes=100 * CELL) as prefill, small as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
@@ -341,7 +341,7 @@ def test_a_frame_is_no_larger_than_its_receiver_takes():
 
 
 @pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
-def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value():
+def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value() -> None:
     tiny = Rank("d", slot_bytes=CELL - 1)
     with Rank("p", seed=1) as prefill, FakeReceiver(tiny, prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
@@ -350,13 +350,13 @@ def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value():
         assert f"takes frames of {CELL - 1} bytes; one token has more" in reason
 
 
-def test_a_window_that_is_too_small_is_refused_by_value():
+def test_a_window_that_is_too_small_is_refused_by_value() -> None:
     with Rank("p") as prefill:
         prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END, window_bytes=CELL)
         assert f"window of {CELL} bytes" in prefill.log.wait(SendFailed, 1).reason
 
 
-def test_a_cache_that_cannot_pack_fails_its_transfer_alone():
+def test_a_cache_that_cannot_pack_fails_its_transfer_alone() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS[:1], first_token=0, end_token=END)
@@ -367,7 +367,7 @@ def test_a_cache_that_cannot_pack_fails_its_transfer_alone():
         prefill.log.wait(SendFinished, 2)
 
 
-def test_stopping_fails_running_transfers():
+def test_stopping_fails_running_transfers() -> None:
     with Rank("d", listen_host=None) as decode:
         with Rank("p", seed=1) as prefill:
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
@@ -377,7 +377,7 @@ def test_stopping_fails_running_transfers():
         assert decode.log.wait(ReceiveFailed, 1).retriable
 
 
-def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused():
+def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused() -> None:
     for _ in range(20):
         with Rank("p") as prefill:
             prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END)
@@ -388,21 +388,21 @@ def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused():
             prefill.plane.layer_ready(1, 1, 0, 0, 1)
 
 
-def test_a_rank_that_only_receives_refuses_to_send():
+def test_a_rank_that_only_receives_refuses_to_send() -> None:
     with Rank("d", listen_host=None) as decode:
         decode.open(Rank("e"), 1, BLOCKS, first_token=0, end_token=END)
         assert "without listen_host" in decode.log.wait(SendFailed, 1).reason
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/x", "", "tcp://", "tcp://127.0.0.1:nonsense"])
-def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint):
+def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint: str) -> None:
     with Rank("d", listen_host=None) as decode, Rank("p") as prefill:
         command = expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(replace(command, bulk=endpoint))
         decode.log.wait(ReceiveFailed, 1)
 
 
-def test_a_full_command_queue_raises_an_error():
+def test_a_full_command_queue_raises_an_error() -> None:
     config = DataPlaneConfig(node_id="p", epoch=1, max_commands=2)
     plane = DataPlane(config, make_cache(), lambda event: None)
     plane.layer_ready(1, 1, 0, 0, 1)
@@ -412,7 +412,7 @@ def test_a_full_command_queue_raises_an_error():
     plane.stop()
 
 
-def test_a_port_that_cannot_be_bound_fails_the_start():
+def test_a_port_that_cannot_be_bound_fails_the_start() -> None:
     config = DataPlaneConfig(node_id="p", epoch=1, listen_host="203.0.113.7")
     plane = DataPlane(config, make_cache(), lambda event: None)
     with pytest.raises(StartupError, match="cannot start"):
@@ -420,7 +420,7 @@ def test_a_port_that_cannot_be_bound_fails_the_start():
     plane.stop()
 
 
-def test_a_slot_smaller_than_a_token_fails_the_start():
+def test_a_slot_smaller_than_a_token_fails_the_start() -> None:
     config = DataPlaneConfig(node_id="p", epoch=1, slot_bytes=CELL - 1)
     plane = DataPlane(config, make_cache(), lambda event: None)
     with pytest.raises(StartupError, match="raise the slot size"):

@@ -48,7 +48,7 @@ def _named(wanted: dict[str, float]) -> dict[str, float]:
     return {name.replace("__", ",0,"): value for name, value in wanted.items()}
 
 
-def test_bytes_frames_credit_and_slots_move_with_a_transfer():
+def test_bytes_frames_credit_and_slots_move_with_a_transfer() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         _shows(prefill, staging_slots__free=8, staging_slots__held=0)
         fields = {"first_token": 0, "end_token": BLOCK, "window_bytes": 4096}
@@ -63,7 +63,7 @@ def test_bytes_frames_credit_and_slots_move_with_a_transfer():
         _shows(decode, bytes_total__received=size, frames_dropped_total__refused=0)
 
 
-def test_a_cancelled_transfer_gives_its_credit_back():
+def test_a_cancelled_transfer_gives_its_credit_back() -> None:
     with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
         fields = {"first_token": 0, "end_token": BLOCK}
         decode.expect(prefill, 7, [1], **fields)

@@ -12,7 +12,7 @@ def acquired(ring: StagingRing) -> StagingSlot:
     return slot
 
 
-def test_slots_do_not_overlap_and_have_room_for_header_and_payload():
+def test_slots_do_not_overlap_and_have_room_for_header_and_payload() -> None:
     ring = StagingRing(slots=3, payload_bytes=100)
     slots = [acquired(ring) for _ in range(3)]
     for slot in slots:
@@ -22,7 +22,7 @@ def test_slots_do_not_overlap_and_have_room_for_header_and_payload():
     assert all(set(slot.buffer) == {slot.index + 1} for slot in slots)
 
 
-def test_an_exhausted_ring_gives_none_until_a_slot_returns():
+def test_an_exhausted_ring_gives_none_until_a_slot_returns() -> None:
     ring = StagingRing(slots=2, payload_bytes=8)
     first, _ = acquired(ring), acquired(ring)
     assert ring.acquire() is None
@@ -30,7 +30,7 @@ def test_an_exhausted_ring_gives_none_until_a_slot_returns():
     assert ring.acquire() == first
 
 
-def test_a_slot_cannot_be_released_twice():
+def test_a_slot_cannot_be_released_twice() -> None:
     ring = StagingRing(slots=2, payload_bytes=8)
     slot = acquired(ring)
     ring.release(slot)
@@ -38,7 +38,7 @@ def test_a_slot_cannot_be_released_twice():
         ring.release(slot)
 
 
-def test_a_leaked_slot_is_noticed():
+def test_a_leaked_slot_is_noticed() -> None:
     ring = StagingRing(slots=2, payload_bytes=8)
     ring.check_conserved(0)
     ring.acquire()
@@ -47,7 +47,7 @@ def test_a_leaked_slot_is_noticed():
         ring.check_conserved(0)
 
 
-def test_memory_can_be_brought_along_and_must_suffice():
+def test_memory_can_be_brought_along_and_must_suffice() -> None:
     memory = bytearray(2 * StagingRing.stride(8))
     ring = StagingRing(slots=2, payload_bytes=8, memory=memoryview(memory))
     slot = acquired(ring)
@@ -58,7 +58,7 @@ def test_memory_can_be_brought_along_and_must_suffice():
         StagingRing(slots=2, payload_bytes=8, memory=memoryview(bytearray(99)))
 
 
-def test_the_slot_that_was_used_last_is_used_next():
+def test_the_slot_that_was_used_last_is_used_next() -> None:
     ring = StagingRing(slots=4, payload_bytes=8)
     first, second = acquired(ring), acquired(ring)
     ring.release(first)

@@ -46,7 +46,7 @@ def _decode_at(state: DecodeState, clock: Clock) -> TransferState[DecodeState]:
 
 
 @pytest.mark.parametrize(("state", "news"), list(product(D, D)))
-def test_decode_takes_only_what_the_table_allows(state, news):
+def test_decode_takes_only_what_the_table_allows(state: DecodeState, news: DecodeState) -> None:
     attempt = _decode_at(state, Clock())
     before = {D.RESERVED, state, *(HAPPY[: HAPPY.index(state)] if state in HAPPY else ())}
     if news in before:
@@ -62,7 +62,7 @@ def test_decode_takes_only_what_the_table_allows(state, news):
 
 
 @pytest.mark.parametrize("state", list(P))
-def test_prefill_can_be_released_from_every_state_once(state):
+def test_prefill_can_be_released_from_every_state_once(state: PrefillState) -> None:
     attempt = _prefill(Clock())
     for step in (P.RUNNING, P.STREAMING, P.HELD, P.RELEASED):
         if attempt.state is state:
@@ -73,13 +73,13 @@ def test_prefill_can_be_released_from_every_state_once(state):
     assert attempt.over
 
 
-def test_every_state_has_a_row_in_its_table():
+def test_every_state_has_a_row_in_its_table() -> None:
     assert set(DECODE_TRANSITIONS) == set(D)
     assert set(PREFILL_TRANSITIONS) == set(P)
 
 
 @pytest.mark.parametrize("state", [s for s in D if DECODE_TRANSITIONS[s]])
-def test_every_decode_state_that_is_not_the_end_has_a_deadline(state):
+def test_every_decode_state_that_is_not_the_end_has_a_deadline(state: DecodeState) -> None:
     clock = Clock()
     attempt = _decode_at(state, clock)
     assert not attempt.overdue()
@@ -97,7 +97,7 @@ def _prefill_at(state: PrefillState, clock: Clock) -> TransferState[PrefillState
 
 
 @pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING])
-def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state):
+def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state: PrefillState) -> None:
     clock = Clock()
     attempt = _prefill_at(state, clock)
     for _ in range(9):
@@ -110,7 +110,9 @@ def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state):
 
 
 @pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING, P.HELD])
-def test_every_prefill_state_that_holds_something_ends_with_the_request(state):
+def test_every_prefill_state_that_holds_something_ends_with_the_request(
+    state: PrefillState,
+) -> None:
     clock = Clock()
     attempt = _prefill_at(state, clock)
     clock.now += 999
@@ -121,7 +123,7 @@ def test_every_prefill_state_that_holds_something_ends_with_the_request(state):
     assert attempt.overdue().endswith("when the request's time was over")
 
 
-def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_request_ends():
+def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_request_ends() -> None:
     clock = Clock()
     attempt = _decode_at(D.RECEIVING, clock)
     clock.now += 2
@@ -138,7 +140,7 @@ def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_req
     assert attempt.overdue()
 
 
-def test_entering_a_state_begins_its_deadline():
+def test_entering_a_state_begins_its_deadline() -> None:
     clock = Clock()
     attempt = _decode(clock)
     clock.now += 2
@@ -147,7 +149,7 @@ def test_entering_a_state_begins_its_deadline():
     assert not attempt.overdue()
 
 
-def test_what_has_ended_is_never_overdue():
+def test_what_has_ended_is_never_overdue() -> None:
     clock = Clock()
     attempt = _decode_at(D.COMMITTED, clock)
     assert attempt.over

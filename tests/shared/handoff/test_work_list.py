@@ -26,14 +26,14 @@ LAYOUT = (layer_of(range(1), CELL // 2),) * LAYERS
     st.sampled_from([(4, 4, 21, 4, 39), (39, 30, 30, 30, 12), ()]),
 )
 def test_every_ready_cell_travels_once_in_pieces_that_fit(
-    announced, max_cells, taken_between, firsts
-):
+    announced: Any, max_cells: int, taken_between: int, firsts: Any
+) -> None:
     work = WorkList(LAYOUT, Coverage(LAYERS, FIRST, END, firsts))
     wanted: set[Any] = set()
     got: list[Any] = []
     starts = firsts or (FIRST,) * LAYERS
 
-    def take(count):
+    def take(count: int) -> None:
         for _ in range(count):
             piece = work.peek(max_cells * CELL)
             if piece is None:
@@ -57,7 +57,7 @@ def test_every_ready_cell_travels_once_in_pieces_that_fit(
     assert work.complete == (len(wanted) == sum(END - start for start in starts))
 
 
-def test_layers_of_a_short_chunk_share_a_frame():
+def test_layers_of_a_short_chunk_share_a_frame() -> None:
     work = WorkList(LAYOUT, Coverage(LAYERS, 0, 10))
     for layer in range(LAYERS):
         work.add(layer, layer + 1, 0, 10)
@@ -65,7 +65,7 @@ def test_layers_of_a_short_chunk_share_a_frame():
     assert work.peek(25 * CELL) == CellRange(0, 2, 0, 10)
 
 
-def test_layers_that_differ_share_no_frame():
+def test_layers_that_differ_share_no_frame() -> None:
     narrow, wide = layer_of(range(1), 4), layer_of(range(2), 4)
     absent = wide.with_heads(0, 0)
     layout = (narrow, narrow, wide, absent, wide)
@@ -81,7 +81,7 @@ def test_layers_that_differ_share_no_frame():
     assert pieces == [(0, 2), (2, 3), (4, 5)]
 
 
-def test_a_wide_layer_is_cut_by_tokens():
+def test_a_wide_layer_is_cut_by_tokens() -> None:
     work = WorkList(LAYOUT, Coverage(LAYERS, 0, 100))
     work.add(0, 1, 0, 100)
     piece = work.peek(60 * CELL)
@@ -90,6 +90,6 @@ def test_a_wide_layer_is_cut_by_tokens():
     assert work.peek(60 * CELL) == CellRange(0, 1, 60, 100)
 
 
-def test_a_layer_that_the_cache_does_not_have_is_refused():
+def test_a_layer_that_the_cache_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="layers \\[4, 6\\)"):
         WorkList(LAYOUT, Coverage(LAYERS, 0, 9)).add(4, 6, 0, 9)

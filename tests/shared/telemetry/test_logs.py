@@ -150,7 +150,9 @@ def test_ids_that_others_use_are_kept() -> None:
         assert checked_request_id(given) == given
 
 
-def test_of_warnings_that_come_all_the_time_few_lines_are_left(caplog) -> None:
+def test_of_warnings_that_come_all_the_time_few_lines_are_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     times = iter((0.0, 1.0, 9.0, 11.0, 12.0, 13.0))
     log = logging.getLogger("tandem.test.seldom")
     seldom = RateLimitedFilter(lambda: next(times))
