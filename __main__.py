@@ -45,8 +45,6 @@ from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
     from .client.openai_server import OpenAIServer
-    from .router.options import RouterOptions
-    from .router.processes.worker_process import WorkerPlace
     from .router.server import RouterProcess
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
@@ -132,7 +130,11 @@ def router(values: Values) -> None:
         catch_signals(stop.set)
         options = fill(RouterOptions, values)
         if place is not None:
-            await _serve_as_worker(options, place, stop, tracer, credentials)
+            with lasting_imports():
+                from .router.processes.worker import Worker
+                from .router.server import run
+
+            await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
             return
         registry = RegistryFront(options, credentials)
         announce_start({"registry": registry.bind()})
@@ -145,20 +147,6 @@ def router(values: Values) -> None:
     name = f"router-{socket.gethostname()}" + (f"-{place.number}" if place else "")
     with contextlib.closing(_telemetry(values, "router", name)) as tracer:
         asyncio.run(serve())
-
-
-async def _serve_as_worker(
-    options: RouterOptions,
-    place: WorkerPlace,
-    stop: asyncio.Event,
-    tracer: Tracer,
-    credentials: Credentials,
-) -> None:
-    with lasting_imports():
-        from .router.processes.worker import Worker
-        from .router.server import run
-
-    await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
 
 
 def _run_node(

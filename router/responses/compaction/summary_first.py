@@ -131,12 +131,8 @@ class _Written:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._text = StringIO()
+        self.text = StringIO()
         self._admitted = False
-
-    @property
-    def text(self) -> StringIO:
-        return self._text
 
     def take(self, outputs: Sequence[Any]) -> bool:
         """Add outputs. Returns true for those with which the request is first admitted."""
@@ -146,8 +142,8 @@ class _Written:
                 case RequestAdmitted():
                     first, self._admitted = not self._admitted, True
                 case ChoiceDelta():
-                    self._text.write(output.text)
+                    self.text.write(output.text)
                     self.tokens += output.tokens
                 case PromptRestarted():
-                    self.tokens, self._text = [], StringIO()
+                    self.tokens, self.text = [], StringIO()
         return first

@@ -15,7 +15,6 @@ from tandem.tests.router.support import Cluster, cluster, until
 from tandem.tests.router.web.browser import (
     Tab,
     axe_source,
-    browser,
     playwright,
     tab,
     violations,
@@ -56,12 +55,6 @@ def answer(): return 42
 async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     playwright()
     async with cluster(tmp_path_factory.mktemp("page"), served_model_name="tiny,other") as made:
-        yield made
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def chromium() -> AsyncIterator[Any]:
-    async with browser() as made:
         yield made
 
 

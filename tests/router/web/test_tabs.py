@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tandem.tests.router.support import Cluster, cluster, until
-from tandem.tests.router.web.browser import Tab, browser, playwright, tab
+from tandem.tests.router.web.browser import Tab, playwright, tab
 from tandem.tests.router.web.scripts import goes_on
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     playwright()
     async with cluster(tmp_path_factory.mktemp("tabs")) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def chromium() -> AsyncIterator[Any]:
-    async with browser() as made:
         yield made
 
 
