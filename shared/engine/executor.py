@@ -242,14 +242,15 @@ class MultiprocessExecutor:
         self._send(self._ranks[rank], command)
 
     async def stop(self) -> None:
-        """End every rank: closing its channel is the request, a signal the last resort."""
+        """End every rank: closing its channel is the request, a signal the last resort. If one was
+        lost, the others wait for it in a collective, and all are killed at once."""
         self._serving = False
         if self._watch is not None:
             self._watch.cancel()
         for rank in self._ranks:
             rank.writer.close()
         for rank in self._ranks:
-            await _end(rank.process)
+            await _end(rank.process, at_once=bool(self._lost))
             if rank.pump is not None:
                 rank.pump.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -399,8 +400,8 @@ def _stuck(rank: Rank) -> str:
     return ""
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    for signal in (None, process.terminate, process.kill):
+async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
+    for signal in (process.kill,) if at_once else (None, process.terminate, process.kill):
         if signal is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal()

@@ -38,7 +38,7 @@ BLOCKS = ('tandem_kv_blocks{state="free"}', 'tandem_kv_blocks{state="cached"}')
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The system's counts for a part: its process and those that it has started."""
+    """The system's counts for a process and those that it has started."""
 
     processes: int
     threads: int
@@ -46,8 +46,8 @@ class Footprint:
     rings: int  # staging rings that are open or mapped
 
     @classmethod
-    def of(cls, part: Part) -> Footprint:
-        head = psutil.Process(part.process.pid)
+    def of(cls, pid: int) -> Footprint:
+        head = psutil.Process(pid)
         everyone = [head, *head.children(recursive=True)]
         return cls(
             processes=len(everyone),
@@ -88,7 +88,7 @@ class Baseline:
         self._parts = parts
         self._registry = registry
         self._wait(self._held)
-        self._rest = {name: Footprint.of(part) for name, part in parts.items()}
+        self._rest = {name: Footprint.of(part.process.pid) for name, part in parts.items()}
         self._blocks = {name: _blocks(part) for name, part in parts.items()}
         self._segments = _segments()
 
@@ -108,7 +108,7 @@ class Baseline:
     def _differences(self) -> list[str]:
         found = self._held()
         for name, part in self._parts.items():
-            grown = Footprint.of(part).beyond(self._rest[name])
+            grown = Footprint.of(part.process.pid).beyond(self._rest[name])
             found += [f"{name}: {grown}"] if grown else []
             if (blocks := _blocks(part)) != self._blocks[name]:
                 found.append(f"{name}: {blocks} blocks free or cached of {self._blocks[name]}")

@@ -133,11 +133,11 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
         await engine.ranks.stop()
 
 
-async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it(
+async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it_and_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "PING_SECONDS", 0.05)
-    monkeypatch.setattr(executor, "STOP_SECONDS", 1.0)
+    monkeypatch.setattr(executor, "STOP_SECONDS", 2 * SECONDS)  # that it is not given
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
@@ -147,7 +147,8 @@ async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it(
             await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "no sign of life" in lost.result()
     finally:
-        await engine.ranks.stop()
+        await asyncio.wait_for(engine.ranks.stop(), SECONDS)
+    assert ranks() == []
 
 
 HANGING = """
