@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from ..proto import tandem_pb2 as pb
-from ..shared.engine.api.embeddings import POOLINGS, check_result_size, vector_of
+from ..shared.engine.hidden_states import POOLINGS, check_result_size, vector_of
 from ..shared.engine.sequence import Pooling, Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError

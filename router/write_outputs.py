@@ -21,9 +21,9 @@ async def stream_outputs(
     *,
     wide: bool = False,
 ) -> None:
-    """Write outputs as they arrive. The head is sent with the first, when a node has admitted the
-    request, so that an error before that has its own status. ``wide`` ones are formatted in a
-    thread."""
+    """Write outputs as they arrive; ``wide`` ones are formatted in a thread. The response's head
+    waits for the first output, which comes once a node has admitted the request: until then an
+    error can still have a status of its own."""
     form = _wide_events if wide else _events
     async for arrived in outputs:
         if not sink.started:

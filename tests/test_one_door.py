@@ -12,6 +12,7 @@ ENGINE = Path("shared/engine")
 PRIVATE = tuple(
     f"tandem.shared.engine.{name}" for name in ("scheduling", "channel", "executor", "rank")
 )
+API = "tandem.shared.engine.api"
 OUTSIDE = [module for module in MODULES if not module.is_relative_to(ENGINE)]
 
 
@@ -28,3 +29,9 @@ def test_only_the_engine_names_its_scheduler() -> None:
 def test_only_the_engine_imports_its_private_modules() -> None:
     wrong = [f"{m}: {name}" for m in OUTSIDE for name in imports(m) if within(name, *PRIVATE)]
     assert wrong == []
+
+
+def test_nodes_do_not_use_the_python_api() -> None:
+    nodes = [m for m in OUTSIDE if m.parts[0] in ("decode_node", "prefill_node")]
+    wrong = [f"{m}: {name}" for m in nodes for name in imports(m) if within(name, API)]
+    assert nodes and wrong == []

@@ -35,7 +35,7 @@ class Selection:
         return items
 
     def complete(self, found: list[PlannedRequest]) -> list[PlannedRequest]:
-        """As many as are wanted: some several times if there are too few."""
+        """``count`` requests: with ``oversample``, some of ``found`` again if it has fewer."""
         if not found:
             raise UsageError(f"--dataset-path {self.path} has no usable prompt")
         missing = self.count - len(found)

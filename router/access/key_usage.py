@@ -54,7 +54,7 @@ class KeyUsage(Collector):
         counts.completion_tokens += access.output_tokens
 
     def limited(self, name: str, unit: str) -> None:
-        """Count a request that was refused for a limit."""
+        """Count a request that exceeded a limit."""
         self.of(name).limited[unit] += 1
 
     def of(self, name: str) -> KeyCounts:
@@ -78,7 +78,7 @@ class KeyUsage(Collector):
         )
         limited = CounterMetricFamily(
             "tandem_key_requests_limited",
-            "Requests that were refused for a limit of their key.",
+            "Requests rejected because of a limit of their key.",
             labels=["key", "limit"],
         )
         for name, counts in self._counts.items():

@@ -168,7 +168,7 @@ class Reservation:
 @dataclass(frozen=True, slots=True)
 class Level:
     """The state of one limit. Times are seconds from now: until all of it is free again, and until
-    an amount that was refused fits."""
+    an amount that was rejected fits."""
 
     limit: int
     remaining: int

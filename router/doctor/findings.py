@@ -95,7 +95,7 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
         if node.refused:
             yield Finding(
                 subject,
-                f"was refused {node.seconds_ago:.0f} s ago: {node.reason}",
+                f"was rejected {node.seconds_ago:.0f} s ago: {node.reason}",
                 "start it with the model that the cluster serves",
             )
         else:

@@ -19,7 +19,7 @@ from .findings import Finding
 from .survey import Survey, SurveyedNode
 
 WIDTH = 200
-# The fields of a node's status, without its model and metrics.
+# A node's status without its model and metrics.
 _SHOWN = ("ready", "draining", "load", "refused", "version", "capabilities")
 
 

@@ -1,7 +1,7 @@
 """Bounds on what a message of a server costs.
 
 The SDK parses and checks messages in C, which holds up all threads of the router: a megabyte of
-empty lists for 0.2 s, one of blocks that are not valid for 6 s.
+empty lists for 0.2 s, one of invalid blocks for 6 s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OPAQUE = frozenset(("structuredContent", "inputSchema", "outputSchema", "_meta")
 
 
 class MessageCost:
-    """The cost of one message, which may arrive in any pieces; of a stream of ``events``, that of
-    the present one."""
+    """The cost of a message that arrives in pieces. In a stream of ``events`` each event is a
+    message, and the cost is the present one's."""
 
     def __init__(self, *, events: bool = False) -> None:
         self.cost = 0

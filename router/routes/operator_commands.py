@@ -50,7 +50,7 @@ class Accepted(BaseModel):
 
 
 class NodeList(BaseModel):
-    """The nodes with every field of the protocol, and those that were refused or are lost."""
+    """The nodes with every field of the protocol, and those that were rejected or are lost."""
 
     nodes: list[dict[str, Any]]
     absent: list[dict[str, Any]]

@@ -123,7 +123,7 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
             RegistryStub(channel).Join(stranger, timeout=10)
         status, said = await doctor(cluster)
         assert status == 1
-        assert "prefill node stranger: was refused" in said
+        assert "prefill node stranger: was rejected" in said
         assert "'10000.0' in the cluster and '5000.0' on the node" in said
         assert "start it with the model that the cluster serves" in said
 

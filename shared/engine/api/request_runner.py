@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from ...errors import UnavailableError
 from ...text.tokenizer import Tokenizer
+from ..hidden_states import check_result_size
 from ..request import build_sequences
 from ..sampling_params import SamplingParams
 from ..sequence import FinishReason, StepOutput
 from ..start import NodeEngine
-from .embeddings import EmbeddingRequest, check_result_size, embedding_of
+from .embeddings import EmbeddingRequest, embedding_of
 from .prompts import Request
 from .sequence_text import SequenceText
 from .types import Completion, Embedding

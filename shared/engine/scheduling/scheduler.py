@@ -197,7 +197,7 @@ class Scheduler:
         retries none: both wait for the result of the one in flight.
 
         ``prompt_tokens`` limits the prompt tokens of a step that decodes as well. The rest of a
-        received prompt costs no more than decoding, and does not count.
+        received prompt is as cheap as decoding, and does not count.
         """
         if self._in_flight.full:
             raise RuntimeError("no result of the steps in flight has been applied")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem import Embedding, Engine, EngineConfig, SamplingParams
-from tandem.shared.engine.api.embeddings import check_result_size
+from tandem.shared.engine.hidden_states import check_result_size
 from tandem.shared.engine.plan import StepResult
 from tandem.shared.engine.sampling_params import SamplingParams as Params
 from tandem.shared.engine.sequence import FinishReason, Sequence

@@ -1,0 +1,41 @@
+"""Vectors of prompts, from the hidden states that ranks return with their last step."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import RequestError
+from .sequence import Pooling, Sequence
+
+POOLINGS: tuple[str, ...] = get_args(Pooling)
+# One step returns at most one vector for each running sequence.
+MAX_HIDDEN_BYTES = 64 << 20
+# Below this length a vector is divided by it instead of its own length, as torch's normalize does.
+_SHORTEST = 1e-12
+
+
+def check_result_size(max_num_seqs: int, hidden_size: int) -> None:
+    """Raise ``RequestError`` if a step's vectors could be too large for a rank's message."""
+    limit = MAX_HIDDEN_BYTES // (np.float32().nbytes * hidden_size)
+    if max_num_seqs > limit:
+        raise RequestError(
+            f"vectors of {hidden_size} numbers need --max-num-seqs of at most {limit}, and it is "
+            f"{max_num_seqs}"
+        )
+
+
+def vector_of(
+    sequence: Sequence, *, normalize: bool, dimensions: int | None = None
+) -> NDArray[np.float64]:
+    """The vector of a sequence that has been computed: its first ``dimensions`` numbers, or all."""
+    parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.hidden]
+    vector: NDArray[np.float64] = np.stack(parts).sum(axis=0, dtype=np.float64)
+    if sequence.pooling == "mean":
+        vector /= len(sequence.prompt)
+    vector = vector[:dimensions]
+    if normalize:
+        vector /= max(float(np.linalg.norm(vector)), _SHORTEST)
+    return vector
