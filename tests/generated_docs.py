@@ -15,7 +15,7 @@ import click
 
 from tandem.__main__ import cli
 from tandem.commands.help_page import option_groups, title_of
-from tandem.tests.benchmarks.report import RESULTS
+from tandem.tests.benchmarks.support.report import RESULTS
 from tandem.tests.support.metrics import NODE, PROCESS, ROUTER, registries
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from .benchmarks import gpu_predictions as predictions
-from .benchmarks.gpu_predictions import CARRIER
+from tandem.tests.benchmarks.support import gpu_predictions as predictions
+from tandem.tests.benchmarks.support.gpu_predictions import CARRIER
 
 ROOT = Path(__file__).parent.parent
 DEVICES = ("cuda", "emulation")
@@ -64,7 +64,7 @@ def tests(name: str, *files: str, needs: tuple[str, ...] = (), seconds: float = 
 
 
 PARTS = (
-    Part("machine", "tandem.tests.machine", (), ("torch",), 60.0),
+    Part("machine", "tandem.tests.gpu.machine", (), ("torch",), 60.0),
     tests(
         "kernels",
         "tests/kernels/test_row_sums.py",
@@ -76,17 +76,17 @@ PARTS = (
         "tests/shared/models/test_on_device.py",
         needs=("triton", "transformers", "safetensors"),
     ),
-    tests("driver", "tests/shared/handoff/test_cuda_driver.py"),
-    tests("device", "tests/shared/handoff/test_gpu.py"),
+    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py"),
+    tests("device", "tests/shared/handoff/carriers/test_gpu.py"),
     tests(
         "cuda ipc",
-        "tests/shared/handoff/test_cuda_ipc.py",
-        "tests/shared/handoff/test_cuda_ipc_caches.py",
+        "tests/shared/handoff/carriers/test_cuda_ipc.py",
+        "tests/shared/handoff/carriers/test_cuda_ipc_caches.py",
         needs=(*_PLANE, "hypothesis"),
     ),
     tests(
         "cluster",
-        "tests/end_to_end/test_cuda_ipc.py",
+        "tests/end_to_end/parity/test_cuda_ipc.py",
         needs=(
             *_PLANE,
             "fastapi",
@@ -101,7 +101,7 @@ PARTS = (
     ),
     Part(
         "engine",
-        "tandem.tests.benchmarks.gpu_engine",
+        "tandem.tests.benchmarks.node.gpu_engine",
         ("--out", "{out}", "--device", "{device}"),
         ("torch", "triton", "safetensors"),
         480.0,

@@ -30,11 +30,10 @@ from typing import Any
 import psutil
 
 from tandem.router.doctor.survey import survey
-
-from .benchmarks.report import write
-from .end_to_end.baseline import Baseline
-from .end_to_end.clients import COMPLETIONS, prompt
-from .end_to_end.cluster import (
+from tandem.tests.benchmarks.support.report import write
+from tandem.tests.end_to_end.support.baseline import Baseline
+from tandem.tests.end_to_end.support.clients import COMPLETIONS, prompt
+from tandem.tests.end_to_end.support.cluster import (
     Part,
     TestCluster,
     committed_transfers,
@@ -43,7 +42,7 @@ from .end_to_end.cluster import (
     running,
     until,
 )
-from .tiny_models import cached
+from tandem.tests.support.checkpoints.tiny_models import cached
 
 CLIENTS = 6
 # Prompts that come again and again, so that prefixes are cached, evicted and handed over.

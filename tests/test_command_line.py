@@ -32,8 +32,8 @@ from tandem.shared.config.command_line import command_options, fill
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.launch import serve
 from tandem.shared.security.local_token import left_token
-from tandem.tests.certificates import issue
-from tandem.tests.end_to_end.cluster import running, until
+from tandem.tests.end_to_end.support.cluster import running, until
+from tandem.tests.support.certificates import issue
 
 SURFACE = Path(__file__).with_name("command_line.txt")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tests import tiny_models
-from tandem.tests.support.gguf_files import write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (

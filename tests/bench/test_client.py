@@ -14,7 +14,7 @@ from tandem.bench.client.http_connection import ExchangeFailed, HttpConnection
 from tandem.bench.client.measured_answer import MAX_LINE_BYTES, MeasuredAnswer, StreamError
 from tandem.shared.errors import BenchmarkError, UsageError
 from tandem.tests.bench.fake_api import fake_api
-from tandem.tests.certificates import issue
+from tandem.tests.support.certificates import issue
 
 
 def stream(*events: dict | str) -> bytes:

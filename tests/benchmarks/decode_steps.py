@@ -38,13 +38,20 @@ from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.data_plane import DataPlane
 from tandem.shared.handoff.plane.messages import Expecting, Received, SendFinished
+from tandem.tests.benchmarks.support.cores import two_cores
+from tandem.tests.benchmarks.support.handoff_cache import CELL
+from tandem.tests.benchmarks.support.handoff_pair import (
+    LAYERS,
+    MIB,
+    ON_HOST,
+    await_event,
+    expect,
+    open_send,
+    plane_of,
+)
+from tandem.tests.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.tests.benchmarks.support.report import write
 from tandem.tests.support.runners import build_runner
-
-from .cores import two_cores
-from .handoff_cache import CELL
-from .handoff_pair import LAYERS, MIB, ON_HOST, await_event, expect, open_send, plane_of
-from .random_model import QWEN3_42M, write_random_model
-from .report import write
 
 ROWS, CONTEXT, BLOCK_SIZE = 8, 256, 16
 # Of a transfer, which the sender announces layer by layer as a prefill node does.

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .report import write
+from tandem.tests.benchmarks.support.report import write
 
 THREADS = 2
 ROUNDS = 3

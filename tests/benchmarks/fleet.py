@@ -32,9 +32,8 @@ import psutil
 
 from tandem.shared.process.lifeline import read_announcements
 from tandem.shared.process.open_files import allow_many_files
-
-from .neighbours import Neighbours
-from .report import write
+from tandem.tests.benchmarks.support.neighbours import Neighbours
+from tandem.tests.benchmarks.support.report import write
 
 HEALTH_SECONDS = 0.05
 SCRAPE_SECONDS = 1.0
@@ -135,7 +134,13 @@ def _nodes(router: Router, options: argparse.Namespace) -> Iterator[subprocess.P
         f"--{name}={getattr(options, name)}" for name in ("nodes", "keys", "changes", "links")
     ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tandem.tests.benchmarks.fleet_nodes", router.registry, *counts],
+        [
+            sys.executable,
+            "-m",
+            "tandem.tests.benchmarks.support.fleet_nodes",
+            router.registry,
+            *counts,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

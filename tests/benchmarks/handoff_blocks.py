@@ -19,8 +19,7 @@ from typing import Any
 
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
-
-from .handoff_pair import (
+from tandem.tests.benchmarks.support.handoff_pair import (
     MIB,
     Ranks,
     Variant,
@@ -30,7 +29,7 @@ from .handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from .report import write
+from tandem.tests.benchmarks.support.report import write
 
 CARRIERS = {TCP: "TCP", SHARED_MEMORY: "shared memory"}
 

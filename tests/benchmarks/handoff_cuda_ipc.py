@@ -26,10 +26,8 @@ from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, Device
 from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.messages import WINDOW_OF_CARRIER
 from tandem.shared.kv.cache import KVCache
-from tandem.tests.shared.handoff.fake_driver import FAKE, REAL, device_named
-
-from .handoff_cache import BLOCK, model_of
-from .handoff_pair import (
+from tandem.tests.benchmarks.support.handoff_cache import BLOCK, model_of
+from tandem.tests.benchmarks.support.handoff_pair import (
     MIB,
     Ranks,
     Variant,
@@ -37,8 +35,9 @@ from .handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from .handoff_ring import Memcpy, Receiving, Sending, idle_sender
-from .report import RESULTS, write
+from tandem.tests.benchmarks.support.handoff_ring import Memcpy, Receiving, Sending, idle_sender
+from tandem.tests.benchmarks.support.report import RESULTS, write
+from tandem.tests.shared.handoff.support.fake_driver import FAKE, REAL, device_named
 
 EMULATION = "emulation"
 AGAINST = "copy on the GPU, same size, same run"

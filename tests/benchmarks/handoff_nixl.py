@@ -9,8 +9,7 @@ On one host the library copies from one process into the other (CMA) where the s
 from __future__ import annotations
 
 from tandem.shared.handoff.carriers.nixl import NAME as NIXL
-
-from .handoff_ring import compare
+from tandem.tests.benchmarks.support.handoff_ring import compare
 
 if __name__ == "__main__":
     compare("handoff_nixl", NIXL, "")

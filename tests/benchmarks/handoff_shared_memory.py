@@ -6,8 +6,7 @@ python -m tandem.tests.benchmarks.handoff_shared_memory
 from __future__ import annotations
 
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
-
-from .handoff_ring import compare
+from tandem.tests.benchmarks.support.handoff_ring import compare
 
 if __name__ == "__main__":
     compare("handoff_shared_memory", SHARED_MEMORY, ">=0.6")

@@ -23,8 +23,7 @@ import zmq
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
 from tandem.shared.handoff.wire import frame
-
-from .handoff_pair import (
+from tandem.tests.benchmarks.support.handoff_pair import (
     MIB,
     WINDOW,
     Variant,
@@ -34,8 +33,14 @@ from .handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from .handoff_ring import RECEIVER, SENDER, TIMING, Receiving, carriers_of
-from .report import write
+from tandem.tests.benchmarks.support.handoff_ring import (
+    RECEIVER,
+    SENDER,
+    TIMING,
+    Receiving,
+    carriers_of,
+)
+from tandem.tests.benchmarks.support.report import write
 
 AGAINST = "raw socket, same cold source, same run"
 

@@ -33,14 +33,20 @@ from typing import Any
 
 from tandem.bench.datasets.random_prompts import IdPrompts
 from tandem.bench.interference import Attack, Scene, attack
-
-from ..end_to_end.cluster import get, until
-from .cores import two_cores
-from .neighbours import Neighbours
-from .random_model import LLAMA_135M, write_random_model
-from .report import write
-from .sides import APART, REPLICAS, START_SECONDS, TOGETHER, pinned, serving
-from .streaming import server_at
+from tandem.tests.benchmarks.support.cores import two_cores
+from tandem.tests.benchmarks.support.neighbours import Neighbours
+from tandem.tests.benchmarks.support.random_model import LLAMA_135M, write_random_model
+from tandem.tests.benchmarks.support.report import write
+from tandem.tests.benchmarks.support.sides import (
+    APART,
+    REPLICAS,
+    START_SECONDS,
+    TOGETHER,
+    pinned,
+    serving,
+)
+from tandem.tests.benchmarks.support.streaming import server_at
+from tandem.tests.end_to_end.support.cluster import get, until
 
 # Token ids that every model here has and that are ordinary text.
 PROMPTS = IdPrompts(range(1_000, 30_000))

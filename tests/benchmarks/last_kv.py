@@ -25,12 +25,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..end_to_end.cluster import until
-from .cores import two_cores
-from .random_model import QWEN3_42M, write_random_model
-from .report import write
-from .sides import APART, pinned, serving
-from .streaming import MeasuredAnswer, complete
+from tandem.tests.benchmarks.support.cores import two_cores
+from tandem.tests.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.tests.benchmarks.support.report import write
+from tandem.tests.benchmarks.support.sides import APART, pinned, serving
+from tandem.tests.benchmarks.support.streaming import MeasuredAnswer, complete
+from tandem.tests.end_to_end.support.cluster import until
 
 ANSWER_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000

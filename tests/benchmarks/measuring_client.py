@@ -22,9 +22,8 @@ import httpx
 
 from tandem.bench.client.api_server import ApiServer
 from tandem.bench.client.measured_answer import MeasuredAnswer
-
-from .report import write
-from .streaming import server_at
+from tandem.tests.benchmarks.support.report import write
+from tandem.tests.benchmarks.support.streaming import server_at
 
 STREAMS, STEP_SECONDS = 64, 0.02
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

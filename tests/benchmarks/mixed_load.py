@@ -44,12 +44,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .cores import two_cores
-from .neighbours import Neighbours
-from .random_model import QWEN3_42M, write_random_model
-from .report import write
-from .sides import APART, START_SECONDS, TOGETHER, WHOLE_CHUNKS, pinned, serving
-from .streaming import MeasuredAnswer, complete
+from tandem.tests.benchmarks.support.cores import two_cores
+from tandem.tests.benchmarks.support.neighbours import Neighbours
+from tandem.tests.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.tests.benchmarks.support.report import write
+from tandem.tests.benchmarks.support.sides import (
+    APART,
+    START_SECONDS,
+    TOGETHER,
+    WHOLE_CHUNKS,
+    pinned,
+    serving,
+)
+from tandem.tests.benchmarks.support.streaming import MeasuredAnswer, complete
 
 STREAMS = 8
 STREAM_PROMPT, STREAM_TOKENS = 64, 8000

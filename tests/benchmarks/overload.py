@@ -26,8 +26,7 @@ from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool
-
-from .report import write
+from tandem.tests.benchmarks.support.report import write
 
 STEPS = 4000
 WARM_UP = 500

@@ -1,7 +1,7 @@
 """Run benchmarks and make one table of their results: ``python -m tandem.tests.benchmarks.run``.
 
-Names of benchmarks as arguments choose some of them. Each is a process of its own: thread counts
-and allocators must not leak from one to the next.
+Names of benchmarks as arguments choose some of them, without their folders. Each is a process of
+its own: thread counts and allocators must not leak from one to the next.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import json
 import subprocess
 import sys
 
-from .report import RESULTS
+from tandem.tests.benchmarks.support.report import RESULTS
 
-BENCHMARKS = (
+_MODULES = (
     "startup",
-    "placement",
-    "router_workers",
-    "router_tokens",
-    "served_rate",
+    "router.placement",
+    "router.router_workers",
+    "router.router_tokens",
+    "node.served_rate",
     "handoff_tcp",
     "handoff_shared_memory",
     "handoff_blocks",
     "last_kv",
     "decode_steps",
     "engine",
-    "async_scheduling",
+    "node.async_scheduling",
     "overload",
     "interference",
     "measuring_client",
-    "grammar_masks",
+    "node.grammar_masks",
     "mixed_load",
 )
+BENCHMARKS = {module.rpartition(".")[2]: module for module in _MODULES}
 
 
 def table() -> str:
@@ -39,7 +40,7 @@ def table() -> str:
         "| metric | value | unit | goal | holds | against | ratio |",
         "|---|---|---|---|---|---|---|",
     ]
-    for file in sorted(RESULTS.glob("*.json")):
+    for file in sorted(RESULTS.rglob("*.json"), key=lambda file: file.name):
         for row in json.loads(file.read_text()):
             holds = {True: "yes", False: "no", None: ""}[row["holds"]]
             ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
@@ -52,12 +53,13 @@ def table() -> str:
 
 def main() -> None:
     chosen = sys.argv[1:] or list(BENCHMARKS)
-    unknown = set(chosen) - set(BENCHMARKS)
+    unknown = set(chosen) - BENCHMARKS.keys()
     if unknown:
         sys.exit(f"unknown benchmarks {sorted(unknown)}; there are {', '.join(BENCHMARKS)}")
     for name in chosen:
         print(f"== {name}", flush=True)
-        subprocess.run([sys.executable, "-m", f"tandem.tests.benchmarks.{name}"], check=True)
+        module = f"tandem.tests.benchmarks.{BENCHMARKS[name]}"
+        subprocess.run([sys.executable, "-m", module], check=True)
     text = table()
     (RESULTS / "RESULTS.md").write_text(text)
     print(text)

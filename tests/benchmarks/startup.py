@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 
 from tandem.shared.process.lifeline import read_announcements
-
-from .report import write
+from tandem.tests.benchmarks.support.report import write
 
 RUNS = 5
 

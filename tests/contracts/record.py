@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tandem.tests.benchmarks.report import RESULTS, machine
+from tandem.tests.benchmarks.support.report import RESULTS, machine
 
 KNOWN = Path(__file__).parent / "known_failures"
 RECORDS = RESULTS / "contracts"

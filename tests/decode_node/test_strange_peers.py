@@ -21,9 +21,9 @@ from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError, UnavailableError
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.decode_node.fake_prefill import prefill
-from tandem.tests.fuzz import FEWER, changed, protos
 from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
+from tandem.tests.support.fuzz import FEWER, changed, protos
 
 NAN, INF = float("nan"), float("inf")
 HELLO = pb.HelloReply(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tests.end_to_end.cluster import TestCluster, running
+from tandem.tests.end_to_end.support.cluster import TestCluster, running
+from tandem.tests.support.checkpoints.tiny_models import cached
 from tandem.tests.support.forked import Forker
-from tandem.tests.tiny_models import cached
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -24,7 +24,7 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-from tandem.tests import tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
 from tandem.shared.node.introduction import introduction
-from tandem.tests.fuzz import FEWER, changed
 from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
+from tandem.tests.support.fuzz import FEWER, changed
 
 OPEN = pb.OpenRequest(
     transfer_id=1,

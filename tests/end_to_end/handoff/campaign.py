@@ -23,10 +23,10 @@ import psutil
 
 from tandem.router.placement.place import NodeView, place
 from tandem.router.placement.policies import POLICIES
-from tandem.tests.end_to_end.baseline import Baseline
-from tandem.tests.end_to_end.clients import open_request, prompt
-from tandem.tests.end_to_end.cluster import Part, TestCluster, node_metric, running
 from tandem.tests.end_to_end.handoff.fault_proxy import DOWN, FaultProxy, Mark, Wire, running_proxy
+from tandem.tests.end_to_end.support.baseline import Baseline
+from tandem.tests.end_to_end.support.clients import open_request, prompt
+from tandem.tests.end_to_end.support.cluster import Part, TestCluster, node_metric, running
 
 LENGTH = 480
 OUTPUT = 6

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.tests.end_to_end.cluster import until
 from tandem.tests.end_to_end.handoff.fault_proxy import DOWN, UP, FaultProxy, Wire, running_proxy
+from tandem.tests.end_to_end.support.cluster import until
 
 DATA = bytes(range(256)) * 1000
 SECONDS = 10.0

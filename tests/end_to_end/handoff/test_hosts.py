@@ -10,17 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tests.end_to_end.clients import prompt
-from tandem.tests.end_to_end.cluster import (
-    BLOCK,
-    CHUNK,
-    CONTEXT,
-    Part,
-    TestCluster,
-    node_metric,
-    running,
-    until,
-)
 from tandem.tests.end_to_end.handoff import hosts
 from tandem.tests.end_to_end.handoff.campaign import (
     DETECTION_SECONDS,
@@ -31,6 +20,17 @@ from tandem.tests.end_to_end.handoff.campaign import (
     reference,
 )
 from tandem.tests.end_to_end.handoff.hosts import Switch, three_hosts
+from tandem.tests.end_to_end.support.clients import prompt
+from tandem.tests.end_to_end.support.cluster import (
+    BLOCK,
+    CHUNK,
+    CONTEXT,
+    Part,
+    TestCluster,
+    node_metric,
+    running,
+    until,
+)
 
 PROBLEM = hosts.problem()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=PROBLEM)

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tandem.tests.end_to_end.clients import open_request
-from tandem.tests.end_to_end.cluster import TestCluster, node_metric, until
 from tandem.tests.end_to_end.handoff.campaign import (
     DECODE,
     DETECTION_SECONDS,
@@ -19,6 +17,8 @@ from tandem.tests.end_to_end.handoff.campaign import (
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, Mark
+from tandem.tests.end_to_end.support.clients import open_request
+from tandem.tests.end_to_end.support.cluster import TestCluster, node_metric, until
 from tandem.tests.support.extent import cases
 
 # A stream of so many tokens has begun, and not ended, when so many bytes of it have passed.

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tandem.tests.end_to_end.cluster import TestCluster
 from tandem.tests.end_to_end.handoff.campaign import (
     DECODE_NODES,
     OUTPUT,
@@ -17,6 +16,7 @@ from tandem.tests.end_to_end.handoff.campaign import (
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
+from tandem.tests.end_to_end.support.cluster import TestCluster
 from tandem.tests.support.extent import STORM_SECONDS, STORM_SEED
 
 CLIENTS = 4

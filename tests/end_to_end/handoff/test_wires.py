@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tandem.tests.end_to_end.cluster import TestCluster
 from tandem.tests.end_to_end.handoff.campaign import (
     DETECTION_SECONDS,
     PREFILL,
@@ -18,6 +17,7 @@ from tandem.tests.end_to_end.handoff.campaign import (
     reference,
 )
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, DOWN, UP, Wire
+from tandem.tests.end_to_end.support.cluster import TestCluster
 from tandem.tests.support.extent import cases, selected
 
 

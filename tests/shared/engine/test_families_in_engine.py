@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tandem import Engine, EngineConfig, SamplingParams
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
 
-from ... import tiny_models
 from ..models.test_parity import STEPS, prompt_of, reference_run
 
 LENGTHS = (50, 33, 60, 41)

@@ -17,7 +17,7 @@ import pytest
 
 from tandem.shared.errors import StartupError, UsageError
 from tandem.shared.launch.cluster import Cluster
-from tandem.tests.end_to_end.cluster import until
+from tandem.tests.end_to_end.support.cluster import until
 
 # What the parts run instead of tandem: the first argument picks one.
 FAKE = """

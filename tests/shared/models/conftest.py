@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ... import tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,8 @@ from tandem.shared.models.batch import build_batch
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights.load import random_decoder
 from tandem.shared.weights.source import read_spec
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
-
-from ... import tiny_models
 
 
 def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> None:

@@ -13,7 +13,7 @@ from tandem.shared.errors import ModelError
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
 from tandem.shared.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from tandem.shared.weights.source import read_spec
-from tandem.tests import tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 
 VOCAB = {"a": 0, "b": 1, "ab": 2}
 

@@ -18,9 +18,9 @@ from tandem.shared.handoff.plane.canary import canary_prompt, coarsest, worst_di
 from tandem.shared.handoff.plane.messages import Compare
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.spec import layers_before_routing
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
-from ... import tiny_models
 from .test_parity import (
     BLOCK,
     STEPS,

@@ -19,9 +19,8 @@ from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.models.spec import tensor_parallel_problem
-from tandem.tests import tiny_models
-from tandem.tests.shared.handoff.plane_pair import Rank, until
-from tandem.tests.support import mixed_kv
+from tandem.tests.shared.handoff.support.plane_pair import Rank, until
+from tandem.tests.support.checkpoints import mixed_kv, tiny_models
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import logits

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
-from tandem.tests import tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
 GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="none"))]

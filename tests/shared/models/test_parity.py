@@ -17,9 +17,8 @@ from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
-
-from ... import tiny_models
 
 STEPS = 16
 BLOCK = 4

@@ -22,7 +22,7 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
 from tandem.shared.engine.rank.sampler import Sampler
 from tandem.shared.models.batch import build_batch
-from tandem.tests import tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
 META = torch.device("meta")

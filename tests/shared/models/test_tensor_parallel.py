@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.support.gguf_files import dequantised, write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import dequantised, write_gguf
 
-from ... import tiny_models
 from .test_parity import prompt_of, reference_run
 
 RANK = Path(__file__).with_name("tensor_parallel_rank.py")

@@ -12,9 +12,9 @@ import torch
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.handoff.wire.layer_windows import first_tokens
 from tandem.shared.models.spec import AttentionSpec
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
-from ... import tiny_models
 from .test_kv_formats import logits
 from .test_parity import prompt_of
 

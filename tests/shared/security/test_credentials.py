@@ -34,7 +34,7 @@ from tandem.shared.security.credentials import (
     read_credentials,
 )
 from tandem.shared.security.token_interceptor import TokenInterceptor
-from tandem.tests.certificates import Papers, issue
+from tandem.tests.support.certificates import Papers, issue
 
 TOKEN = "a-token-of-the-cluster"
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tandem.shared.security.credentials import INSECURE, read_credentials
 from tandem.shared.telemetry.process_metrics import DAY, SOON_SECONDS, ProcessMetrics
-from tandem.tests.certificates import issue
+from tandem.tests.support.certificates import issue
 
 
 async def test_a_blocked_loop_shows_in_the_metrics() -> None:

@@ -18,9 +18,8 @@ from tandem.shared.weights.checkpoint_weights import CheckpointWeights
 from tandem.shared.weights.load import load_model, resolve_dtype
 from tandem.shared.weights.random_weights import RandomWeights
 from tandem.shared.weights.source import read_spec
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import embeddings
-
-from ... import tiny_models
 
 
 @pytest.fixture(scope="module")

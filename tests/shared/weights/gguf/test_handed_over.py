@@ -9,9 +9,9 @@ import torch
 
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests import tiny_models
 from tandem.tests.shared.models.test_kv_formats import Canary
-from tandem.tests.support.gguf_files import write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.runners import build_runner
 
 

@@ -15,8 +15,8 @@ from tandem.shared.weights.gguf import header
 from tandem.shared.weights.gguf.header import read_header, shortest
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source
-from tandem.tests import tiny_models
-from tandem.tests.support.gguf_files import write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
 
 
 @pytest.fixture(scope="module")

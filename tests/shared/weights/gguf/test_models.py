@@ -20,8 +20,8 @@ from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import read_spec
-from tandem.tests import tiny_models
-from tandem.tests.support.gguf_files import dequantised, write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import dequantised, write_gguf
 from tandem.tests.support.runners import build_runner
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K")

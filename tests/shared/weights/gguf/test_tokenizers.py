@@ -16,8 +16,8 @@ from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.shared.weights.gguf.splitting import RULES
 from tandem.shared.weights.source import open_source
-from tandem.tests import tiny_models
-from tandem.tests.support.gguf_files import write_gguf
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
 
 CORPUS = Path(__file__).read_text() + "Sie können's nicht, 12345 Bäume. It's 6 o'clock; WE'LL go. "
 TEXTS = (

@@ -1,0 +1,244 @@
+"""A process with a simulated decode node and the clients of a router; see ``router_tokens.py``.
+
+A step gives each running request one token. The next step begins when the clients have received all
+but ``--ahead`` steps: with one, the router always has work, and hardly a token waits for it; with
+more, tokens wait as behind nodes that are faster than the router. Prints a line of JSON
+when the first step begins, and another one with what was received when the last client has its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tokenizers import AddedToken, Tokenizer
+
+from tandem.decode_node.streams.call_stream import CallOutput, CallStream
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import CAPABILITIES, STREAM
+from tandem.proto.tandem_pb2_grpc import (
+    DecodeServicer,
+    RegistryStub,
+    add_DecodeServicer_to_server,
+)
+from tandem.shared.node.calls import Caller
+from tandem.tests.router.support import admitted, finished, make_model, tokens_event, usage
+
+# No other part of an event contains the mark, so it counts tokens.
+TEXT, MARK = " word~", b"~"
+CONTEXT = 1 << 20
+STOP_SECONDS = 5.0
+
+
+class Pace:
+    """Counts tokens on both sides of the router, and holds the next step back."""
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead  # tokens
+        self._progress = asyncio.Event()
+        self.sent = 0
+        self.received = 0
+        self.events = 0
+
+    def receive(self, tokens: int, events: int) -> None:
+        self.received += tokens
+        self.events += events
+        if self.sent - self.received <= self._ahead:
+            self._progress.set()
+
+    async def next_step(self, size: int) -> None:
+        while self.sent - self.received > self._ahead:
+            self._progress.clear()
+            await self._progress.wait()
+        self.sent += size
+
+
+class LoadNode(DecodeServicer):
+    """Gives each request ``max_tokens`` tokens in steps, once ``streams`` requests run."""
+
+    def __init__(self, token: int, streams: int, pace: Pace) -> None:
+        self._token = token
+        self._streams = streams
+        self._pace = pace
+        self._running: dict[CallOutput | asyncio.Queue[Any], int] = {}
+        self._over = asyncio.Event()
+        self._open: list[CallStream] = []
+
+    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+        stream = CallStream(self._serve)
+        self._open.append(stream)
+        await stream.run(requests, context)
+
+    def end(self) -> None:
+        """End the streams, which routers keep open: gRPC logs an error for each that its server
+        cuts off."""
+        for stream in self._open:
+            stream.end()
+
+    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
+        for event in (admitted(), usage(request)):
+            out.event(event)
+        self._begin(out, request)
+        await self._over.wait()
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: object
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        for event in (admitted(), usage(request)):
+            yield event
+        queue: asyncio.Queue[pb.GenerateEvent] = asyncio.Queue()
+        self._begin(queue, request)
+        for _ in range(request.sampling.max_tokens + 1):
+            yield await queue.get()
+
+    def _begin(self, out: CallOutput | asyncio.Queue[Any], request: pb.GenerateRequest) -> None:
+        self._running[out] = request.sampling.max_tokens
+        if len(self._running) == self._streams:
+            self._steps = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        print(json.dumps({"begun": time.monotonic()}), flush=True)
+        for _ in range(max(self._running.values())):
+            await self._pace.next_step(len(self._running))
+            for out in self._running:
+                if isinstance(out, CallOutput):
+                    out.tokens(0, [self._token])
+                else:
+                    out.put_nowait(tokens_event(0, [self._token]))
+        for out in self._running:
+            end = finished(0, pb.FINISH_REASON_LENGTH)
+            out.event(end) if isinstance(out, CallOutput) else out.put_nowait(end)
+        self._over.set()
+
+
+class Client(asyncio.Protocol):
+    """One streamed request; reads as little of the answer as counting needs."""
+
+    def __init__(self, head: bytes, pace: Pace) -> None:
+        self._head = head
+        self._pace = pace
+        self._tail = b""
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._head)
+
+    def data_received(self, data: bytes) -> None:
+        self._pace.receive(data.count(MARK), data.count(b"data: "))
+        self._tail = (self._tail + data)[-64:]
+        if b"[DONE]" in self._tail and not self.ended.done():
+            self.ended.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(RuntimeError(f"the stream broke: {self._tail!r}"))
+
+
+def request_of(tokens: int) -> bytes:
+    """The bytes of one client's request."""
+    body = json.dumps(
+        {
+            "messages": [{"role": "user", "content": "hello"}],
+            "stream": True,
+            "max_tokens": tokens,
+        }
+    ).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
+    )
+    return head.encode() + b"content-type: application/json\r\n\r\n" + body
+
+
+async def clients(options: argparse.Namespace, pace: Pace) -> None:
+    """All streams, to their ends."""
+    loop = asyncio.get_running_loop()
+    made = [
+        await loop.create_connection(
+            lambda: Client(request_of(options.tokens), pace), "127.0.0.1", options.http
+        )
+        for _ in range(options.streams)
+    ]
+    await asyncio.gather(*(client.ended for _, client in made))
+    for transport, _ in made:
+        transport.close()
+
+
+def model(folder: Path) -> int:
+    """A model of which only the tokenizer is used; the token that all outputs consist of."""
+    path = make_model(folder) / "tokenizer.json"
+    raw = Tokenizer.from_file(str(path))
+    raw.add_tokens([AddedToken(TEXT, special=False)])
+    raw.save(str(path))
+    token = raw.token_to_id(TEXT)
+    assert token is not None
+    return token
+
+
+async def join(options: argparse.Namespace, port: int, vocabulary: int) -> None:
+    """Enter the node into the router's table; without heartbeats it would stay a minute."""
+    capabilities = CAPABILITIES - ({STREAM} if options.single else set())
+    request = pb.JoinRequest(
+        node_id="load",
+        epoch=1,
+        role=pb.ROLE_DECODE,
+        address=f"127.0.0.1:{port}",
+        capabilities=sorted(capabilities),
+        model=pb.ModelCard(
+            name="tiny",
+            path=options.folder,
+            fingerprint="layers=1",
+            max_model_len=CONTEXT,
+            vocab_size=vocabulary,
+            eos_token_ids=[0],
+        ),
+    )
+    async with grpc.aio.insecure_channel(options.registry) as channel:
+        registry: Any = RegistryStub(channel)
+        await registry.Join(request)
+        while True:
+            await asyncio.sleep(0.5)
+            await registry.Heartbeat(pb.HeartbeatRequest(node_id="load", epoch=1))
+
+
+async def run(options: argparse.Namespace) -> None:
+    pace = Pace(options.ahead * options.streams)
+    if options.registry:
+        token = model(Path(options.folder))
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        node = LoadNode(token, options.streams, pace)
+        add_DecodeServicer_to_server(node, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        beats = asyncio.create_task(join(options, port, token + 1))
+        await asyncio.sleep(1.5)  # the router has read the tokenizer
+        await clients(options, pace)
+        print(json.dumps({"received": pace.received, "events": pace.events}), flush=True)
+        beats.cancel()
+        node.end()
+        await server.stop(STOP_SECONDS)
+    else:
+        print(json.dumps({"begun": time.monotonic()}), flush=True)
+        await clients(options, pace)
+        print(json.dumps({"received": pace.received, "events": pace.events}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--http", type=int, required=True)
+    parser.add_argument("--registry", default="", help="absent: the clients alone")
+    parser.add_argument("--folder", default="")
+    parser.add_argument("--streams", type=int, required=True)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--ahead", type=int, default=1)
+    parser.add_argument("--single", action="store_true", help="a node without Decode.Stream")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

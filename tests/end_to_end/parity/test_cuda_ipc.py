@@ -1,0 +1,38 @@
+"""A prefill node and a decode node on one GPU, between which KV never leaves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.tests.end_to_end.support.clients import prompt
+from tandem.tests.end_to_end.support.cluster import node_metric, running
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+LENGTHS = (2, 17, 64, 400)
+ON_GPU = ("--device=cuda", "--num-gpu-blocks-override=256")
+
+
+def test_what_was_prefilled_elsewhere_on_the_gpu_is_continued_alike(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    batch = [prompt(length, length) for length in LENGTHS]
+    answers = []
+    for folder, kinds in (("alone", ("decode-node",)), ("pair", ("prefill-node", "decode-node"))):
+        (tmp_path / folder).mkdir()
+        with running(tmp_path / folder, tiny_model) as cluster:
+            cluster.start_router()
+            carrier = f"--carrier={'cuda_ipc' if len(kinds) == 2 else 'auto'}"
+            nodes = cluster.start_nodes(*((kind, *ON_GPU, carrier) for kind in kinds))
+            cluster.wait_nodes(decode=1, prefill=len(kinds) - 1)
+            choices = cluster.complete(batch, **FIELDS)["choices"]
+            answers.append([choice["token_ids"] for choice in choices])
+            if len(kinds) == 2:
+                committed = 'tandem_transfers_total{carrier="cuda_ipc",outcome="committed"}'
+                assert node_metric(nodes[1], committed) == len(batch)
+                cluster.wait_idle(*nodes)
+    assert answers[0] == answers[1]

@@ -1,0 +1,215 @@
+"""``tandem serve`` as a user meets it: the built-in model, a real client, and a clean end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tandem.router.cluster import admin
+from tandem.shared.errors import RequestError
+from tandem.shared.security.local_token import find_router, find_token
+from tandem.tests.end_to_end.support.cluster import get, until
+
+LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
+
+
+class Served:
+    """One ``tandem serve``: its process, the processes it started, its address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.logs = folder
+        self.process = subprocess.Popen(
+            [
+                # As from a script's background, where SIGINT is ignored by default.
+                *("sh", "-c", "trap '' INT; exec \"$@\"", "sh"),
+                sys.executable,
+                "-m",
+                "tandem",
+                "serve",
+                "--port=0",
+                "--prefill-nodes=1",
+                f"--log-dir={folder}",
+                "--drain-timeout=2",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.greeting = [self.process.stdout.readline() for _ in range(4)]
+        found = re.search(r"http://\S+", self.greeting[0])
+        assert found, self.greeting
+        self.url = found[0]
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_gone(self) -> None:
+        assert self.process.stdout is not None
+        try:
+            until(
+                lambda: not any(c.is_running() and c.status() != "zombie" for c in self.children),
+                "every part to end",
+                30,
+            )
+            self.process.wait(30)
+        finally:
+            self.process.kill()  # its parts end with it
+            self.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("logs"))
+    yield served
+    served.process.send_signal(signal.SIGINT)
+    served.wait_gone()
+    assert served.process.returncode == 0
+
+
+def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: Served) -> None:
+    assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
+
+
+def test_the_startup_message_says_how_to_list_the_parts(served: Served) -> None:
+    line = served.greeting[3].partition("Parts: tandem ")[2].split()
+    command = [sys.executable, "-m", "tandem", *line]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    rows = [row.split() for row in done.stdout.splitlines()[1:]]
+    assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
+    assert "<html" in get(served.url).lower()
+
+
+def test_another_user_is_refused_at_the_registry(served: Served) -> None:
+    registry = served.greeting[3].split()[-1]
+    token = find_token(registry)
+    assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
+    with pytest.raises(RequestError, match="no token"):
+        admin.list_nodes(registry)
+    seen = [psutil.Process(served.process.pid), *served.children]
+    shown = [*(" ".join(process.cmdline()) for process in seen), *served.greeting]
+    shown += [log.read_text() for log in served.logs.iterdir()]
+    assert not [text for text in shown if token in text]
+
+
+def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        model = client.models.list().data[0].id
+        messages: Any = [{"role": "user", "content": LONG}]
+        whole = client.chat.completions.create(
+            model=model,
+            messages=messages,
+            temperature=0,
+            max_tokens=24,
+        )
+        with client.chat.completions.create(
+            model=model,
+            messages=messages,
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+    *spoken, last = chunks
+    text = "".join(c.choices[0].delta.content or "" for c in spoken)
+    assert text == whole.choices[0].message.content and text
+    assert spoken[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].delta.role for c in spoken[1:]] == [None] * (len(spoken) - 1)
+    reasons = [c.choices[0].finish_reason for c in spoken]
+    assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
+    assert last.choices == [] and [c.usage for c in spoken] == [None] * len(spoken)
+    assert last.usage is not None and whole.usage is not None
+    assert last.usage.total_tokens == whole.usage.total_tokens
+
+
+def test_each_choice_of_a_stream_has_one_role_and_one_end(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        with client.chat.completions.create(
+            model="tandem-builtin",
+            messages=[{"role": "user", "content": "Hello!"}],
+            n=3,
+            seed=1,
+            max_tokens=8,
+            stream=True,
+        ) as stream:
+            chat = [chunk.choices[0] for chunk in stream]
+        with client.completions.create(
+            model="tandem-builtin", prompt=["a", "b"], n=2, max_tokens=4, stream=True
+        ) as completion:
+            text = [chunk.choices[0] for chunk in completion]
+    for index in range(3):
+        chunks = [choice for choice in chat if choice.index == index]
+        assert [c.delta.role for c in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+        assert [bool(c.finish_reason) for c in chunks] == [False] * (len(chunks) - 1) + [True]
+    ends = sorted(choice.index for choice in text if choice.finish_reason)
+    assert ends == [0, 1, 2, 3]
+
+
+def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as caught,
+    ):
+        client.completions.create(model="tandem-builtin", prompt="x", temperature=7, stream=True)
+    assert caught.value.param == "temperature"
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.code == "integer_above_max_value"
+
+
+@pytest.mark.parametrize("choice", ["named", "required"])
+def test_custom_tools_keep_to_their_grammars(served: Served, choice: str) -> None:
+    layout = {"type": "grammar", "syntax": "lark"}
+    layout |= {"definition": 'start: "a" ("\\n" /[b-d"]{2}/)~1..3'}
+    patch: dict[str, Any] = {"type": "custom", "name": "patch"}
+    tools: list[Any] = [patch | {"format": layout}]
+    if choice == "required":
+        tools.append({"type": "function", "name": "now", "strict": False})
+        tools[1]["parameters"] = {"type": "object", "additionalProperties": False}
+    asked: dict[str, Any] = {"input": "Hello!", "max_output_tokens": 300}
+    asked["tool_choice"] = patch if choice == "named" else choice
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as typed:
+        client: Any = typed
+        made = client.responses.create(tools=tools, **asked)
+        assert made.output and made.status == "completed"
+        for call in made.output:
+            assert call.name == "now" or re.fullmatch('a(\\n[b-d"]{2}){1,3}', call.input)
+        assert choice == "required" or len(made.output) == 1
+        layout["definition"] = "start: x"
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(tools=tools, **asked)
+    place = "tools[0].format.definition" if choice == "named" else "tools"
+    assert caught.value.param == place and "unknown name" in caught.value.message
+
+
+async def test_the_async_client_works_too(served: Served) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+        answer = await client.chat.completions.create(
+            model="tandem-builtin",
+            messages=[{"role": "user", "content": "Hello!"}],
+            temperature=0,
+        )
+    assert answer.choices[0].message.content
+
+
+def test_an_unknown_model_is_a_404_in_openais_shape(served: Served) -> None:
+    with (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError),
+    ):
+        client.completions.create(model="no-such-model", prompt="x")
+
+
+def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    assert len(served.children) == 5  # router, two heads, two ranks
+    served.process.kill()
+    served.wait_gone()

@@ -1,0 +1,355 @@
+"""``tandem serve`` is as hard to kill as its parts: a node that dies is started again, a node that
+drains leaves, and requests go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import PrefillStub
+from tandem.router.cluster import admin
+from tandem.shared.config import SecurityConfig
+from tandem.shared.security.local_token import find_credentials
+from tandem.tests.end_to_end.support.baseline import AT_REST_ZERO, SETTLE_SECONDS, Footprint
+from tandem.tests.end_to_end.support.clients import prompt
+from tandem.tests.end_to_end.support.cluster import (
+    START_SECONDS,
+    get,
+    metric,
+    running,
+    tandem,
+    until,
+)
+from tandem.tests.support.extent import selected
+
+CLIENTS = 3
+PREFILL, DECODE = "prefill-node", "decode-node"
+PROMPT_TOKENS, STREAM_TOKENS = 100, 400
+# The rank's watchdog has to fire first.
+HANG_SECONDS = 2 * START_SECONDS
+
+
+class Served:
+    """A running ``tandem serve`` with one prefill node and some decode nodes."""
+
+    def __init__(self, folder: Path, model: str, decode_nodes: int = 2) -> None:
+        self.folder = folder
+        self.errors = folder / "stderr"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "tandem", "serve", model),
+                    *("--port=0", "--prefill-nodes=1", f"--decode-nodes={decode_nodes}"),
+                    *("--max-num-batched-tokens=64", "--dtype=float32"),
+                    *("--threads=1", "--block-size=16", "--max-model-len=512"),
+                    *("--prefill-threshold=1", "--no-enable-prefix-caching", "--drain-timeout=5"),
+                    f"--log-dir={folder}",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        greeting = [self.process.stdout.readline() for _ in range(4)]
+        assert greeting[3], self.errors.read_text()
+        (self.url,) = re.findall(r"http://\S+", greeting[0])
+        self.registry = greeting[3].split()[-1]
+        self.credentials = find_credentials(SecurityConfig(), [self.registry])
+        self._rest: Footprint | None = None
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            assert self.process.wait(30) == 0
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.process.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def head(self, name: str) -> psutil.Process:
+        """The process of a part, by the kind of node that it is started as."""
+        parts = psutil.Process(self.process.pid).children()
+        return next(part for part in parts if name in part.cmdline())
+
+    def nodes(self) -> list[pb.NodeInfo]:
+        return [n for n in admin.list_nodes(self.registry, self.credentials) if not n.draining]
+
+    def wait_nodes(self, count: int) -> None:
+        until(lambda: len(self.nodes()) == count, f"{count} nodes", START_SECONDS)
+
+    def open(self, seed: int, **fields: Any) -> Any:
+        """The answer to a request, to be read."""
+        body = {
+            "prompt": prompt(seed, PROMPT_TOKENS),
+            "max_tokens": 20,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            **fields,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def complete(self, seed: int, **fields: Any) -> list[int]:
+        with self.open(seed, **fields) as answer:
+            return list(json.loads(answer.read())["choices"][0]["token_ids"])
+
+    def prefilled_remotely(self, seed: int) -> bool:
+        with self.open(seed) as answer:
+            return bool(json.loads(answer.read())["tandem"]["prefill_nodes"])
+
+    def stream(self, seed: int, begun: Event) -> tuple[list[int], int]:
+        """The tokens of a long stream, and the number of errors that end it."""
+        tokens, errors = [], 0
+        with self.open(seed, stream=True, max_tokens=STREAM_TOKENS) as answer:
+            for line in answer:
+                data = line.decode().strip().removeprefix("data: ")
+                if data and data != "[DONE]":
+                    event = json.loads(data)
+                    errors += "error" in event
+                    for choice in event.get("choices", ()):
+                        tokens += choice["token_ids"]
+                    begun.set()
+        return tokens, errors
+
+    @contextmanager
+    def streams(self, seeds: list[int]) -> Iterator[list[Future[tuple[list[int], int]]]]:
+        """Streams that have begun, one on each decode node if there are as many."""
+        with ThreadPoolExecutor(len(seeds)) as pool:
+            begun = [Event() for _ in seeds]
+            futures = [pool.submit(self.stream, *each) for each in zip(seeds, begun, strict=True)]
+            assert all(event.wait(60) for event in begun)
+            yield futures
+
+    @contextmanager
+    def under_load(self) -> Iterator[Callable[[], None]]:
+        """Requests run before, during and after the block, and each gets its right answer. Yields
+        a function that waits until every client has had further answers."""
+        want = [self.complete(seed) for seed in range(CLIENTS)]
+        done = Event()
+        answered = [0] * CLIENTS
+
+        def client(seed: int) -> None:
+            while not done.is_set():
+                assert self.complete(seed) == want[seed]
+                answered[seed] += 1
+                done.wait(0.05)
+
+        def more() -> None:
+            before = list(answered)
+            until(
+                lambda: all(
+                    now > then + 1 or future.done()
+                    for now, then, future in zip(answered, before, futures, strict=True)
+                ),
+                "answers",
+                60,
+            )
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            futures = [pool.submit(client, seed) for seed in range(CLIENTS)]
+            try:
+                more()
+                yield more
+                more()
+            finally:
+                done.set()
+            for future in futures:
+                future.result()
+
+    def wait_at_rest(self) -> None:
+        """Until no node holds anything, and the command has no more processes, descriptors and
+        staging rings than it had when this was first called."""
+        until(lambda: not self._held(), "the nodes to hold nothing", SETTLE_SECONDS)
+        if self._rest is None:
+            self._rest = Footprint.of(self.process.pid)
+        rest = self._rest
+        until(
+            lambda: not Footprint.of(self.process.pid).beyond(rest), f"only {rest}", SETTLE_SECONDS
+        )
+
+    def _held(self) -> list[str]:
+        texts = [get(f"http://127.0.0.1:{port}/metrics") for port in self._probe_ports()]
+        return [series for text in texts for series in AT_REST_ZERO if metric(text, series)]
+
+    def _probe_ports(self) -> list[str]:
+        """Of each node the one of its last start."""
+        logs = self.folder.glob("*-node-*.log")
+        return [re.findall(r"probes on port (\d+)", log.read_text())[-1] for log in logs]
+
+    def told(self) -> str:
+        return self.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("served"), tiny_model)
+    yield served
+    served.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    selected(
+        [(PREFILL, "head"), (DECODE, "rank")],
+        full=[(PREFILL, "rank"), (DECODE, "head")],
+    ),
+)
+def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
+    served: Served, kind: str, what: str
+) -> None:
+    served.wait_nodes(3)
+    head = served.head(kind)
+    victim = head if what == "head" else head.children()[0]
+    before = served.told().count("serves again")
+
+    with served.under_load():
+        victim.kill()
+        until(
+            lambda: served.told().count("serves again") > before,
+            "the node to be started again",
+            START_SECONDS,
+        )
+    served.wait_nodes(3)
+    assert re.search(rf"tandem: {kind}-. ended with exit status .* it is restarted", served.told())
+    assert not head.is_running()
+    served.wait_at_rest()
+
+
+@contextmanager
+def disturbed(served: Served, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
+    """Processes of a node are stopped while streams and requests run. A prefill node ends none of
+    the streams, a decode node its own, with one error; every other request is answered."""
+    seeds = [10, 11]
+    want = [served.complete(seed, max_tokens=STREAM_TOKENS) for seed in seeds]
+    served.wait_at_rest()
+    with served.streams(seeds) as streams:
+        for process in processes:
+            process.suspend()
+        with served.under_load() as more:
+            served.wait_nodes(2)
+            more()
+            if kind == PREFILL:
+                assert not served.prefilled_remotely(1)
+            yield
+    ended = [stream.result() for stream in streams]
+    assert all(
+        tokens == right[: len(tokens)] for (tokens, _), right in zip(ended, want, strict=True)
+    )
+    whole = [len(tokens) == STREAM_TOKENS for tokens, _ in ended]
+    errors = [count for _, count in ended]
+    assert sorted(errors) == ([0, 0] if kind == PREFILL else [0, 1])
+    assert whole == [count == 0 for count in errors]
+    served.wait_nodes(3)
+    until(lambda: served.prefilled_remotely(1), "the prefill node to be used", START_SECONDS)
+    served.wait_at_rest()
+
+
+@pytest.mark.parametrize("kind", [PREFILL, DECODE])
+def test_a_node_that_stops_for_a_while_costs_no_answer_and_is_not_started_again(
+    served: Served, kind: str
+) -> None:
+    served.wait_nodes(3)
+    told, head = served.told(), served.head(kind)
+    node = [head, *head.children()]
+    with disturbed(served, kind, node):
+        for process in node:
+            process.resume()
+        served.wait_nodes(3)
+    assert served.told() == told and head.is_running()
+
+
+@pytest.mark.parametrize("kind", [PREFILL, DECODE])
+def test_a_node_whose_rank_hangs_is_started_again(served: Served, kind: str) -> None:
+    served.wait_nodes(3)
+    told, head = served.told(), served.head(kind)
+    with disturbed(served, kind, head.children()):
+        until(
+            lambda: "serves again" in served.told().removeprefix(told),
+            "the node to be started again",
+            HANG_SECONDS,
+        )
+    assert re.fullmatch(
+        rf"tandem: ({kind}-.) ended with exit status 1: .*rank 0 gave no sign of life.*"
+        r"it is restarted in .*\ntandem: \1 serves again\n",
+        served.told().removeprefix(told),
+    )
+    assert not head.is_running()
+
+
+def test_a_prefill_node_of_its_own_is_started_again_at_its_address(
+    tmp_path: Path, tiny_model: str
+) -> None:
+    with running(tmp_path, tiny_model) as cluster:
+        part = cluster.start(
+            ["serve", tiny_model, "--pd-server", "--pd-url=127.0.0.1:0", "--threads=1"]
+        )
+        for number in (1, 2):
+            (rank,) = psutil.Process(part.process.pid).children()
+            rank.kill()
+            until(
+                lambda number=number: part.log.read_text().count(" is ready on ") > number,  # type: ignore[misc]
+                "the node to be started again",
+                START_SECONDS,
+            )
+            with grpc.insecure_channel(part.details["address"]) as channel:
+                assert PrefillStub(channel).Status(pb.StatusRequest(), timeout=10).ready
+            assert f"(restart {number} of 5)" in part.log.read_text()
+        part.process.terminate()
+        assert part.process.wait(30) == 0
+
+
+def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Served) -> None:
+    served.wait_nodes(3)
+    names = [node.node_id for node in served.nodes() if node.role == pb.ROLE_PREFILL]
+    names += [node.node_id for node in served.nodes() if node.role == pb.ROLE_DECODE][:1]
+
+    with served.under_load():
+        for number, name in enumerate(names, 1):
+            tandem("nodes", "--router", served.registry, "drain", name).check_returncode()
+            until(
+                lambda number=number: served.told().count("has drained and left") == number,  # type: ignore[misc]
+                "the node to leave",
+            )
+    served.wait_nodes(1)
+    # The last one ends the command, as planned.
+    last = served.head(DECODE).pid
+    psutil.Process(last).send_signal(signal.SIGTERM)
+    assert served.process.wait(60) == 0
+    assert "no decode node is left: the last one has drained" in served.told()
+
+
+def test_a_router_that_dies_ends_the_command_and_its_parts(tmp_path: Path, tiny_model: str) -> None:
+    served = Served(tmp_path, tiny_model, decode_nodes=1)
+    parts = psutil.Process(served.process.pid).children(recursive=True)
+    try:
+        with served.streams([1]) as (stream,):
+            served.head("router").kill()
+            assert len(stream.result(60)[0]) < STREAM_TOKENS
+        assert served.process.wait(60) == 1
+    finally:
+        served.close()
+    assert "router ended with exit status -9" in served.told()
+    assert psutil.wait_procs(parts, timeout=30)[1] == []

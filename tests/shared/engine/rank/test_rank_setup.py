@@ -1,0 +1,170 @@
+"""The setup of a rank's device, with a fake ``torch.cuda``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.cpu import jit
+from tandem.kernels.errors import KernelUnavailableError
+from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
+from tandem.shared.engine.rank import setup as rank_setup
+from tandem.shared.errors import StartupError
+from tandem.shared.kv.planning import RankDevice
+from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights import load
+from tandem.tests.support.checkpoints import tiny_models
+
+GIB = 1 << 30
+
+
+class FakeCuda:
+    """The functions of ``torch.cuda`` that ranks call, for a machine with two GPUs."""
+
+    def __init__(self) -> None:
+        self.current = -1
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 2
+
+    def set_device(self, index: int) -> None:
+        self.current = index
+
+    def get_device_name(self, device: torch.device) -> str:
+        return f"Fake {device.index}"
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 70 * GIB, 80 * GIB
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    preferred = torch.backends.cuda.cudnn_sdp_enabled()
+    for name in dir(fake):
+        if not name.startswith("_") and name != "current":
+            monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    yield fake
+    torch.backends.cuda.enable_cudnn_sdp(preferred)
+
+
+def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) -> RankSettings:
+    plane = DataPlaneSettings(
+        node_id="n",
+        epoch=1,
+        host=None,
+        port=0,
+        staging_bytes=0,
+        carrier=carrier,
+        curve=False,
+        max_peers=1,
+    )
+    return RankSettings(
+        model_path="", device=device, device_index=index, data_plane=plane, **others
+    )
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_the_gpu_is_opened_and_reported(cuda: FakeCuda, name: str) -> None:
+    device = rank_setup.open_device(settings(name, 1))
+    assert (device, cuda.current) == (torch.device("cuda", 1), 1)
+    assert rank_setup.report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)
+
+
+def test_attention_that_is_planned_for_each_length_is_not_used(cuda: FakeCuda) -> None:
+    rank_setup.open_device(settings("cuda"))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_ranks_meet_over_what_their_devices_have(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    met: dict[str, Any] = {}
+
+    def meet(backend: str, **told: Any) -> None:
+        met.update(told, backend=backend)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", meet)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)
+    device = torch.device(kind, 1)
+    tp = rank_setup._meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
+    assert (tp.rank, tp.size, tp.control) == (1, 2, "gloo")
+    wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
+    assert (met["backend"], met["device_id"]) == wanted
+
+
+def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
+    with pytest.raises(StartupError, match=r"there is no CUDA device 2, only 2 in all; see --d"):
+        rank_setup.open_device(settings("auto", 2))
+
+
+def test_a_cpu_is_used_where_it_was_asked_for(cuda: FakeCuda) -> None:
+    assert rank_setup.open_device(settings("cpu")).type == "cpu"
+    with pytest.raises(StartupError, match="--carrier cuda_ipc is not possible here"):
+        rank_setup.open_device(settings("cpu", carrier="cuda_ipc"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
+    device = rank_setup.open_device(settings("auto"))
+    told = rank_setup.report(device)
+    assert (device.type, told.kind) == ("cpu", "cpu")
+    assert 0 < told.free_bytes <= told.total_bytes
+    with pytest.raises(StartupError, match=r"--device cuda: .*; use --device cpu"):
+        rank_setup.open_device(settings("cuda"))
+
+
+def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(StartupError, match=r"torch .* is built without CUDA; install one"):
+        rank_setup.open_device(settings("cuda"))
+
+
+def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rank_setup.load, "load_model", load)
+    formats = LoadFormats("float32", "float32")
+    with pytest.raises(StartupError, match=r"do not fit: GPU 0 .* 70.0 of 80.0 GiB .* --d"):
+        rank_setup.load_model(settings("cuda"), formats, torch.device("cuda", 0))
+
+
+def test_compiled_kernels_are_refused_on_a_gpu() -> None:
+    with pytest.raises(StartupError, match=r"--cpu-kernels compiled is for CPUs, .* cuda:1"):
+        rank_setup._operators("compiled", "auto", torch.device("cuda", 1))
+
+
+def test_compiled_kernels_without_numba_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise KernelUnavailableError("numba is missing")
+
+    monkeypatch.setattr(jit, "prepare", missing)
+    with pytest.raises(StartupError, match=r"numba is missing.*tandem-llm\[cpu\].*torch$"):
+        rank_setup._operators("compiled", "auto", torch.device("cpu"))
+
+
+def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise KernelUnavailableError("no C compiler")
+
+    monkeypatch.setattr(rank_setup, "runner_of", refuse)
+    model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")
+    loaded = rank_setup.LoadedModel(model, 16, torch.float32, TensorParallel())
+    with pytest.raises(StartupError, match=r"no C compiler; .*--decode-kernel torch"):
+        loaded.runner(4)

@@ -1,0 +1,117 @@
+"""One rank's steps: prompt logprobs, empty steps, sequences that come and go, broken weights."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.shared.engine.plan import (
+    COMPUTATION,
+    OUT_OF_MEMORY,
+    RankSampling,
+    SamplerSpec,
+    SequenceStep,
+    StepPlan,
+)
+from tandem.shared.engine.rank.runner import ModelRunner, cause_of
+from tandem.shared.engine.rank.setup import LoadedModel
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.runners import build_runner, embeddings
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.cached("qwen3", tmp_path_factory.mktemp("runner"))
+
+
+@pytest.fixture
+def runner(folder: Path) -> ModelRunner:
+    return build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
+
+
+def spec_of(sequence_id: int, **params: Any) -> SamplerSpec:
+    return SamplerSpec(sequence_id, RankSampling(**{"temperature": 0.0, **params}), 3, [1, 2])
+
+
+def test_a_step_without_sequences(runner: ModelRunner) -> None:
+    result = runner.execute(StepPlan(5, [], [spec_of(1)], [7]))
+    assert (result.step, result.sampled, result.failed) == (5, [], {})
+
+
+def test_prompt_logprobs_are_the_same_in_chunks(runner: ModelRunner) -> None:
+    prompt = torch.randint(0, 512, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+    table = list(range(23))
+    whole = SequenceStep(1, prompt, 0, table, True, 2, prompt[1:])
+    expected = runner.execute(StepPlan(0, [whole], [spec_of(1)])).prompt_logprobs[1]
+    assert [row.token for row in expected] == prompt[1:]
+    assert all(row.logprob < 0 and len(row.top) == 2 and row.rank >= 1 for row in expected)
+    got = []
+    for start in range(0, 90, 13):
+        part = prompt[start : start + 13]
+        targets = prompt[start + 1 : start + 14]
+        step = SequenceStep(2, part, start, table, False, 2, targets)
+        beside = SequenceStep(3, prompt[:3], 0, [30], True)
+        result = runner.execute(StepPlan(0, [step, beside], [spec_of(3)]))
+        assert [s.sequence_id for s in result.sampled] == [3]
+        got += result.prompt_logprobs[2]
+    assert [row.token for row in got] == prompt[1:]
+    for one, other in zip(expected, got, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert one.rank == other.rank
+
+
+def test_a_sequence_may_be_removed_and_come_back_in_one_step(runner: ModelRunner) -> None:
+    first = SequenceStep(1, [1, 2], 0, [4], True)
+    penalised = {"presence_penalty": 2.0, "frequency_penalty": 2.0}
+    one = runner.execute(StepPlan(0, [first], [spec_of(1, **penalised)])).sampled
+    again = runner.execute(StepPlan(1, [first], [spec_of(1, **penalised)], [1])).sampled
+    assert one == again
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_broken_numbers_of_a_chunk_that_samples_nothing_are_seen(folder: Path, alone: bool) -> None:
+    runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
+    embeddings(runner.model)[9].fill_(math.nan)
+    bad = SequenceStep(1, [8, 9, 8, 8], 0, [0], False)
+    good = SequenceStep(2, [8, 7, 8, 8], 0, [1], False)
+    sampling = [] if alone else [SequenceStep(3, [8], 0, [2], True)]
+    result = runner.execute(StepPlan(0, [bad, *sampling, good], [spec_of(3)]))
+    assert list(result.failed) == [1] and "not finite" in result.failed[1]
+    assert [s.sequence_id for s in result.sampled] == ([] if alone else [3])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), OUT_OF_MEMORY),
+        (MemoryError(), OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OUT_OF_MEMORY),
+        (IndexError("list index out of range"), COMPUTATION),
+    ],
+)
+def test_a_failure_has_a_cause(error: Exception, cause: str) -> None:
+    assert cause_of(error) == cause
+
+
+def test_broken_numbers_fail_the_sequence_and_not_the_step(folder: Path) -> None:
+    runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=32)
+    embeddings(runner.model)[9].fill_(math.nan)
+    plan = StepPlan(
+        0,
+        [SequenceStep(1, [9], 0, [0], True), SequenceStep(2, [8], 0, [1], True)],
+        [spec_of(1), spec_of(2)],
+    )
+    result = runner.execute(plan)
+    assert [s.sequence_id for s in result.sampled] == [2]
+    assert list(result.failed) == [1]
+
+
+def test_an_fp8_cache_takes_a_quarter_of_a_float32_one(folder: Path) -> None:
+    fp8 = build_runner(folder, dtype="float32", kv_dtype="fp8", block_size=4, num_blocks=4)
+    rank = LoadedModel(fp8.model, 4, fp8.cache.dtype, fp8.tp)
+    assert rank.bytes_per_block == 3072 // 4
+    assert rank.runner(5).cache.dtype == torch.float8_e4m3fn

@@ -1,0 +1,77 @@
+"""Whole transfers over real sockets."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from tandem.shared.errors import StartupError
+from tandem.shared.handoff.plane.messages import Received, SendFinished
+from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, Rank, rows
+
+pytestmark = pytest.mark.usefixtures("every_carrier")
+
+
+def _table(source: random.Random, tokens: int, blocks: int = 64) -> tuple[int, ...]:
+    return tuple(source.sample(range(blocks), -(-tokens // BLOCK)))
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "chunk"), [(0, 1, 1), (0, 19, 7), (5, 99, 40), (17, 18, 5), (1, 200, 200)]
+)
+def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(
+    first: int, end: int, chunk: int
+) -> None:
+    source = random.Random(end)
+    with Rank("p", seed=1) as prefill, Rank("d", seed=2, listen_host=None) as decode:
+        there, here = _table(source, end), _table(source, end)
+        untouched = rows(decode.cache, range(64), 0, 64 * BLOCK)
+        decode.expect(prefill, 7, here, first_token=first, end_token=end)
+        prefill.open(decode, 7, there, first_token=first, end_token=end)
+        # The prefill node computes the whole prompt; only what is missing there may travel.
+        prefill.compute(7, 0, end, chunk=chunk)
+        received = decode.log.wait(Received, 7)
+        finished = prefill.log.wait(SendFinished, 7)
+        missing = LAYERS * (end - first) * CELL
+        assert received.bytes == finished.bytes == missing
+        assert prefill.plane.stats().bytes_sent == decode.plane.stats().bytes_received == missing
+        assert 0 <= finished.exposed_seconds < 5
+        assert rows(decode.cache, here, first, end) == rows(prefill.cache, there, first, end)
+        changed = sum(
+            a != b
+            for a, b in zip(untouched, rows(decode.cache, range(64), 0, 64 * BLOCK), strict=True)
+        )
+        assert changed == LAYERS * (end - first)
+
+
+def _two_free_ports() -> int:
+    """The first of two neighbours that were free a moment ago."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.socket())
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports side by side")
+
+
+def test_ports_can_be_fixed_for_a_firewall() -> None:
+    port = _two_free_ports()
+    with Rank("p", seed=1, listen_port=port) as prefill, Rank("d", listen_host=None) as decode:
+        assert prefill.plane.endpoints.bulk == f"tcp://127.0.0.1:{port}"
+        assert prefill.plane.endpoints.control == f"tcp://127.0.0.1:{port + 1}"
+        decode.expect(prefill, 1, [0], first_token=0, end_token=1)
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port} for KV.*--kv-port"):
+            Rank("other", listen_port=port).plane.start()
+
+
+def test_an_address_of_another_machine_is_refused_with_the_remedy() -> None:
+    with pytest.raises(StartupError, match=r"192\.0\.2\.1:\* for KV.*--kv-host"):
+        Rank("p", listen_host="192.0.2.1").plane.start()
