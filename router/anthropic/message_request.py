@@ -101,7 +101,15 @@ def _tools(
         return NO_TOOLS
     parallel = not prompt.choice.disable_parallel_tool_use
     choice = prompt.choice.as_openai()
-    return read_tools(prompt.tools, choice, parallel, model, options, ignored)
+    return read_tools(
+        prompt.tools,
+        choice,
+        parallel,
+        model,
+        options,
+        ignored,
+        schema_place="tools.{}.input_schema",
+    )
 
 
 def _check_size(

@@ -23,9 +23,9 @@ class ToolDefinition(BodyModel):
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
     # Accepted without effect: the whole definition is always in the prompt, and input is streamed.
     cache_control: Any = None
-    strict: Any = None
     input_examples: Any = None
     defer_loading: Any = None
     allowed_callers: Any = None
@@ -88,7 +88,9 @@ def _read(tool: Any, param: str, ignored: set[str]) -> dict[str, Any]:
             "unsupported_value",
         )
     read = ToolDefinition.read(tool, ignored, "tools[].", at=param)
-    function = {"name": read.name, "parameters": read.input_schema}
+    function: dict[str, Any] = {"name": read.name, "parameters": read.input_schema}
+    if read.strict:
+        function["strict"] = True
     if read.description is not None:
         function["description"] = read.description
     return {"type": "function", "function": function}

@@ -115,6 +115,8 @@ def follow_reasoning(sampling: pb.Sampling, parser: str, opened: bool | None = N
     if parser == NO_PARSER or not sampling.HasField("structured_outputs"):
         return
     if parser not in PARSERS:
+        if sampling.structured_outputs.tool_calls:  # which have the reasoning of such models
+            return
         param = sampling.structured_outputs.param
         message = f"'{param}' is not supported for models that write channels (gpt-oss)."
         raise invalid(message, param, "unsupported_parameter")

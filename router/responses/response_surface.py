@@ -144,8 +144,11 @@ def parse_turns(
     with fields_renamed(FIELD_NAMES), tools.places_in_errors():
         fits = asked.truncation == "disabled"
         request = parse(messages) if fits else parse_fitting(messages, parse)
-    if request.sampling.structured_outputs.param == RESPONSE_FORMAT:
-        request.sampling.structured_outputs.param = TEXT_FORMAT
+    constrained = request.sampling.structured_outputs
+    if constrained.param == RESPONSE_FORMAT:
+        constrained.param = TEXT_FORMAT
+    elif constrained.param:
+        constrained.param = tools.place_of(constrained.param)
     return request
 
 

@@ -171,6 +171,11 @@ class ResponseTools:
     grammars: dict[str, ToolGrammar] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
 
+    def place_of(self, param: str) -> str:
+        """The place in the request of a schema, whose place among the chat's tools is ``param``."""
+        found = re.fullmatch(r"tools\[(\d+)\]\.function(\..*)", param)
+        return param if found is None else self.places[int(found[1])] + found[2]
+
     @contextmanager
     def places_in_errors(self) -> Iterator[None]:
         """Name the tools in the error of the block by their places in the request."""

@@ -23,12 +23,11 @@ from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ...served_model import ServedModel
 from .allowed_tools import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
+from .guided_calls import CHANNELS, GuidedTools
 from .tool_grammars import (
     NO_GRAMMARS,
     ToolGrammars,
     calls_and_text,
-    calls_in_text,
-    form_of,
     place_of,
     verbatim,
     with_grammars,
@@ -42,7 +41,8 @@ CHOICES = ("none", "auto", "required")
 
 
 class FunctionDefinition(BodyModel):
-    """A function that the model may call; ``parameters`` is a JSON schema."""
+    """A function that the model may call; ``parameters`` is a JSON schema, which calls follow if it
+    is ``strict``, or if the call is forced."""
 
     name: str
     description: str | None = None
@@ -110,15 +110,18 @@ def read_tools(
     ignored: set[str],
     template: ChatTemplate | None = None,
     grammars: ToolGrammars = NO_GRAMMARS,
+    *,
+    schema_place: str = "tools[{}].function.parameters",
 ) -> ToolRequest:
     """Check ``tools`` and ``tool_choice``, for ``template`` or the model's. The ``grammars`` are
-    those of functions by their names. Raises ``RequestError``."""
+    those of functions by their names; ``schema_place`` names a schema in errors. Raises
+    ``RequestError``."""
     if not tools:
         if choice not in (None, "none", "auto"):
             message = "When using 'tool_choice', 'tools' must be set."
             raise invalid(message, "tool_choice", "missing_required_parameter")
         return NO_TOOLS
-    known = _known(tools, ignored)
+    known = _known(tools, ignored, schema_place)
     allowed = allowed_tools(choice, known.schemas, ignored)
     if allowed is not None:
         known, choice = known.only(allowed.names), allowed.mode
@@ -135,9 +138,12 @@ def read_tools(
         required=choice == "required",
         named=named,
     )
+    asked = ToolRequest(shown=known.shown, use=use)
+    if use.parser == CHANNELS and (use.named or use.required):
+        return _in_channels(asked, grammars, known.strict)
     if use.named or use.required:
-        return _forced(ToolRequest(shown=known.shown, use=use), grammars)
-    return _guided(ToolRequest(shown=known.shown, use=use), grammars)
+        return _forced(asked, grammars)
+    return _guided(asked, grammars, known.strict)
 
 
 def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
@@ -163,16 +169,37 @@ def _forced(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
     return replace(tools, use=use, forced=forced)
 
 
-def _guided(tools: ToolRequest, grammars: ToolGrammars) -> ToolRequest:
-    """The constraint of calls that the model may make. Other formats have no place for a text."""
+def _in_channels(
+    tools: ToolRequest, grammars: ToolGrammars, strict: Mapping[str, str]
+) -> ToolRequest:
+    """Calls that are forced, of a model that writes channels: an answer that is nothing but calls
+    would have no reasoning."""
     use = tools.use
     assert use is not None
-    form = form_of(use.parser)
-    if form is None or not grammars.keys() & use.schemas.keys():
+    schemas = {use.named: use.schemas[use.named]} if use.named else use.schemas
+    strict = {name: strict.get(name, "tool_choice") for name in schemas}
+    use = replace(use, required=False, named="", schemas=schemas)
+    guided = _guided(replace(tools, use=use), grammars, strict, required=True)
+    return replace(guided, forced=guided.guided)
+
+
+def _guided(
+    tools: ToolRequest,
+    grammars: ToolGrammars,
+    strict: Mapping[str, str],
+    *,
+    required: bool = False,
+) -> ToolRequest:
+    """The constraint of calls that the model may make."""
+    use = tools.use
+    assert use is not None
+    own = {name: grammar for name, grammar in grammars.items() if name in use.schemas}
+    guided = GuidedTools(parser=use.parser, schemas=use.schemas, grammars=own, strict=strict)
+    wanted = guided.constraint(required=required)
+    if wanted is None:
         return tools
-    guided = calls_in_text(form, use.schemas, grammars)
-    arguments = _arguments(form.texts(grammars, use.schemas))
-    return replace(tools, use=replace(use, verbatim=arguments), guided=guided)
+    arguments = _arguments(guided.texts())
+    return replace(tools, use=replace(use, verbatim=arguments), guided=wanted)
 
 
 def _arguments(texts: ToolGrammars) -> dict[str, str]:
@@ -186,24 +213,26 @@ def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | N
     return _known(tools, ignored).shown
 
 
-def _known(tools: list[Any], ignored: set[str]) -> _Functions:
+def _known(tools: list[Any], ignored: set[str], schema_place: str = "") -> _Functions:
     if not fits(tools, MAX_SIZE):
         message = f"Invalid 'tools': they have more than {MAX_SIZE} characters and values."
         raise invalid(message, "tools", "too_large")
     known = _Functions()
     for i, tool in enumerate(tools):
-        known.add(tool, f"tools[{i}]", ignored)
+        known.add(tool, f"tools[{i}]", schema_place.format(i), ignored)
     return known
 
 
 @dataclass(slots=True)
 class _Functions:
-    """The functions of a request: in the form that templates expect, and their schemas."""
+    """The functions of a request: in the form that templates expect, their schemas, and the places
+    of those that are strict."""
 
     shown: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    strict: dict[str, str] = field(default_factory=dict)
 
-    def add(self, tool: Any, param: str, ignored: set[str]) -> None:
+    def add(self, tool: Any, param: str, schema_place: str, ignored: set[str]) -> None:
         if not isinstance(tool, dict):
             raise wrong_type(param, "an object", tool)
         if tool.get("type") != "function":
@@ -223,6 +252,8 @@ class _Functions:
             message = f"'{param}.function.name': there are two tools named '{function.name}'."
             raise invalid(message, f"{param}.function.name", "duplicate_tool")
         self.schemas[function.name] = function.parameters or {}
+        if function.strict and function.parameters:
+            self.strict[function.name] = schema_place
         shown = {"name": function.name}
         for name in ("description", "parameters"):
             if (value := getattr(function, name)) is not None:
@@ -232,7 +263,8 @@ class _Functions:
     def only(self, names: Collection[str]) -> _Functions:
         """Some of the functions; a model never calls one that it does not see."""
         shown = [tool for tool in self.shown if tool["function"]["name"] in names]
-        return _Functions(shown, {name: self.schemas[name] for name in names})
+        strict = {name: place for name, place in self.strict.items() if name in names}
+        return _Functions(shown, {name: self.schemas[name] for name in names}, strict)
 
 
 def _named(choice: Any, known: _Functions) -> str:

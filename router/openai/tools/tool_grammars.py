@@ -7,16 +7,13 @@ of such a call is written as it is, as the last of the output.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ....proto import tandem_pb2 as pb
-from ....shared.text.tool_parsers import hermes, qwen3_xml
-from ....shared.text.tool_parsers.formats import FORMATS
-from ....shared.text.tool_parsers.json_list import forced_opening, text_opening
-from ....shared.text.tool_parsers.reader import Reader, Steps
-from ....shared.text.tool_parsers.tool_use import ToolUse
+from ....shared.text.tool_parsers.json_call import text_opening
+from ....shared.text.tool_parsers.json_list import forced_opening
 from ..structured_outputs import constraint
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -99,71 +96,6 @@ def calls_and_text(
         parts = [*last, *(_sequence(call, _constant("]")) for call in calls)]
     whole = _sequence(_constant("["), _one_of(parts))
     return constraint("structural_tag", {"format": whole}, param)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallForm:
-    """A format of calls in free text, by its parser: the ``trigger`` of a call, what follows that
-    up to the arguments, what comes before the text of one, and the ``end``. Arguments may be JSON,
-    which can follow a regular expression."""
-
-    parse: Callable[[Reader, ToolUse], Steps]
-    trigger: str
-    opening: Callable[[str], str]
-    text_opening: Callable[[str], str]
-    end: str
-    in_json: bool
-
-    def texts(self, grammars: ToolGrammars, names: Collection[str]) -> dict[str, ToolGrammar]:
-        """The grammars of functions whose text is written as it is."""
-        if self.in_json:
-            return verbatim(grammars, names)
-        return {name: grammars[name] for name in names if name in grammars}
-
-
-FORMS = (
-    CallForm(
-        parse=hermes.hermes,
-        trigger=hermes.START,
-        opening=hermes.opening,
-        text_opening=text_opening,
-        end="}\n" + hermes.END,
-        in_json=True,
-    ),
-    CallForm(
-        parse=qwen3_xml.qwen3_xml,
-        trigger=qwen3_xml.FUNCTION,
-        opening=qwen3_xml.opening,
-        text_opening=qwen3_xml.text_opening,
-        end=qwen3_xml.FUNCTION_END,
-        in_json=False,
-    ),
-)
-
-
-def form_of(parser: str) -> CallForm | None:
-    """The form of calls that a parser reads; ``None`` if it has no place for a text."""
-    return next((form for form in FORMS if form.parse is FORMATS[parser].parse), None)
-
-
-def calls_in_text(form: CallForm, schemas: Schemas, grammars: ToolGrammars) -> pb.StructuredOutputs:
-    """An output of any text and of calls, of which those with a grammar follow it. Raises
-    ``RequestError``."""
-    texts = form.texts(grammars, schemas)
-    calls: list[dict[str, Any]] = []
-    for name in (name for name in schemas if name not in texts):
-        schema = schemas[name] if name in grammars else _ANY_OBJECT
-        calls.append({"begin": form.opening(name)} | ({"schema": schema} if form.in_json else {}))
-    written = [
-        {
-            "begin": form.opening(name) + form.text_opening(grammar.argument),
-            grammar.syntax: grammar.definition,
-        }
-        for name, grammar in texts.items()
-    ]
-    wanted = {"trigger": form.trigger, "end": form.end, "calls": calls, "texts": written}
-    guided = [name for name in schemas if name in grammars]
-    return constraint("tool_calls", wanted, place_of(grammars, guided))
 
 
 def _call(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

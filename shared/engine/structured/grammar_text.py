@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .grammar import GrammarError
 
 # A rule of GBNF; those of Lark have one colon.
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_TEXT = r"/(.|\n)*/"
+_ANY = r"(.|\n)*"
+_TEXT = f"/{_ANY}/"
 # Some models write white space without end, which JSON would allow.
 WHITESPACE = r"[ \t\r\n]{0,40}"
 # Between the end of the reasoning and the output.
@@ -83,9 +84,7 @@ class GrammarText:
 
     def regex(self, pattern: str) -> str:
         """Text that a regular expression matches as a whole."""
-        from llguidance import regex_to_lark
-
-        return self._refer("lark_grammar", f"start: /{regex_to_lark(pattern)}/")
+        return self._refer("lark_grammar", f"start: {_terminal(pattern)}")
 
     def choice(self, texts: list[str]) -> str:
         """One of several texts, as one terminal: a rule has a limit of alternatives."""
@@ -97,20 +96,29 @@ class GrammarText:
         """Any text."""
         return self._rule("TEXT", _TEXT)
 
-    def text_until(self, end: str) -> str:
-        """Any text up to the first ``end``, and that."""
-        if self._special.ends_with_token(end):
-            return f"{self.text()} {self.literal(end)}"
-        return self._rule("until", f"{_TEXT} {self.literal(end)}", "[lazy]")
+    def text_until(self, end: str, *, without: Sequence[str] = ()) -> str:
+        """Any text up to the first ``end``, and that. Texts ``without`` markers end before them."""
+        text = self._text_without([one for one in without if not self.is_token(one)])
+        if self.is_token(end):
+            return f"{text} {self.literal(end)}"
+        return self._rule("until", f"{text} {self.literal(end)}", "[lazy]")
+
+    def lazy(self, pattern: str) -> str:
+        """Text up to the first match of a regular expression, which begins it."""
+        return self._rule("opening", _terminal(pattern), "[lazy]")
+
+    def text_unless(self, opening: str) -> str:
+        """Any text that does not begin with a match of a regular expression."""
+        return self._rule("TEXT", f"{_TEXT} & ~{_terminal(f'({opening}){_ANY}')}")
+
+    def is_token(self, text: str) -> bool:
+        """True if the text is one special token, which no other text matches."""
+        return self._special.ends_with_token(text)
 
     def marker(self, text: str) -> str:
         """A text at which free text could begin too, which it does not."""
         literal = self.literal(text)
-        return (
-            literal
-            if self._special.ends_with_token(text)
-            else self._rule("marker", literal, "[lazy]")
-        )
+        return literal if self.is_token(text) else self._rule("marker", literal, "[lazy]")
 
     def space(self) -> str:
         """A little white space."""
@@ -119,6 +127,12 @@ class GrammarText:
     def rule(self, body: str) -> str:
         """A rule of its own for an expression."""
         return self._rule("part", body)
+
+    def _text_without(self, markers: list[str]) -> str:
+        if not markers:
+            return _TEXT
+        found = "|".join(map(re.escape, markers))
+        return self._rule("TEXT", f"{_TEXT} & ~{_terminal(f'{_ANY}({found}){_ANY}')}")
 
     def _rule(self, kind: str, body: str, attributes: str = "") -> str:
         known = self._known.get((kind, body))
@@ -131,6 +145,12 @@ class GrammarText:
         name = f"g{len(self._named)}"
         self._named.append({"name": name, kind: content})
         return f"@{name}"
+
+
+def _terminal(pattern: str) -> str:
+    from llguidance import regex_to_lark
+
+    return f"/{regex_to_lark(pattern)}/"
 
 
 def _from_gbnf(grammar: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .json_call import streamed_arguments
+from .json_call import call_arguments
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
 
@@ -16,26 +16,26 @@ MAX_NAME = 256
 def deepseek_v3(reader: Reader, tools: ToolUse) -> Steps:
     """V3 and R1: the kind of call, its name, and a fence of JSON."""
     while marker := (yield from reader.until(START, CALL, to=reader.content)):
-        yield from reader.attempt(_calls(reader, marker, fenced=True), after=marker)
+        yield from reader.attempt(_calls(reader, tools, marker, fenced=True), after=marker)
 
 
 def deepseek_v31(reader: Reader, tools: ToolUse) -> Steps:
     """V3.1: the name and JSON."""
     while marker := (yield from reader.until(START, CALL, to=reader.content)):
-        yield from reader.attempt(_calls(reader, marker, fenced=False), after=marker)
+        yield from reader.attempt(_calls(reader, tools, marker, fenced=False), after=marker)
 
 
-def _calls(reader: Reader, marker: str, fenced: bool) -> Steps:
+def _calls(reader: Reader, tools: ToolUse, marker: str, fenced: bool) -> Steps:
     yield from reader.skip_space()
     if marker == START:
         yield from reader.expect(CALL)
-    yield from _call(reader, fenced)
+    yield from _call(reader, tools, fenced)
     while (yield from reader.accept(CALL)):
-        yield from _call(reader, fenced)
+        yield from _call(reader, tools, fenced)
     yield from reader.accept(END)
 
 
-def _call(reader: Reader, fenced: bool) -> Steps:
+def _call(reader: Reader, tools: ToolUse, fenced: bool) -> Steps:
     name = yield from reader.capture(SEPARATOR, most=MAX_NAME)
     if fenced:  # what came before the separator is the word "function"
         name = yield from reader.capture("\n", most=MAX_NAME)
@@ -46,7 +46,7 @@ def _call(reader: Reader, fenced: bool) -> Steps:
     if (yield from reader.accept(FENCE)):
         yield from reader.accept("json")
         yield from reader.skip_space()
-    yield from streamed_arguments(reader)
+    yield from call_arguments(reader, tools, name.strip())
     yield from reader.skip_space()
     yield from reader.accept(FENCE)
     yield from reader.accept(CALL_END)

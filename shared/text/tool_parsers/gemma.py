@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .json_call import verbatim_text
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
 from .typed_value import escaped
@@ -36,18 +37,27 @@ def gemma(markers: GemmaMarkers) -> Callable[[Reader, ToolUse], Steps]:
 
     def parse(reader: Reader, tools: ToolUse) -> Steps:
         while (yield from reader.until(markers.start, to=reader.content)):
-            yield from reader.attempt(_call(reader, markers), after=markers.start)
+            yield from reader.attempt(_call(reader, tools, markers), after=markers.start)
 
     return parse
 
 
-def _call(reader: Reader, markers: GemmaMarkers) -> Steps:
+def text_opening(markers: GemmaMarkers, argument: str) -> str:
+    """What comes before the text of an argument."""
+    return f"{argument}:{markers.quote}"
+
+
+def _call(reader: Reader, tools: ToolUse, markers: GemmaMarkers) -> Steps:
     yield from reader.skip_space()
     yield from reader.expect("call:")
     name = (yield from reader.capture("{", most=MAX_NAME)).strip()
     if not name:
         raise NotACallError
     reader.begin_call(name)
+    argument = tools.verbatim.get(name, "")
+    if argument and (yield from reader.accept(text_opening(markers, argument))):
+        yield from verbatim_text(reader, argument)
+        return
     yield from _object(reader, markers.quote, MAX_DEPTH)
     yield from reader.skip_space()
     yield from reader.accept(markers.end)

@@ -3,6 +3,7 @@ later."""
 
 from __future__ import annotations
 
+from .json_call import verbatim_text
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
 from .typed_value import PlainArguments
@@ -19,6 +20,11 @@ def glm45(reader: Reader, tools: ToolUse) -> Steps:
         yield from reader.attempt(_call(reader, tools), after=START)
 
 
+def text_opening(argument: str) -> str:
+    """What comes before the text of an argument."""
+    return f"{KEY}{argument}{KEY_END}\n{VALUE}"
+
+
 def _call(reader: Reader, tools: ToolUse) -> Steps:
     parts: list[str] = []
     yield from reader.skip_space()
@@ -27,6 +33,10 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
     if not ended_by or not 0 < len(name) <= MAX_NAME or "{" in name:
         raise NotACallError
     reader.begin_call(name)
+    argument = tools.verbatim.get(name, "") if ended_by == "\n" else ""
+    if argument and (yield from reader.accept(text_opening(argument))):
+        yield from verbatim_text(reader, argument)
+        return
     arguments = PlainArguments(reader, tools, name, untyped_text=False)
     if ended_by == "\n":
         yield from reader.skip_space()

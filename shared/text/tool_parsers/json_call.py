@@ -8,8 +8,12 @@ from collections.abc import Collection, Generator
 from typing import Any
 
 from .reader import MAX_BUFFERED, NotACallError, Reader, Sink, Steps
+from .tool_use import ToolUse
+from .typed_value import escaped
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+# Between the name of an argument and its text, if that is written as it is.
+QUOTES = '"""\n'
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _STRING_END = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
@@ -106,11 +110,11 @@ def parsed(text: str) -> Any:
         raise NotACallError from None
 
 
-def json_call(reader: Reader, known: Collection[str] | None = None, call_id: str = "") -> Steps:
+def json_call(reader: Reader, tools: ToolUse, *, known: bool = False) -> Steps:
     """Read a call's object, whose keys may have any order. Raises ``NotACallError`` if it is none,
-    or not of one of the ``known`` functions."""
+    or if it must be of a ``known`` function and is not."""
     yield from reader.expect("{")
-    begun = False
+    begun = ""  # the name, once it has been reported
     early: str | None = None  # arguments before the name
     complete = False
     yield from reader.skip_space()
@@ -120,11 +124,11 @@ def json_call(reader: Reader, known: Collection[str] | None = None, call_id: str
         yield from reader.expect(":")
         yield from reader.skip_space()
         if key == "name" and not begun:
-            begun = yield from _begin(reader, known, call_id)
+            begun = yield from _begin(reader, tools.schemas if known else None)
             if early is not None:
                 reader.arguments(as_arguments(early))
         elif key in ARGUMENT_KEYS and begun:
-            yield from streamed_arguments(reader)
+            yield from call_arguments(reader, tools, begun)
             complete = True
         else:
             value = yield from captured_value(reader)
@@ -139,6 +143,29 @@ def json_call(reader: Reader, known: Collection[str] | None = None, call_id: str
         raise NotACallError
     if not complete:
         reader.arguments("{}")
+
+
+def call_arguments(reader: Reader, tools: ToolUse, name: str) -> Steps:
+    """Read the arguments of the call that has begun, which may be one text, written as it is."""
+    argument = tools.verbatim.get(name, "")
+    if argument and (yield from reader.accept(text_opening(argument))):
+        yield from verbatim_text(reader, argument)
+        return
+    yield from streamed_arguments(reader)
+
+
+def text_opening(argument: str) -> str:
+    """What comes before the text in arguments."""
+    return f"{{{json.dumps(argument)}: {QUOTES}"
+
+
+def verbatim_text(reader: Reader, argument: str) -> Steps:
+    """Read the text of the call that has begun, up to the end of the output: a grammar cannot be
+    followed inside a JSON string."""
+    reader.arguments(f'{{{json.dumps(argument)}:"')
+    while not (yield from reader.at_end()):
+        reader.arguments(escaped(reader.take(len(reader.held))))
+    reader.arguments('"}')
 
 
 def streamed_arguments(reader: Reader) -> Steps:
@@ -163,14 +190,12 @@ def as_arguments(value: str) -> str:
     return text if text.lstrip().startswith("{") else value
 
 
-def _begin(
-    reader: Reader, known: Collection[str] | None, call_id: str
-) -> Generator[None, None, bool]:
+def _begin(reader: Reader, known: Collection[str] | None) -> Generator[None, None, str]:
     name = yield from captured_string(reader)
     if not name or (known is not None and name not in known):
         raise NotACallError
-    reader.begin_call(name, call_id)
-    return True
+    reader.begin_call(name)
+    return name
 
 
 def _more_keys(reader: Reader) -> Generator[None, None, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import string
 
-from .json_call import streamed_arguments
+from .json_call import call_arguments
 from .json_list import json_calls
 from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
@@ -19,7 +19,7 @@ def mistral(reader: Reader, tools: ToolUse) -> Steps:
     """Calls of both kinds; content may precede them."""
     reader.new_id = mistral_call_id
     while (yield from reader.until(START, to=reader.content)):
-        yield from reader.attempt(_calls(reader), after=START)
+        yield from reader.attempt(_calls(reader, tools), after=START)
 
 
 def mistral_call_id() -> str:
@@ -27,11 +27,11 @@ def mistral_call_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-def _calls(reader: Reader) -> Steps:
+def _calls(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.skip_space()
     yield from reader.need(1)
     if reader.held.startswith(("[", "{")):
-        yield from json_calls(reader)
+        yield from json_calls(reader, tools)
         yield from reader.skip_space()
         return
     name, call_id = "", ""
@@ -46,5 +46,5 @@ def _calls(reader: Reader) -> Steps:
     if ended_by == "{":
         reader.give_back("{")
     yield from reader.skip_space()
-    yield from streamed_arguments(reader)
+    yield from call_arguments(reader, tools, name)
     yield from reader.skip_space()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Generator
 
+from .json_call import QUOTES, verbatim_text
 from .python_literal import literal_to_json
 from .reader import MAX_BUFFERED, NotACallError, Reader, Steps
 from .tool_use import ToolUse
@@ -22,6 +23,11 @@ def pythonic(reader: Reader, tools: ToolUse) -> Steps:
     """An answer that consists of a list of calls, in the markers of Llama 4 or without them."""
     yield from reader.skip_space_of_content()
     yield from reader.attempt(_calls(reader, tools))
+
+
+def text_opening(argument: str) -> str:
+    """What comes before the text of an argument."""
+    return f"{argument}={QUOTES}"
 
 
 def _calls(reader: Reader, tools: ToolUse) -> Steps:
@@ -44,6 +50,10 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
     if name not in tools.schemas:
         raise NotACallError
     reader.begin_call(name)
+    argument = tools.verbatim.get(name, "")
+    if argument and (yield from reader.accept(text_opening(argument))):
+        yield from verbatim_text(reader, argument)
+        return
     separator = "{"
     yield from reader.skip_space()
     while not (yield from reader.accept(")")):

@@ -3,7 +3,7 @@ and later models of Qwen."""
 
 from __future__ import annotations
 
-from .json_list import verbatim_text
+from .json_call import verbatim_text
 from .reader import Reader, Steps
 from .tool_use import ToolUse
 from .typed_value import PlainArguments
@@ -19,11 +19,6 @@ def qwen3_xml(reader: Reader, tools: ToolUse) -> Steps:
     """Any number of calls. Models forget the outer marker, so a function is one without it too."""
     while marker := (yield from reader.until(START, FUNCTION, to=reader.content)):
         yield from reader.attempt(_call(reader, tools, marker), after=marker)
-
-
-def opening(name: str) -> str:
-    """What follows the marker of a function."""
-    return f"{name}>"
 
 
 def text_opening(argument: str) -> str:

@@ -25,11 +25,14 @@ SEEDED = {
     "return_token_ids": True,
 }
 
+# Of reasoning: most of an output.
+BUDGET = 200
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[TestCluster]:
     with running(tmp_path_factory.mktemp("failover"), tiny_model) as cluster:
-        cluster.start_router()
+        cluster.start_router("--reasoning-parser=deepseek_r1")
         yield cluster
 
 
@@ -81,6 +84,33 @@ def test_a_stream_leaves_a_silent_node_before_its_first_output_and_ends_after_it
     # They come back, and hold nothing of what was given up.
     cluster.wait_nodes(decode=2, prefill=0)
     cluster.wait_idle(*nodes.values())
+
+
+def test_a_budget_of_reasoning_holds_on_the_node_that_takes_over(
+    cluster: TestCluster, nodes: dict[str, Part]
+) -> None:
+    cluster.wait_nodes(decode=2, prefill=0)
+    asked = SEEDED | {
+        "messages": [{"role": "user", "content": "Think."}],
+        "thinking_token_budget": BUDGET,
+    }
+    status, want = cluster.post("/v1/chat/completions", asked)
+    assert status == 200, want
+    cluster.wait_idle(*nodes.values())
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(cluster.post, "/v1/chat/completions", asked)
+        name = generating(nodes)
+        nodes[name].kill()
+        _, got = answer.result()
+    assert got["tandem"]["decode_nodes"] == list(nodes.keys() - {name})
+    assert got["choices"] == want["choices"] and got["usage"] == want["usage"]
+    # Each token is a byte: the budget, the rest of a character, and the marker.
+    spent = got["usage"]["completion_tokens_details"]["reasoning_tokens"] / CHOICES
+    assert BUDGET <= spent <= BUDGET + 3 + len("</think>")
+    for choice in got["choices"]:
+        assert choice["message"]["reasoning"] and choice["message"]["content"]
+    nodes[name] = cluster.start_node("decode-node", f"--node-id={name}")
 
 
 def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,45 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
     told, _ = with_written_tools([{"role": "system", "content": "s"}, *messages], [tool], "")
     assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
     assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
+
+
+async def test_strict_schemas_are_followed_unless_the_format_cannot(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    city = {"type": "string", "pattern": "x"}
+    strict = {"name": "weather", "strict": True, "parameters": {"properties": {"city": city}}}
+    tools = [NOW, {"type": "function", "function": strict}]
+    async with cluster(tmp_path) as c:
+        c.node.reply = c.encode(ANSWER)
+        assert (await c.chat(tools=tools)).status_code == 200
+        wanted = c.node.requests[-1].sampling.structured_outputs
+        assert wanted.param == "tools[1].function.parameters"
+        assert json.loads(wanted.tool_calls)["schemas"]["weather"] == strict["parameters"]
+        assert (await c.chat(tools=[NOW])).status_code == 200
+        assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+        tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
+        asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+        await c.client.post("/v1/messages", json={"model": "tiny"} | asked)
+        assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
+    async with cluster(tmp_path, tool_call_parser="qwen3_xml") as c:
+        refused = await c.chat(tools=tools)
+        assert refused.status_code == 400 and "'qwen3_xml'" in refused.json()["error"]["message"]
+        assert refused.json()["error"]["param"] == "tools[1].function.parameters"
+        required = await c.chat(tools=tools, tool_choice="required")
+        assert required.status_code == 200 and c.node.requests[-1].sampling.structured_outputs.json
+
+
+async def test_models_that_write_channels_make_forced_calls(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with cluster(tmp_path, tool_call_parser="openai", reasoning_parser="openai_gptoss") as c:
+        c.node.reply = c.encode(
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.now <|constrain|>json<|message|>{}"
+        )
+        named = {"type": "function", "function": {"name": "now"}}
+        for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
+            answer = await c.chat(tools=[WEATHER, NOW], tool_choice=choice)
+            [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+            assert call["function"] == {"name": "now", "arguments": "{}"}
+            wanted = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
+            assert wanted["channels"]["required"]
+            assert [call["name"] for call in wanted["channels"]["calls"]] == names

@@ -123,11 +123,14 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
             assert [getattr(item, "name", "") for item in made.output] == names
             assert names[-1] != "patch" or made.output[-1].input == TEXT
         wanted = json.loads(demanded(c).tool_calls)
-        assert [call["schema"].get("properties") is None for call in wanted["calls"]] == [
+        [calls] = wanted["lists"]
+        assert [
+            wanted["schemas"][call["schema"]].get("properties") is None for call in calls["calls"]
+        ] == [
             True,
             False,
         ]
-        assert wanted["texts"][0]["lark"] == LARK and demanded(c).param == "tools"
+        assert calls["texts"][0]["lark"] == LARK and demanded(c).param == "tools"
         await client.responses.create(**asked | {"tools": [NOW, PATCH]})
         assert demanded(c).param == "tools[1].format.definition"
         await client.responses.create(**asked, text={"format": {"type": "json_object"}})
@@ -139,9 +142,24 @@ async def test_calls_that_the_model_may_make_follow_their_grammars(tmp_path: Pat
         with pytest.raises(openai.InternalServerError, match="'tool_calls'"):
             await client.responses.create(**asked)
         assert older.requests == []
-    async with served(tmp_path, context=2048, tool_call_parser="llama3_json") as (c, client):
-        await client.responses.create(**asked)
-        assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("parser", "before"),
+    [
+        ("llama3_json", '{"name": "patch", "parameters": {"input": """\n'),
+        ("pythonic", '[now(), patch(input="""\n'),
+        ("openai", ' to=functions.patch<|channel|>commentary json<|message|>{"input": """\n'),
+    ],
+)
+async def test_other_formats_have_texts_too(tmp_path: Path, parser: str, before: str) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    asked: dict[str, Any] = {"input": "hi", "tools": [NOW, PATCH, DAY]}
+    async with served(tmp_path, context=2048, tool_call_parser=parser) as (c, client):
+        c.node.reply = c.encode(before + TEXT)
+        made = await client.responses.create(**asked)
+        assert made.output[-1].name == "patch" and made.output[-1].input == TEXT
+        assert json.dumps(LARK) in demanded(c).tool_calls
 
 
 async def test_calls_in_xml_follow_their_grammars_too(tmp_path: Path) -> None:
@@ -155,9 +173,9 @@ async def test_calls_in_xml_follow_their_grammars_too(tmp_path: Path) -> None:
             made = await client.responses.create(**asked)
             assert [getattr(item, "name", "") for item in made.output] == ["", "now", name]
             assert made.output[-1].input == text
-        wanted = json.loads(demanded(c).tool_calls)
-        assert wanted["calls"] == [{"begin": "now>"}]
-        assert [text.keys() - {"begin"} for text in wanted["texts"]] == [{"lark"}, {"regex"}]
+        for calls in json.loads(demanded(c).tool_calls)["lists"]:
+            assert [call["until"] for call in calls["calls"]] == ["</function>"]
+            assert [text.keys() - {"begin"} for text in calls["texts"]] == [{"lark"}, {"regex"}]
 
 
 async def test_wrong_grammars_are_named(tmp_path: Path) -> None:

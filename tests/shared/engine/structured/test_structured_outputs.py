@@ -20,13 +20,8 @@ from tandem import (
     ThinkingBudget,
 )
 from tandem.router.openai.tools.forced_calls import required_calls
-from tandem.router.openai.tools.tool_grammars import (
-    FORMS,
-    ToolGrammar,
-    calls_and_text,
-    calls_in_text,
-    with_grammars,
-)
+from tandem.router.openai.tools.guided_calls import GuidedTools
+from tandem.router.openai.tools.tool_grammars import ToolGrammar, calls_and_text, with_grammars
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.engine.structured.grammar import GrammarError
 from tandem.shared.errors import RequestError
@@ -124,7 +119,9 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
     lark = ToolGrammar(syntax="lark", definition='start: "a" /b+/', argument="input", place="")
     grammars = {"patch": lark, "day": replace(lark, syntax="regex", definition="[0-9]+")}
     schemas = with_grammars({"patch": {}, "day": {}, "now": {}}, grammars)
-    made = calls_in_text(FORMS[0], schemas, grammars)
+    tools = GuidedTools(parser="hermes", schemas=schemas, grammars=grammars, strict={})
+    made = tools.constraint()
+    assert made is not None
     wanted = StructuredOutputs(tool_calls=made.tool_calls)
 
     def call(name: str, arguments: str) -> str:
@@ -147,7 +144,11 @@ def test_calls_in_free_text_follow_their_grammars(engine: Engine) -> None:
 
 def test_calls_in_xml_follow_their_grammars(engine: Engine) -> None:
     day = ToolGrammar(syntax="regex", definition="[0-9]+", argument="input", place="")
-    made = calls_in_text(FORMS[1], {"day": day.schema(), "now": {}}, {"day": day})
+    schemas = {"day": day.schema(), "now": {}}
+    made = GuidedTools(
+        parser="qwen3_xml", schemas=schemas, grammars={"day": day}, strict={}
+    ).constraint()
+    assert made is not None
     wanted = StructuredOutputs(tool_calls=made.tool_calls)
     now = "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
     day_call = "<tool_call>\n<function=day>\n<parameter=input>\n05"
