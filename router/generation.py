@@ -114,6 +114,7 @@ class GenerationRequest:
     return_token_ids: bool = False
     prompt_text: str | None = None  # to return
     tokens_as_ids: bool = False  # in logprobs
+    timed: bool = False  # the answer has the times of the request
     role: str = "assistant"
     opening_text: str = ""  # at the beginning of each choice, not generated
     include_reasoning: bool = True
@@ -308,6 +309,19 @@ class ServedPrompt:
     computed: pb.Usage = field(default_factory=pb.Usage)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds of a request: in the queue of its node (0 for several prompts, whose queues overlap),
+    until the first token, from the first to the last one, and in all until the last one. ``gap`` is
+    the mean between two tokens of a choice, if a choice has two."""
+
+    queue: float
+    first_token: float
+    generation: float
+    total: float
+    gap: float | None
+
+
 @dataclass(slots=True)
 class Usage:
     """Sums over all prompts and choices of a request. ``served`` has the prompts by number, each
@@ -322,6 +336,7 @@ class Usage:
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
     served: dict[int, ServedPrompt] = field(default_factory=dict)
+    timings: Timings | None = None  # once the last token is there
 
     def add(self, served: ServedPrompt) -> None:
         """Add a prompt's tokens that were not computed here, and its nodes."""

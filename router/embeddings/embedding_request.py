@@ -12,7 +12,7 @@ from ...proto import tandem_pb2 as pb
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions
-from ..requests.body_errors import check_integer, wrong_type
+from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_text
 from ..served_model import ServedModel
@@ -123,5 +123,5 @@ def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> list[int]
     # Before the loop: a list of millions must cost nothing.
     check_context([len(tokens)], None, model, param="input", default=1)
     for i, token in enumerate(tokens):
-        check_integer(f"{param}[{i}]", token, 0, model.vocab_size - 1)
+        check_token(f"{param}[{i}]", token, model.vocab_size)
     return tokens

@@ -17,7 +17,7 @@ from ..openai.chat_messages import read_messages
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import Tools, read_tools
 from ..options import RouterOptions
-from ..requests.body_errors import check_integer, wrong_type
+from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
 from ..requests.context import encode_around_gap, encode_chat, encode_text
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
@@ -134,7 +134,7 @@ def parse_generate(body: Any, model: ServedModel, options: RouterOptions) -> Oll
     check_name(asked.model, model)
     given = _options(asked, ignored)
     for i, token in enumerate(asked.context):
-        check_integer(f"context[{i}]", token, 0, model.vocab_size - 1)
+        check_token(f"context[{i}]", token, model.vocab_size)
     if not (asked.prompt or asked.suffix):
         raise OnlyLoadsError(asked.model, {"response": ""})
     plain = asked.raw or bool(asked.suffix)

@@ -121,6 +121,16 @@ class ChatChoice(AnswerModel):
     token_ids: list[int] | None
 
 
+class RequestTimes(AnswerModel):
+    """With --enable-per-request-metrics. Tokens per second are those until the last one."""
+
+    time_to_first_token_ms: float
+    generation_time_ms: float
+    queue_time_ms: float
+    tokens_per_second: float
+    mean_itl_ms: float | None = None
+
+
 class ChatCompletion(AnswerModel):
     """The answer of POST /v1/chat/completions."""
 
@@ -134,6 +144,7 @@ class ChatCompletion(AnswerModel):
     prompt_token_ids: list[int] | None
     prompt_text: str | None
     prompt_logprobs: PromptLogprobsList | None
+    metrics: RequestTimes | None = None
 
 
 class FunctionDelta(AnswerModel):
@@ -181,6 +192,7 @@ class ChatCompletionChunk(AnswerModel):
     tandem: PlacementDetail | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
+    metrics: RequestTimes | None = None
 
 
 class TextLogprobs(AnswerModel):
@@ -214,6 +226,7 @@ class TextCompletion(AnswerModel):
     choices: list[TextChoice]
     usage: TokenUsage
     tandem: PlacementDetail
+    metrics: RequestTimes | None = None
 
 
 class TextCompletionChunk(AnswerModel):
@@ -226,3 +239,4 @@ class TextCompletionChunk(AnswerModel):
     choices: list[TextChunkChoice]
     usage: TokenUsage | None = None
     tandem: PlacementDetail | None = None
+    metrics: RequestTimes | None = None

@@ -22,6 +22,7 @@ from .response_fields import (
     ContinuousUsage,
     PromptLogprobsEncoder,
     finite,
+    metrics_body,
     placement_body,
     token_names,
     usage_body,
@@ -156,7 +157,7 @@ class ChatResponse:
         if not self._request.include_usage:
             return b""
         extra = {"usage": self._usage(usage), "tandem": placement_body(usage)}
-        return data_event(self._chunk([]) | extra)
+        return data_event(self._chunk([]) | extra | metrics_body(self._request, usage))
 
     def end_of_stream(self) -> bytes:
         return END_OF_STREAM
@@ -181,7 +182,7 @@ class ChatResponse:
             body["prompt_token_ids"] = self._request.prompts[0].tokens
         if 0 in result.prompt_logprobs:
             body["prompt_logprobs"] = result.prompt_logprobs[0].body()
-        return body
+        return body | metrics_body(self._request, result.usage)
 
     def _whole(self, index: int, choice: ChoiceResult) -> dict[str, Any]:
         body = {

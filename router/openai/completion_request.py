@@ -11,7 +11,7 @@ from pydantic import Field
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, new_tokens
 from ..options import RouterOptions
-from ..requests.body_errors import check_integer, wrong_type
+from ..requests.body_errors import check_integer, check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, DocumentedAs
 from ..requests.context import check_context, encode_around_gap, encode_text
 from ..requests.response_size import ResponseSize
@@ -195,7 +195,7 @@ class _PromptReader:
         # Before the loop: a list of millions must cost nothing.
         check_context([len(tokens)], None, self._model, param="prompt", default=1)
         for i, token in enumerate(tokens):
-            check_integer(f"{param}[{i}]", token, 0, self._model.vocab_size - 1)
+            check_token(f"{param}[{i}]", token, self._model.vocab_size)
         return EncodedPrompt(new_tokens(tokens))
 
     def _kept(self, tokens: list[Any]) -> list[Any]:

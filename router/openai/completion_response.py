@@ -18,6 +18,7 @@ from .response_fields import (
     ContinuousUsage,
     PromptLogprobsEncoder,
     finite,
+    metrics_body,
     placement_body,
     token_names,
     usage_body,
@@ -93,7 +94,7 @@ class CompletionResponse:
         if not self._request.include_usage:
             return b""
         extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
-        return data_event(self._chunk([]) | extra)
+        return data_event(self._chunk([]) | extra | metrics_body(self._request, usage))
 
     def end_of_stream(self) -> bytes:
         return END_OF_STREAM
@@ -108,11 +109,12 @@ class CompletionResponse:
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
-        return self._head() | {
+        body = self._head() | {
             "choices": choices,
             "usage": usage_body(result.usage),
             "tandem": placement_body(result.usage),
         }
+        return body | metrics_body(self._request, result.usage)
 
     def _whole(self, index: int, choice: ChoiceResult, result: GenerationResult) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -14,7 +14,7 @@ from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
 from ..generation import BeamOptions, TextOptions
 from ..options import RouterOptions
-from ..requests.body_errors import check_integer, to_request_error
+from ..requests.body_errors import check_integer, check_token, to_request_error
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
 from .beam_fields import read_beams
@@ -39,6 +39,7 @@ class SharedFields(TypedDict):
     prompt_logprobs: int | None
     return_token_ids: bool
     tokens_as_ids: bool
+    timed: bool
     priority: int
     cache_salt: str
 
@@ -69,6 +70,7 @@ def read_shared(
         prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids or options.return_tokens_as_token_ids,
+        timed=options.enable_per_request_metrics,
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
@@ -164,7 +166,7 @@ def check_min_tokens(minimum: int, granted: Sequence[int]) -> None:
 
 def _check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     for i, token in enumerate(ids):
-        check_integer(f"{name}[{i}]", token, 0, vocab_size - 1)
+        check_token(f"{name}[{i}]", token, vocab_size)
 
 
 def _logit_bias(given: dict[str, Any], vocab_size: int) -> dict[int, float]:

@@ -80,6 +80,27 @@ def placement_body(usage: Usage) -> dict[str, Any]:
     }
 
 
+def metrics_body(request: GenerationRequest, usage: Usage) -> dict[str, Any]:
+    """vLLM's ``metrics``, of --enable-per-request-metrics, in milliseconds. ``mean_itl_ms`` is left
+    out if no choice has two tokens."""
+    timings = usage.timings
+    if not request.timed or timings is None:
+        return {}
+    metrics = {
+        "time_to_first_token_ms": _milliseconds(timings.first_token),
+        "generation_time_ms": _milliseconds(timings.generation),
+        "queue_time_ms": _milliseconds(timings.queue),
+        "tokens_per_second": round(usage.completion_tokens / max(timings.total, 1e-6), 3),
+    }
+    if timings.gap is not None:
+        metrics["mean_itl_ms"] = _milliseconds(timings.gap)
+    return {"metrics": metrics}
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)
+
+
 def finite(logprob: float) -> float:
     """A logprob that JSON can express."""
     return max(logprob, LOWEST_LOGPROB) if not math.isnan(logprob) else LOWEST_LOGPROB

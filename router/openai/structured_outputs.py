@@ -30,7 +30,7 @@ FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 class JsonSchemaFormat(BaseModel):
     """A schema, which outputs always follow, whether it is strict or not."""
 
-    name: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")]
+    name: Annotated[str, Field(pattern=f"^{_NAME.pattern}$")] | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
@@ -155,16 +155,21 @@ def _schema_of(given: dict[str, Any]) -> Any:
         raise invalid(message, param, "missing_required_parameter")
     if not isinstance(described, dict):
         raise wrong_type(param, "an object", described)
-    for name in ("name", "schema"):
-        if described.get(name) is None:
-            message = f"Missing required parameter: '{param}.{name}'."
-            raise invalid(message, f"{param}.{name}", "missing_required_parameter")
-    if not isinstance(described["name"], str):
-        raise wrong_type(f"{param}.name", "a string", described["name"])
-    if not _NAME.fullmatch(described["name"]):
-        message = f"Invalid '{param}.name': it must have 1 to 64 letters, digits, _ and -."
-        raise invalid(message, f"{param}.name", "invalid_value")
+    if described.get("schema") is None:
+        message = f"Missing required parameter: '{param}.schema'."
+        raise invalid(message, f"{param}.schema", "missing_required_parameter")
+    if (name := described.get("name")) is not None:
+        _check_name(name, f"{param}.name")
     return _object(described["schema"], f"{param}.schema")
+
+
+def _check_name(name: Any, param: str) -> None:
+    """Raise ``RequestError`` for a name that OpenAI rejects. Clients of llama.cpp send none."""
+    if not isinstance(name, str):
+        raise wrong_type(param, "a string", name)
+    if not _NAME.fullmatch(name):
+        message = f"Invalid '{param}': it must have 1 to 64 letters, digits, _ and -."
+        raise invalid(message, param, "invalid_value")
 
 
 def _structured_outputs(given: dict[str, Any], ignored: set[str]) -> pb.StructuredOutputs | None:

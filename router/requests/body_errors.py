@@ -97,6 +97,17 @@ def check_integer(name: str, value: Any, low: int, high: int) -> None:
         raise _out_of_range(name, value, low if value < low else high, below=value < low)
 
 
+def check_token(name: str, value: Any, vocab_size: int) -> None:
+    """Raise ``RequestError`` unless ``value`` is the id of a token."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= vocab_size:
+        message = (
+            f"Invalid value for '{name}': {_short(value)} is out of vocabulary; the model's token "
+            f"ids are 0 to {vocab_size - 1}."
+        )
+        raise invalid(message, name, "integer_above_max_value")
+    check_integer(name, value, 0, vocab_size - 1)
+
+
 def _out_of_range(name: str, value: float, bound: float, *, below: bool) -> Exception:
     kind = "integer" if isinstance(value, int) else "decimal"
     shown = str(bound) if isinstance(bound, int) else f"{bound:g}"

@@ -10,6 +10,8 @@ from ..tokenization.to_text import DetokenizeAnswer, DetokenizeRequest, detokeni
 from ..tokenization.to_tokens import (
     TokenizeAnswer,
     TokenizeChatRequest,
+    TokenizeContentAnswer,
+    TokenizeContentRequest,
     TokenizeTextRequest,
     tokenize,
 )
@@ -22,7 +24,9 @@ from .services import Exchange, RouterServices
 MODELS = (
     TokenizeTextRequest,
     TokenizeChatRequest,
+    TokenizeContentRequest,
     TokenizeAnswer,
+    TokenizeContentAnswer,
     DetokenizeRequest,
     DetokenizeAnswer,
     TokenizerInfo,
@@ -33,7 +37,13 @@ router = APIRouter(
 )
 
 
-@router.post("/tokenize", **documented(TokenizeTextRequest | TokenizeChatRequest, TokenizeAnswer))
+@router.post(
+    "/tokenize",
+    **documented(
+        TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest,
+        TokenizeAnswer | TokenizeContentAnswer,
+    ),
+)
 async def tokenize_prompt(exchange: Exchange, services: RouterServices) -> Response:
     """The tokens of a text, or of the messages of a chat."""
     return ComputedResponse(exchange, services.handler, tokenize)

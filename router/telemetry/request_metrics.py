@@ -7,7 +7,7 @@ import time
 from collections import Counter as Counts
 
 from ...shared.telemetry.tracing import current
-from ..generation import ChoiceDelta, GenerationRequest, Output, Usage
+from ..generation import ChoiceDelta, GenerationRequest, Output, Timings, Usage
 from ..http.access_log import AccessRecord, prefill_origin
 from .metrics import Metrics
 
@@ -56,7 +56,8 @@ class RequestMetrics:
             self._count_delta(output)
 
     def finish(self, usage: Usage) -> None:
-        """Observe the end of the request, when every choice has finished."""
+        """Observe the end of the request, when every choice has finished, and note its times."""
+        usage.timings = self._timings()
         self._observe("e2e_request_latency_seconds", time.monotonic() - self._start)
         self._observe(
             "request_prefill_kv_computed_tokens", max(0, usage.prompt_tokens - usage.cached_tokens)
@@ -64,6 +65,21 @@ class RequestMetrics:
         self._metrics.count_sources(self._name, usage)
         self._observe_sizes()
         self._observe_phases()
+
+    def _timings(self) -> Timings | None:
+        """None for a request without a token."""
+        if not self._last:
+            return None
+        first, last = min(self._first.values()), max(self._last.values())
+        gaps = sum(count - 1 for count in self._counts.values())
+        between = sum(self._last[index] - self._first[index] for index in self._last)
+        return Timings(
+            queue=self._access.phases().get("queue", 0.0),
+            first_token=first - self._start,
+            generation=last - first,
+            total=last - self._start,
+            gap=between / gaps if gaps else None,
+        )
 
     def _observe(self, name: str, value: float) -> None:
         self._metrics.vllm.histogram(name, self._name).observe(value)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..requests.body_errors import check_integer
+from ..requests.body_errors import check_token
 from ..requests.body_model import AnswerModel, BodyModel, DocumentedAs
 from ..served_model import ServedModel
 
@@ -19,9 +19,10 @@ class DetokenizeRequest(BodyModel):
 
 
 class DetokenizeAnswer(AnswerModel):
-    """The text of tokens, special ones included."""
+    """The text of tokens, special ones included, under vLLM's name and llama.cpp's."""
 
     prompt: str
+    content: str
 
 
 def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
@@ -29,5 +30,6 @@ def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     asked = DetokenizeRequest.read(body, set())
     model.check_name(asked.model)
     for i, token in enumerate(asked.tokens):
-        check_integer(f"tokens[{i}]", token, 0, model.vocab_size - 1)
-    return {"prompt": model.tokenizer.decode(asked.tokens, skip_special_tokens=False)}
+        check_token(f"tokens[{i}]", token, model.vocab_size)
+    text = model.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    return {"prompt": text, "content": text}

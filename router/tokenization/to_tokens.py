@@ -50,6 +50,16 @@ class TokenizeChatRequest(BodyModel):
     tools: Tools = Field(default_factory=list)
 
 
+class TokenizeContentRequest(BodyModel):
+    """The body of POST /tokenize as llama.cpp's clients send it."""
+
+    model: Annotated[str, Field(max_length=1024)] = ""
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
 class TokenizeAnswer(AnswerModel):
     """The tokens of a prompt; ``token_strs`` spells them as the vocabulary does, on demand."""
 
@@ -59,8 +69,23 @@ class TokenizeAnswer(AnswerModel):
     token_strs: list[str] | None
 
 
+class TokenPiece(AnswerModel):
+    """A token with its text, or with its bytes if they are part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeContentAnswer(AnswerModel):
+    """The tokens of a content; with ``with_pieces``, each with its text."""
+
+    tokens: list[int] | list[TokenPiece]
+
+
 def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     """The answer to a body. Raises ``RequestError``."""
+    if isinstance(body, dict) and "content" in body and not body.keys() & {"prompt", "messages"}:
+        return _tokenize_content(TokenizeContentRequest.read(body, set()), model)
     is_chat = isinstance(body, dict) and "messages" in body
     asked: TokenizeTextRequest | TokenizeChatRequest
     if is_chat:
@@ -100,6 +125,30 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
         | check_template_variables(chat.chat_template_kwargs),
         most=MAX_CONTEXTS * model.max_model_len,
     )
+
+
+def _tokenize_content(asked: TokenizeContentRequest, model: ServedModel) -> dict[str, Any]:
+    model.check_name(asked.model)
+    tokens = model.tokenizer.encode(
+        asked.content,
+        add_special_tokens=asked.add_special,
+        literally=not asked.parse_special,
+        most=MAX_CONTEXTS * model.max_model_len,
+    )
+    if not asked.with_pieces:
+        return {"tokens": new_tokens(tokens)}
+    pieces = EncodedArray()
+    for start in range(0, len(tokens), PIECE_TOKENS):
+        pieces.extend(_piece(token, model) for token in tokens[start : start + PIECE_TOKENS])
+    return {"tokens": pieces}
+
+
+def _piece(token: int, model: ServedModel) -> dict[str, Any]:
+    spelled = model.tokenizer.texts.bytes_of(token)
+    try:
+        return {"id": token, "piece": spelled.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(spelled)}
 
 
 def _spelled(tokens: list[int], model: ServedModel) -> EncodedArray:

@@ -157,6 +157,12 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "--return-tokens-as-token-ids",
         "Name tokens in logprobs as token_id:5, also for requests that do not ask for it.",
     )
+    enable_per_request_metrics: bool = option(
+        False,
+        "--enable-per-request-metrics",
+        "Add the times of a request to its response, as 'metrics' like vLLM; in a stream, to the "
+        "chunk with the usage.",
+    )
     max_held_answer_bytes: int = option(
         1 << 30,
         "--max-held-answer-bytes",

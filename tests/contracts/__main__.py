@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from tandem.shared.version import version
+
 from . import record
 from .environments import environment
-from .servers import served
+from .servers import command_of, served
 from .suites import KEY, OTHERS, SCRIPTS, SERVERS, SUITES
 
 
@@ -46,13 +49,16 @@ def main() -> int:
 def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
     """The status of the suite's command."""
     suite = SUITES[name]
-    model = SERVERS[suite.server].model
+    server = SERVERS[suite.server]
+    model = server.model
     filled = {"url": url, "key": key, "model": model, "scripts": SCRIPTS, "folder": folder}
     program, *arguments = (part.format(**filled, report=report) for part in suite.command)
     given = {
         "TARGET_URL": url,
         "TARGET_KEY": key,
         "TARGET_MODEL": model,
+        "TARGET_VERSION": version(),
+        "TARGET_COMMAND": json.dumps(command_of(server, key, folder)),
         "TARGET_NODE_MODULES": str(folder / "node_modules"),
         "TARGET_OTHERS": str(folder / OTHERS),
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",

@@ -18,20 +18,23 @@ STARTING_SECONDS = 120
 REAL_MODEL = "REAL_MODEL"
 
 
+def command_of(server: Server, key: str, folder: Path) -> list[str]:
+    """The command that starts a server, without its port."""
+    filled = {"key": key, "folder": folder, "real_model": os.environ.get(REAL_MODEL)}
+    return [sys.executable, "-m", *(part.format(**filled) for part in server.arguments)]
+
+
 @contextlib.contextmanager
 def served(server: Server, key: str, folder: Path) -> Iterator[str]:
     """The URL of a server that runs while the block does; its files go to ``folder``."""
-    real_model = os.environ.get(REAL_MODEL)
-    if server.needs_real_model and not real_model:
+    if server.needs_real_model and not os.environ.get(REAL_MODEL):
         raise SystemExit(
             f"set {REAL_MODEL} to a model's folder; CONTRIBUTING.md has how to get one"
         )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    filled = {"key": key, "folder": folder, "real_model": real_model}
-    arguments = [part.format(**filled) for part in server.arguments]
-    command = [sys.executable, "-m", *arguments, f"--port={port}"]
+    command = [*command_of(server, key, folder), f"--port={port}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         _await_health(f"http://127.0.0.1:{port}", process)

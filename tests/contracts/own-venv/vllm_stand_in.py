@@ -1,9 +1,11 @@
 # mypy: ignore-errors
 """vLLM's endpoint tests against a running server: vLLM and torch are mocks, and the server that a
-test would start is the one of TARGET_URL. Tests that ask no server are left out."""
+test would start is the one of TARGET_URL, or one of its own if it starts it with one of
+``OWN_OPTIONS``. Tests that ask no server are left out."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -15,6 +17,7 @@ from urllib.parse import urlsplit
 
 import anthropic
 import openai
+from own_server import started
 from transformers import AutoTokenizer
 
 URL = os.environ["TARGET_URL"]
@@ -27,6 +30,16 @@ TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
 UTILITIES = ("tests.utils", "others.utils")
 MOCKED = ("vllm", "torch", "tests")
 SERVED = ("RemoteOpenAIServer", "server", "client")
+# What the shared server does not have, with what Tandem needs for it: a test asks for all logprobs
+# of a prompt, 1.5 million, which hold a node for seconds.
+OWN_OPTIONS = {
+    "--enable-per-request-metrics": (),
+    "--return-tokens-as-token-ids": (),
+    "--max-logprobs": (
+        *("--max-logprobs=-1", "--max-answer-logprobs=4000000", "--max-answer-bytes=1000000000"),
+        "--node-timeout=60",
+    ),
+}
 # Servers with an option that Tandem does not have.
 LEFT_OUT = ("watermarked",)
 
@@ -59,6 +72,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.ROCM_EXTRA_ARGS = []
         if module.__name__ == "vllm.tokenizers":
             module.get_tokenizer = lambda *positional, **named: TOKENIZER
+        if module.__name__ == "vllm":
+            module.envs = MagicMock(VLLM_USE_RUST_FRONTEND=False)
+        if module.__name__ == "vllm.version":
+            module.__version__ = os.environ["TARGET_VERSION"]
         if module.__name__ == "vllm.config":
             config = types.SimpleNamespace(get_vocab_size=lambda: len(TOKENIZER))
             module.ModelConfig = lambda *positional, **named: config
@@ -70,20 +87,26 @@ class Remote:
     """The interface of vLLM's server for tests."""
 
     DUMMY_API_KEY = KEY
-    host, port = urlsplit(URL).hostname, urlsplit(URL).port
-    url_root = URL
 
-    def __init__(self, *positional, **named):
-        pass
+    def __init__(self, model, options=(), **named):
+        self._options = [name for name in OWN_OPTIONS if name in options]
+        self._own = contextlib.ExitStack()
+        self._ask(URL)
+
+    def _ask(self, url):
+        self.url_root, self.host, self.port = url, urlsplit(url).hostname, urlsplit(url).port
 
     def __enter__(self):
+        if self._options:
+            wanted = [part for name in self._options for part in OWN_OPTIONS[name] or (name,)]
+            self._ask(self._own.enter_context(started(*wanted)))
         return self
 
     def __exit__(self, *raised):
-        return None
+        self._own.close()
 
     def url_for(self, *parts):
-        return "/".join((URL, *parts))
+        return "/".join((self.url_root, *parts))
 
     def get_client(self, **options):
         return openai.OpenAI(base_url=self.url_for("v1"), timeout=SECONDS, **CLIENT)
@@ -93,10 +116,10 @@ class Remote:
         return openai.AsyncOpenAI(base_url=self.url_for("v1"), timeout=timeout, **CLIENT)
 
     def get_client_anthropic(self, **options):
-        return anthropic.Anthropic(base_url=URL, timeout=SECONDS, **CLIENT)
+        return anthropic.Anthropic(base_url=self.url_root, timeout=SECONDS, **CLIENT)
 
     def get_async_client_anthropic(self, **options):
-        return anthropic.AsyncAnthropic(base_url=URL, timeout=SECONDS, **CLIENT)
+        return anthropic.AsyncAnthropic(base_url=self.url_root, timeout=SECONDS, **CLIENT)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -58,6 +58,10 @@ TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
         {"structured_outputs": {"json_object": True}},
         named("structured_outputs.json_object", json_object=True),
     ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        named("response_format", json=AS_JSON),
+    ),
     ({"guided_json": SCHEMA}, named("guided_json", json=AS_JSON)),
     ({"guided_regex": "a+"}, named("guided_regex", regex="a+")),
     ({"guided_choice": ["x"]}, named("guided_choice", choice=pb.ChoiceList(texts=["x"]))),
@@ -78,9 +82,14 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
         "missing_required_parameter",
     ),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-        "response_format.json_schema.name",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
         "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+        "response_format.json_schema.name",
+        "invalid_value",
     ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}},

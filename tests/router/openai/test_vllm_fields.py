@@ -23,6 +23,7 @@ from tandem.tests.router.support import (
 
 ASKED = {"role": "user", "content": "hi"}
 VOCABULARY = 320  # of the fake nodes' model
+TIMES = (*("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "tokens_per_second"),)
 BEGUN = {"role": "assistant", "content": "one two "}
 
 
@@ -265,3 +266,23 @@ async def test_a_model_has_several_names(tmp_path: Path) -> None:
         for name in ("one", "org/two"):
             assert (await c.chat(model=name)).json()["model"] == "one"
         assert (await c.chat(model="three")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_response_has_the_times_of_its_request(tmp_path: Path, path: str) -> None:
+    body: dict[str, Any] = {"messages": [ASKED]} if "chat" in path else {"prompt": "hi"}
+    streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+    async with cluster(tmp_path, enable_per_request_metrics=True) as c:
+        times = (await c.client.post(path, json=body)).json()["metrics"]
+        assert sorted(times) == sorted((*TIMES, "mean_itl_ms"))
+        assert all(value >= 0 for value in times.values()) and times["tokens_per_second"] > 0
+        *chunks, last, _ = events((await c.client.post(path, json=streamed)).text)
+        assert set(last["metrics"]) == set(times) and not last["choices"]
+        assert not any("metrics" in chunk for chunk in chunks)
+        without = events((await c.client.post(path, json=body | {"stream": True})).text)[:-1]
+        assert not any("metrics" in chunk for chunk in without)
+        c.node.reply = []  # but for the token that ends it
+        times = (await c.client.post(path, json=body)).json()["metrics"]
+        assert sorted(times) == sorted(TIMES)
+    async with cluster(tmp_path) as c:
+        assert "metrics" not in (await c.client.post(path, json=body)).json()

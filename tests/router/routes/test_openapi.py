@@ -143,6 +143,8 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/api/show", {"model": "tiny"}),
     ("/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/tokenize", CHAT),
+    ("/tokenize", {"content": "hi"}),
+    ("/tokenize", {"content": "hi 🤗", "with_pieces": True}),
     ("/detokenize", {"tokens": [1, 2]}),
 )
 

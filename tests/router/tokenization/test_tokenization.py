@@ -44,10 +44,35 @@ async def test_tokens_become_text_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         tokens = (await c.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
         answer = await c.client.post("/detokenize", json={"tokens": tokens})
-        assert answer.json() == {"prompt": text}
+        assert answer.json() == {"prompt": text, "content": text}
         special = await c.client.post("/detokenize", json={"tokens": [1, 0]})
-        assert special.json() == {"prompt": "<|start|><|end|>"}
-        assert (await c.client.post("/detokenize", json={"tokens": []})).json() == {"prompt": ""}
+        assert special.json()["prompt"] == "<|start|><|end|>"
+        empty = await c.client.post("/detokenize", json={"tokens": []})
+        assert empty.json() == {"prompt": "", "content": ""}
+        wrong = (await c.client.post("/detokenize", json={"tokens": [1, 320]})).json()["error"]
+        assert (wrong["param"], wrong["code"]) == ("tokens[1]", "integer_above_max_value")
+        assert "320 is out of vocabulary; the model's token ids are 0 to 319" in wrong["message"]
+
+
+async def test_a_text_as_llama_cpp_asks_for_it(tmp_path: Path) -> None:
+    async def tokens(content: str, **fields: Any) -> Any:
+        asked = {"content": content} | fields
+        answer = await c.client.post("/tokenize", json=asked)
+        return answer.json()["tokens"] if answer.status_code == 200 else answer.status_code
+
+    async with cluster(tmp_path) as c:
+        assert await tokens("hello world") == c.encode("hello world")
+        assert await tokens("<|end|>") == [0]
+        assert len(await tokens("<|end|>", parse_special=False)) > 1
+        assert await tokens("hello", add_special=True) == c.encode("hello")
+        pieces = await tokens("hello wörld, 一🤗", with_pieces=True)
+        assert [piece["id"] for piece in pieces] == await tokens("hello wörld, 一🤗")
+        texts = [piece["piece"] for piece in pieces]
+        parts = [text.encode() if isinstance(text, str) else bytes(text) for text in texts]
+        assert b"".join(parts).decode() == "hello wörld, 一🤗"
+        assert any(isinstance(text, list) for text in texts) and texts[0] == "hello"
+        assert await tokens("hello", model="other") == 404
+        assert await tokens(" world" * (5 * CONTEXT)) == 400
 
 
 async def test_a_text_longer_than_the_context_is_counted(tmp_path: Path) -> None:
