@@ -141,7 +141,7 @@ SLOTS = "tandem_data_plane_staging_slots"
             "--router",
         ),
         (healthy(nodes=[node(PREFILL, "p")], pairs={}), "no decode node", "tandem decode-node"),
-        (absent(refused=True, reason="layers is 2"), "refused 0 s ago: layers is 2", "the model"),
+        (absent(refused=True, reason="layers is 2"), "rejected 0 s ago: layers is 2", "the model"),
         (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
