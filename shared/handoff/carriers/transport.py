@@ -128,6 +128,9 @@ class Dialer(TransportEnd, Protocol):
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         """Begin to connect and greet, unless that is done or under way."""
 
+    def bulk_sockets(self) -> Iterable[Any]:
+        """Those of ``sockets`` that say only that frames may have come."""
+
     def receive_bulk(self, now: float) -> tuple[PeerKey, Message] | None:
         """The next frame, fair among peers; the view is valid until the next call."""
 

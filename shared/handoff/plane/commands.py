@@ -65,6 +65,10 @@ class Commands:
 
     # ---- the data-plane thread ---------------------------------------------------------------
 
+    def fileno(self) -> int:
+        """The descriptor that is readable while a command waits."""
+        return -1 if self.socket is None else self.socket.fileno()
+
     def rest(self) -> None:
         """Discard wake-ups, before the commands are taken."""
         if self.socket is not None:

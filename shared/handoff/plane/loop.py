@@ -108,6 +108,7 @@ class PlaneLoop:
         self._pending_layers = PendingLayers(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._polled: list[Any] = []
+        self._bulk: frozenset[Any] = frozenset()  # of the polled ones
         self._poller = zmq.Poller()
         self._next_tick = self._next_report = 0.0
         self._reported = DataPlaneStats()
@@ -119,9 +120,20 @@ class PlaneLoop:
         return Endpoints(key="" if self._keys is None else self._keys.public)
 
     def round(self) -> None:
-        """Wait for anything, then deal with it."""
-        self._wait()
-        self.turn()
+        """Wait for anything, then deal with it.
+
+        Frames that arrive beside a decode step take the core from it, and half of a turn is spent
+        on what has not changed: if only frames have come, only they are taken.
+        """
+        ready = self._wait()
+        if self._is_only_bulk(ready) and (received := self._receive(self._clock())):
+            self._busy = received == FRAMES_A_ROUND
+        else:
+            self.turn()
+
+    def _is_only_bulk(self, ready: list[Any]) -> bool:
+        others = self._busy or self._is_polling() or self._clock() >= self._next_tick
+        return bool(ready) and self._bulk.issuperset(ready) and not others
 
     def turn(self) -> None:
         """Do a bounded amount of everything."""
@@ -130,7 +142,7 @@ class PlaneLoop:
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
-        received = self._take_bulk(now)
+        received = self._receive(now)
         more = self._sender.pump(FRAMES_A_ROUND)
         self._busy = more or received == FRAMES_A_ROUND
         self._take_notices(now)
@@ -150,28 +162,35 @@ class PlaneLoop:
             self._reported = replace(self._stats)
             self._emit(self._reported)
 
-    def _wait(self) -> None:
+    def _wait(self) -> list[Any]:
+        """Wait for anything. Returns the sockets that are readable."""
         seconds = TICK_SECONDS
         if self._busy:
             seconds = 0.0
-        elif (
+        elif self._is_polling():
+            seconds = SLOT_POLL_SECONDS
+        ready = [each for each, _ in self._current_poller().poll(int(seconds * 1000))]
+        if self._commands.fileno() in ready:
+            self._commands.rest()
+        return ready
+
+    def _is_polling(self) -> bool:
+        """Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or a
+        read over the network is over."""
+        return (
             self._sender.awaits_slots
             or self._pending_layers.any
             or any(end.needs_polling for end in self._ends)
-        ):
-            # Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or
-            # a read over the network is over.
-            seconds = SLOT_POLL_SECONDS
-        self._current_poller().poll(int(seconds * 1000))
-        self._commands.rest()
+        )
 
     def _current_poller(self) -> zmq.Poller:
         """Rebuilt only when connections have come or gone, because each frame is waited for."""
-        polled = [self._commands.socket]
+        polled: list[Any] = [self._commands.fileno()]
         for end in self._ends:
             polled += end.sockets()
         if polled != self._polled:
             self._polled, self._poller = polled, zmq.Poller()
+            self._bulk = frozenset(self._dialer.bulk_sockets())
             for each in polled:
                 self._poller.register(each, zmq.POLLIN)
         return self._poller
@@ -228,6 +247,12 @@ class PlaneLoop:
                 handle(peer, header, payload)
             else:
                 self._stats.frames_stale += 1
+
+    def _receive(self, now: float) -> int:
+        received = self._take_bulk(now)
+        if received:
+            self._receiver.fill(self._stats)
+        return received
 
     def _take_bulk(self, now: float) -> int:
         for count in range(FRAMES_A_ROUND):

@@ -143,7 +143,10 @@ class ZmqDialer:
 
     def sockets(self) -> Iterable[Any]:
         sockets: list[Any] = [s for d in self._dials.values() for s in (d.control, *d.watches)]
-        return sockets + [each for reader in self._readers() for each in reader.descriptors()]
+        return sockets + self.bulk_sockets()
+
+    def bulk_sockets(self) -> list[Any]:
+        return [each for reader in self._readers() for each in reader.descriptors()]
 
     def _readers(self) -> list[FrameReader]:
         return [dial.reader for dial in self._dials.values() if dial.reader is not None]

@@ -126,6 +126,9 @@ class _Faulty:
     def sockets(self) -> Iterable[Any]:
         return self._inner.sockets()
 
+    def bulk_sockets(self) -> Iterable[Any]:
+        return self._inner.bulk_sockets()
+
     @property
     def needs_polling(self) -> bool:
         return bool(self._inner.needs_polling)

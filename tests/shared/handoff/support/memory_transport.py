@@ -137,6 +137,8 @@ class _End:
     def sockets(self) -> Iterable[Any]:
         return ()
 
+    bulk_sockets = sockets
+
     def is_live(self, peer: PeerKey) -> bool:
         return peer in self._links and self._links[peer].live
 
