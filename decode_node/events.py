@@ -69,6 +69,7 @@ def finished_event(output: StepOutput) -> pb.GenerateEvent:
             reason=_REASONS[sequence.finish_reason],
             stop_token=sequence.stop_token,
             error=sequence.error,
+            unfollowable=sequence.unfollowable,
             stop_logprobs=None if scored is None else _listed(scored, sequence),
         )
     )

@@ -558,18 +558,20 @@ class PromptLogprobs(_message.Message):
     def __init__(self, positions: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("index", "reason", "stop_token", "error", "stop_logprobs")
+    __slots__ = ("index", "reason", "stop_token", "error", "stop_logprobs", "unfollowable")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    UNFOLLOWABLE_FIELD_NUMBER: _ClassVar[int]
     index: int
     reason: FinishReason
     stop_token: int
     error: str
     stop_logprobs: PositionLogprobs
-    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ..., error: _Optional[str] = ..., stop_logprobs: _Optional[_Union[PositionLogprobs, _Mapping]] = ...) -> None: ...
+    unfollowable: bool
+    def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ..., error: _Optional[str] = ..., stop_logprobs: _Optional[_Union[PositionLogprobs, _Mapping]] = ..., unfollowable: _Optional[bool] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "cached_tokens", "remote_tokens", "prefill_node", "local_reason", "first_token", "remote_cached_tokens")

@@ -32,12 +32,15 @@ class NodeAttempt:
         offset = len(self._echo.text) if self._echo else 0
         first = number * request.n
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
+        # Surfaces with one choice have no error for it alone; of the best choices none may fail.
+        self._fails_as_one = request.choices == 1 or request.best is not None
         self.served = ServedPrompt(node.node_id)
         self.finished = False
         self.stopped: list[int] = []
 
     def take(self, events: Sequence[NodeEvent]) -> list[Output]:
-        """The outputs of events. Raises ``NodeError`` for a choice that was not requested."""
+        """The outputs of events. Raises ``NodeError`` for a choice that was not requested, and
+        ``RequestError`` if the only one cannot follow its grammar."""
         outputs: list[Output] = []
         for event in events:
             if isinstance(event, PlainTokens):
@@ -75,6 +78,8 @@ class NodeAttempt:
 
     def _ended(self, finished: pb.Finished) -> list[ChoiceDelta]:
         deltas = self._choice(finished.index).finish(finished)
+        if deltas and deltas[-1].error is not None and self._fails_as_one:
+            raise deltas[-1].error
         self._note_finished()
         return self._with_echo(deltas) if self._echo else deltas
 

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from ..proto import tandem_pb2 as pb
 from ..shared.text.output import Deltas, OutputText, TextDelta, joined
 from ..shared.text.output_parser import kept_tokens, output_parser
+from .errors import unfollowable
 from .generation import ChoiceDelta, GenerationRequest, ScoredToken
 
-REASONS: dict[int, str] = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+REASONS: dict[int, str] = {
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_ERROR: "error",
+}
 
 
 class ChoiceStream:
@@ -36,6 +41,7 @@ class ChoiceStream:
         self._discard = options.discard_output
         self._first_offset = prompt_characters
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
+        self._constraint = request.sampling.structured_outputs.param
 
     @property
     def tokens(self) -> int:
@@ -85,7 +91,10 @@ class ChoiceStream:
             scored.append(ScoredToken(ended_by[0], offset, finished.stop_logprobs))
         reason = REASONS.get(finished.reason, "stop")
         stop_id = next((token for token in ended_by if token in self._stop_ids), None)
-        return self._deltas(texts, ended_by, scored, reason, stop_id)
+        deltas = self._deltas(texts, ended_by, scored, reason, stop_id)
+        if deltas[-1].finish_reason == "error":
+            deltas[-1].error = unfollowable(finished.error, self._constraint)
+        return deltas
 
     def _deltas(
         self,

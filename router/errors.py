@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..shared.errors import OverloadedError, RequestError, UnavailableError
+from ..shared.errors import UNFOLLOWABLE, OverloadedError, RequestError, UnavailableError
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -62,6 +62,13 @@ class DeadlineError(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RequestError:
     """The error of an invalid request: 400."""
     return RequestError(message, param=param, code=code)
+
+
+def unfollowable(reason: str, param: str) -> RequestError:
+    """The error of an output that cannot follow its grammar any further. ``param`` is the client's
+    name of the grammar; empty if the router has made it."""
+    named = f"Invalid '{param}': {reason}." if param else f"{reason[:1].upper()}{reason[1:]}."
+    return RequestError(named, param=param or None, code=UNFOLLOWABLE)
 
 
 def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:

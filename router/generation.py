@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..proto import tandem_pb2 as pb
+from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from ..shared.text.reasoning import NO_PARSER
 from ..shared.text.stop import StopStrings
@@ -229,7 +230,8 @@ class RequestAdmitted:
 @dataclass(slots=True)
 class ChoiceDelta:
     """New output of one choice: its reasoning, then its text, then its calls. ``finish_reason``
-    comes once, with the last; it is "tool_calls" for a choice that ended after calls."""
+    comes once, with the last; it is "tool_calls" for a choice that ended after calls, and "error"
+    for one that ended with an ``error`` while others go on."""
 
     index: int
     text: str = ""
@@ -242,6 +244,7 @@ class ChoiceDelta:
     executed: Sequence[ExecutedCall] = ()  # calls that the router has run, after all others
     asked: Sequence[ApprovalRequest] = ()  # calls that the client has to approve, the last
     began: GenerationRequest | None = None  # a later generation, before all others
+    error: RequestError | None = None
     compacted: str = ""  # the summary that stands for the conversation, before that
 
 

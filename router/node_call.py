@@ -73,7 +73,7 @@ class NodeCall:
         except CallFailedError as error:
             raise self._failure(error) from error
         for number, event in enumerate(events):
-            if isinstance(event, pb.GenerateEvent) and event.finished.reason == ERROR:
+            if isinstance(event, pb.GenerateEvent) and _node_failed(event.finished):
                 self._failed = GenerationError(event.finished.error or "The generation failed.")
                 return events[:number] or await self.read()
         return events
@@ -95,6 +95,11 @@ class NodeCall:
         elif error.code in _ANSWERS:
             self._node.ejection.answered(self._call)
         return translated
+
+
+def _node_failed(finished: pb.Finished) -> bool:
+    """True for the end of a choice by an error that another node might not have."""
+    return finished.reason == ERROR and not finished.unfollowable
 
 
 def _translated(error: CallFailedError, node: Node) -> Exception:

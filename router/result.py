@@ -9,6 +9,7 @@ from io import StringIO
 from typing import Any, Protocol, TypeVar
 
 from ..proto import tandem_pb2 as pb
+from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from .generation import (
     ChoiceDelta,
@@ -66,6 +67,7 @@ class ChoiceResult:
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    error: RequestError | None = None
     scored: int = 0  # generated tokens with a logprob
     logprob: float = 0.0  # sum over these
 
@@ -95,6 +97,7 @@ class ChoiceResult:
             grown += len(self.logprobs) - before
         self.finish_reason = delta.finish_reason or self.finish_reason
         self.stop_reason = delta.stop_reason if delta.finish_reason else self.stop_reason
+        self.error = delta.error or self.error
         if delta.finish_reason == "length":
             self._drop_empty_call()
         return grown

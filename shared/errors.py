@@ -22,6 +22,8 @@ from .causes import Cause
 
 # Prefix of the status details with which a draining node rejects or ends a request.
 NODE_DRAINING = "this node is draining"
+# Code of the error of an output that cannot follow its grammar any further.
+UNFOLLOWABLE = "grammar_unfollowable"
 
 
 class TandemError(Exception):

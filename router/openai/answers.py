@@ -83,7 +83,17 @@ class AnsweredCall(AnswerModel):
     function: AnsweredFunction
 
 
-FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "error"]
+
+
+class ChoiceError(AnswerModel):
+    """The error that ended one of several choices: an extension, in the shape of OpenAI's
+    errors."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
 
 
 class ExecutedMcpCall(AnswerModel):
@@ -118,6 +128,7 @@ class ChatChoice(AnswerModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None
+    error: ChoiceError | None = None
     token_ids: list[int] | None
 
 
@@ -177,6 +188,7 @@ class ChatChunkChoice(AnswerModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
+    error: ChoiceError | None = None
     token_ids: list[int] | None = None
 
 
@@ -206,8 +218,9 @@ class TextChunkChoice(AnswerModel):
     index: int
     text: str
     logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "error"] | None
     stop_reason: str | int | None = None
+    error: ChoiceError | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 

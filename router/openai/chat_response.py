@@ -21,6 +21,7 @@ from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
     PromptLogprobsEncoder,
+    error_field,
     finite,
     metrics_body,
     placement_body,
@@ -125,6 +126,7 @@ class ChatResponse:
         if delta.finish_reason is not None:
             choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
             choice["stop_reason"] = delta.stop_reason
+            choice |= error_field(delta.error)
             if ended and self._has_tokens(delta):
                 choice |= self._tokens(delta)
             events += data_event(self._chunk([choice]))
@@ -192,6 +194,7 @@ class ChatResponse:
             "finish_reason": self._finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             "token_ids": None,
+            **error_field(choice.error),
         }
         if self._request.return_token_ids:
             body["token_ids"] = choice.tokens

@@ -17,6 +17,7 @@ from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
     PromptLogprobsEncoder,
+    error_field,
     finite,
     metrics_body,
     placement_body,
@@ -76,6 +77,7 @@ class CompletionResponse:
             choice["logprobs"] = _logprobs(delta.scored, self._name_of)
         if delta.finish_reason is not None:
             choice["stop_reason"] = delta.stop_reason
+            choice |= error_field(delta.error)
         opens = delta.index not in self._opened
         self._opened.add(delta.index)
         if self._request.return_token_ids:
@@ -126,6 +128,7 @@ class CompletionResponse:
             "prompt_token_ids": None,
             "token_ids": None,
             "prompt_logprobs": None,
+            **error_field(choice.error),
         }
         if self._request.return_token_ids:
             body["prompt_token_ids"] = self._prompt(index)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
+from ...shared.errors import RequestError
 from ...shared.text.tokenizer import Tokenizer
+from ..errors import ApiError
 from ..generation import ChoiceDelta, GenerationRequest, Usage
 from ..http.encoding import EncodedArray
+from .error_body import error_body
 
 # JSON has no infinity; vLLM writes this.
 LOWEST_LOGPROB = -9999.0
@@ -99,6 +102,13 @@ def metrics_body(request: GenerationRequest, usage: Usage) -> dict[str, Any]:
 
 def _milliseconds(seconds: float) -> float:
     return round(1000 * seconds, 3)
+
+
+def error_field(error: RequestError | None) -> dict[str, Any]:
+    """The error of a choice that failed while others went on, as a field of the choice."""
+    if error is None:
+        return {}
+    return error_body(ApiError(400, str(error), param=error.param, code=error.code))
 
 
 def finite(logprob: float) -> float:

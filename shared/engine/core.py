@@ -395,6 +395,7 @@ class EngineCore:
         listener(output)
         if sequence.finish_reason is FinishReason.ERROR:
             for sibling in sequence.siblings:
+                sibling.unfollowable = sequence.unfollowable
                 self._end_with_error(sibling, sequence.error)
 
     # ---- failures --------------------------------------------------------------------------

@@ -101,6 +101,7 @@ class Sequence:
     stop_token: int | None = None
     constraint: Constraint | None = None
     error: str = ""
+    unfollowable: bool = False  # the error is the constraint's
 
     @property
     def length(self) -> int:

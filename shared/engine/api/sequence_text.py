@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...errors import UnavailableError
+from ...errors import UNFOLLOWABLE, RequestError, UnavailableError
 from ...text.output import Deltas, OutputText
 from ...text.tokenizer import Tokenizer
 from ..plan import PositionLogprobs
@@ -33,11 +33,14 @@ class SequenceText:
     def push(self, output: StepOutput) -> Iterator[Delta]:
         """The deltas of one step; none once a stop string has ended the choice.
 
-        Raises ``UnavailableError`` if the sequence failed.
+        Raises ``UnavailableError`` if the sequence failed, and ``RequestError`` if it could not
+        follow its grammar.
         """
         if self.finish_reason is not None:
             return
         if output.finish_reason is FinishReason.ERROR:
+            if output.sequence.unfollowable:
+                raise RequestError(f"{output.sequence.error}.", code=UNFOLLOWABLE)
             raise UnavailableError(f"the generation failed: {output.sequence.error}")
         for position, token in enumerate(output.tokens):
             text = self._output.push(token)

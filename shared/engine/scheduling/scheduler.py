@@ -325,8 +325,9 @@ class Scheduler:
         self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
     ) -> StepOutput:
         output = StepOutput(sequence, [])
-        if sequence.constraint is not None:
-            sequence.error = sequence.error or sequence.constraint.failure
+        if sequence.constraint is not None and not sequence.error:
+            sequence.error = sequence.constraint.failure
+            sequence.unfollowable = sequence.constraint.unfollowable
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:

@@ -30,7 +30,8 @@ class Constraint:
     has spent its budget is drawn as soon as the grammar allows it.
 
     ``complete``: it allows no further token, and there is no end token to draw. ``failure`` is the
-    reason why it could not be followed. Both are known before the draw is.
+    reason why it could not be followed; ``unfollowable`` tells the failure of the grammar itself
+    from an error of this node. All are known before the draw is.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Constraint:
     ) -> None:
         self.complete = False
         self.failure = ""
+        self.unfollowable = False
         self._grammar = grammar
         self._thinking = thinking
         self._ends = tuple(end_tokens)
@@ -75,8 +77,11 @@ class Constraint:
                 self._matcher = grammar.matcher()
             self._matcher.advance(tokens)
             mask = self._matcher.mask()
+            if not self._matcher.accepting and not any(mask):
+                raise GrammarError("no token continues it")
         except GrammarError as error:
             self.failure = f"the output cannot follow its grammar: {error}"
+            self.unfollowable = True
             return None
         self._allow_ends(mask, self._matcher.accepting)
         self.complete = not any(mask)

@@ -48,19 +48,23 @@ class StepMasks:
             and one.phase is not Phase.FINISHED
         ]
         masks = self._thread.run(lambda: _masks(plan.step, rows))
-        masks.add_done_callback(lambda done: self._computed(plan.step, rows, done))
+        masks.add_done_callback(self._computed)
 
-    def _computed(self, step: int, rows: list[_Row], done: asyncio.Future[TokenMasks]) -> None:
-        """Send the masks, also when computing them failed: a rank waits for them."""
-        if done.cancelled():
-            return
-        if error := done.exception():
-            log.error("the masks of step %d could not be computed", step, exc_info=error)
-            for row in rows:
-                row.constraint.failure = "the node had an error in its grammar"
-        self._send(TokenMasks(step, {}) if error else done.result())
+    def _computed(self, done: asyncio.Future[TokenMasks]) -> None:
+        if not done.cancelled():
+            self._send(done.result())
 
 
 def _masks(step: int, rows: list[_Row]) -> TokenMasks:
-    masks = {row.sequence_id: row.constraint.next_mask(row.tokens) for row in rows}
+    masks = {row.sequence_id: _mask(step, row) for row in rows}
     return TokenMasks(step, {key: mask for key, mask in masks.items() if mask is not None})
+
+
+def _mask(step: int, row: _Row) -> bytes | None:
+    """The mask of one row. One that raises costs no other: a rank waits for the masks of all."""
+    try:
+        return row.constraint.next_mask(row.tokens)
+    except Exception:
+        log.exception("a mask of step %d could not be computed", step)
+        row.constraint.failure = "the node had an error in its grammar"
+        return None

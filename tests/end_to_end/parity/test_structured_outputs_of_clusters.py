@@ -121,3 +121,37 @@ def test_reasoning_has_its_budget_whatever_follows(tmp_path: Path, tiny_model: s
             "/v1/chat/completions", body | {"response_format": None, "thinking_token_budget": 0}
         )
         assert status == 200 and not plain["choices"][0]["message"]["reasoning"]
+
+
+# Every second choice comes to a place where its grammar allows no token.
+DEAD_END = """
+from itertools import count
+from tandem.shared.engine.structured import llguidance_backend as backend
+numbers, mask, init = count(), backend.LLGuidanceMatcher.mask, backend.LLGuidanceMatcher.__init__
+def numbered(self, *args):
+    init(self, *args)
+    self.calls, self.ends = 0, next(numbers) % 2
+def cut(self):
+    self.calls += 1
+    return bytearray(len(mask(self))) if self.ends and self.calls > 5 else mask(self)
+backend.LLGuidanceMatcher.__init__, backend.LLGuidanceMatcher.mask = numbered, cut
+"""
+
+
+def test_a_choice_whose_grammar_fails_ends_alone(tmp_path: Path, tiny_model: str) -> None:
+    with running(tmp_path, tiny_model) as cluster:
+        cluster.start_router()
+        node = cluster.launch_node("decode-node", prelude=DEAD_END)
+        node.wait_ready()
+        cluster.wait_nodes(decode=1, prefill=0)
+        asked = {"max_tokens": 40, "structured_outputs": {"regex": "[a-z]{30}"}}
+        choices = cluster.complete(prompt(1, 20), n=4, **asked)["choices"]
+        ends = [(choice["finish_reason"], len(choice["text"])) for choice in choices]
+        assert sorted(ends) == [("error", 5)] * 2 + [("stop", 30)] * 2
+        alone = [
+            cluster.post("/v1/completions", {"prompt": prompt(1, 20), **asked}) for _ in range(2)
+        ]
+        (failed,) = [body["error"] for status, body in alone if status == 400]
+        assert failed["code"] == "grammar_unfollowable"
+        assert failed["param"] == "structured_outputs.regex"
+        cluster.wait_idle(node)

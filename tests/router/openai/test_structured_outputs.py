@@ -10,7 +10,14 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.support import cluster
+from tandem.tests.router.support import (
+    admitted,
+    cluster,
+    events,
+    finished,
+    tokens_event,
+    usage,
+)
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 AS_JSON = json.dumps(SCHEMA)
@@ -163,3 +170,76 @@ async def test_a_grammar_that_a_node_refuses_is_the_clients_error(tmp_path: Path
             answer = await c.complete(guided_regex="[", stream=stream)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == "guided_regex"
+
+
+CODE = "grammar_unfollowable"
+REASON = "the output cannot follow its grammar: no token continues it"
+
+
+async def cut_short(request: pb.GenerateRequest, context: Any) -> Any:
+    """The first choice fails; the others go on meanwhile."""
+    choices = range(request.sampling.n)
+    yield admitted()
+    yield usage(request)
+    for index in choices:
+        yield tokens_event(index, [40, 41])
+    yield finished(0, pb.FINISH_REASON_ERROR, error=REASON, unfollowable=True)
+    for index in choices[1:]:
+        yield tokens_event(index, [42])
+        yield finished(index)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_fails_in_the_only_choice_is_the_requests_error(
+    tmp_path: Path, stream: bool
+) -> None:
+    message = f"Invalid 'guided_regex': {REASON}."
+    error = {"message": message, "type": "invalid_request_error"}
+    error |= {"param": "guided_regex", "code": "grammar_unfollowable"}
+    async with cluster(tmp_path, nodes=2) as c:
+        for node in c.nodes:
+            node.script = cut_short
+        for send in (c.chat, c.complete):
+            answer = await send(guided_regex="a", stream=stream)
+            if stream:
+                assert events(answer.text)[-1] == {"error": error}
+            else:
+                assert (answer.status_code, answer.json()) == (400, {"error": error})
+        assert sum(len(node.requests) for node in c.nodes) == 2, "tried once each"
+
+
+async def test_a_grammar_that_fails_in_one_of_several_choices_ends_that_one(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.script = cut_short
+        for send in (c.chat, c.complete):
+            whole = (await send(guided_regex="a", n=3)).json()["choices"]
+            reasons = [choice["finish_reason"] for choice in whole]
+            assert reasons == ["error", "stop", "stop"]
+            assert [choice.get("error", {}).get("code") for choice in whole] == [CODE, None, None]
+            streamed = events((await send(guided_regex="a", n=3, stream=True)).text)
+            assert streamed.pop() == "[DONE]"
+            ends = [e["choices"][0] for e in streamed if e["choices"][0]["finish_reason"]]
+            assert [end.get("error", {}).get("code") for end in ends] == [CODE, None, None]
+            # Of the best choices none may fail.
+        assert (await c.complete(guided_regex="a", n=1, best_of=2)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "shown"),
+    [
+        ("/v1/messages", {"model": "tiny", "max_tokens": 9}, {"type": "invalid_request_error"}),
+        ("/v1/responses", {"input": "hi"}, {"code": CODE}),
+        ("/api/chat", {"model": "tiny", "stream": False}, None),
+    ],
+)
+async def test_other_apis_have_the_error_in_their_shape(
+    tmp_path: Path, path: str, body: dict[str, Any], shown: dict[str, str] | None
+) -> None:
+    async with cluster(tmp_path) as c:
+        c.node.script = cut_short
+        body |= {} if "input" in body else {"messages": [{"role": "user", "content": "hi"}]}
+        answer = await c.client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert REASON[1:] in (error if shown is None else error["message"])
+    assert shown is None or {name: error[name] for name in shown} == shown

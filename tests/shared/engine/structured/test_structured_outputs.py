@@ -22,9 +22,12 @@ from tandem import (
 from tandem.router.openai.tools.forced_calls import required_calls
 from tandem.router.openai.tools.guided_calls import GuidedTools
 from tandem.router.openai.tools.tool_grammars import ToolGrammar, calls_and_text, with_grammars
+from tandem.shared.engine.structured import step_masks
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.engine.structured.grammar import GrammarError
-from tandem.shared.errors import RequestError
+from tandem.shared.engine.structured.llguidance_backend import LLGrammar
+from tandem.shared.engine.structured.step_masks import _Row
+from tandem.shared.errors import RequestError, UnavailableError
 from tandem.shared.text.output import Deltas
 from tandem.shared.text.tool_parsers.tool_text import ToolText
 from tandem.shared.text.tool_parsers.tool_use import ToolUse
@@ -329,6 +332,43 @@ def test_a_sequence_whose_grammar_fails_ends_alone(
         raise ValueError("a bug")
 
     monkeypatch.setattr(Constraint, "next_mask", fail)
-    with pytest.raises(Exception, match="error in its grammar"):
+    with pytest.raises(UnavailableError, match="error in its grammar"):
         follow(engine, StructuredOutputs(regex="a"))
     assert engine.generate_sync([PROMPT], GREEDY)[0][0].finish_reason == "length"
+
+
+class DeadEnd:
+    """A matcher that allows everything for some tokens, and then nothing."""
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+        self.accepting = False
+
+    def advance(self, tokens: list[int]) -> None:
+        self._left -= len(tokens)
+
+    def mask(self) -> bytearray:
+        return bytearray([255 if self._left > 0 else 0] * 256)
+
+
+def test_a_grammar_without_a_next_token_is_the_requests_error(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LLGrammar, "matcher", lambda self: DeadEnd(3))
+    with pytest.raises(RequestError, match="cannot follow its grammar: no token continues it"):
+        follow(engine, StructuredOutputs(regex="a"))
+
+
+def test_a_mask_that_cannot_be_computed_costs_no_other_row() -> None:
+    class Broken(Constraint):
+        def next_mask(self, tokens: list[int]) -> bytes | None:
+            raise ValueError("a bug")
+
+    class Sound(Constraint):
+        def next_mask(self, tokens: list[int]) -> bytes | None:
+            return b"x"
+
+    broken, sound = Broken(None, ()), Sound(None, ())
+    masks = step_masks._masks(1, [_Row(1, broken, []), _Row(2, sound, [])])
+    assert masks.masks == {2: b"x"}
+    assert broken.failure and not broken.unfollowable and not sound.failure
