@@ -14,15 +14,8 @@ from tandem.router.calls import node_stream
 from tandem.router.calls.multiplexed_call import MultiplexedCall
 from tandem.router.calls.node_events import CallFailedError, PlainTokens
 from tandem.router.calls.node_stream import fits_stream
-from tandem.tests.router.support import (
-    admitted,
-    cluster,
-    events,
-    finished,
-    tokens_event,
-    until,
-)
-from tandem.tests.router.test_faults import stuck
+from tandem.tests.router.node_scripts import stuck
+from tandem.tests.router.support import admitted, cluster, events, finished, tokens_event, until
 
 
 async def test_calls_of_a_node_share_a_stream(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from tandem.router.cluster.ejection import Ejection
+from tandem.tests.router.node_scripts import hang, refuse
 from tandem.tests.router.support import cluster, until
-from tandem.tests.router.test_faults import hang, refuse
 
 
 class Clock:

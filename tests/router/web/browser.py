@@ -3,6 +3,7 @@ without playwright or chromium."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -120,3 +121,26 @@ async def violations(t: Tab, source: str) -> dict[str, list[str]]:
     return {
         rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
     }
+
+
+def says(c: Cluster, text: str) -> None:
+    """Let the node answer this."""
+    c.node.reply = c.encode(text)
+
+
+async def streams(t: Tab, path: str, *answers: list[dict[str, Any]]) -> list[Any]:
+    """Answer requests with these deltas, or events of a response; returns the bodies."""
+    bodies: list[Any] = []
+
+    async def fulfil(route: Any) -> None:
+        events = [
+            event if "type" in event else {"choices": [{"index": 0, "delta": event}]}
+            for event in answers[len(bodies)]
+        ]
+        bodies.append(route.request.post_data_json)
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        end = "data: [DONE]\n\n" if path == "chat/completions" else ""
+        await route.fulfill(content_type="text/event-stream", body=body + end)
+
+    await t.page.route(f"**/v1/{path}", fulfil)
+    return bodies

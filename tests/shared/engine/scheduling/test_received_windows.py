@@ -9,7 +9,7 @@ from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.kv.block_pool import OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.test_scheduler import make, run_step
+from tandem.tests.shared.engine.scheduling.support import make, run_step
 
 SIZE = 4
 

@@ -1,0 +1,62 @@
+"""Schedulers, sequences and steps for the tests of scheduling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.sampling_params import SamplingParams
+from tandem.shared.engine.scheduling.scheduler import Scheduler
+from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
+
+EOS = 999
+
+
+def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
+    defaults: dict[str, Any] = {
+        "max_num_batched_tokens": 16,
+        "max_num_seqs": 8,
+        "max_model_len": blocks * size,
+        "max_waiting": 100,
+        "eos_token_ids": (EOS,),
+    }
+    return Scheduler(BlockPool(blocks, size), **(defaults | options))
+
+
+def sequence(n: int, prompt: int, **params: Any) -> Sequence:
+    return Sequence(n, [n * 1000 + i for i in range(prompt)], SamplingParams(**params))
+
+
+def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, list[StepOutput]]:
+    plan = scheduler.schedule()
+    if plan is None:
+        return None, []
+    drawn = [Sampled(row.sequence_id, [token]) for row in plan.sequences if row.sample]
+    outputs = scheduler.apply(StepResult(plan.step, drawn))
+    scheduler.pool.check()
+    return plan, outputs
+
+
+def drain(scheduler: Scheduler, limit: int = 2000) -> None:
+    for _ in range(limit):
+        if not scheduler.has_work:
+            return
+        plan, _ = run_step(scheduler)
+        assert plan is not None, "work is left and nothing was scheduled: a deadlock"
+    raise AssertionError(f"work is left after {limit} steps")
+
+
+def receive(scheduler: Scheduler, one: Sequence, outcome: str) -> None:
+    scheduler.match_prefix(one)
+    try:
+        reserved = scheduler.receive(one, len(one.prompt) - 1)
+    except OutOfBlocksError:
+        scheduler.add(one)
+        return
+    if outcome == "commit":
+        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+    elif outcome == "abandon":
+        scheduler.abandon_received(one, reserved)
+    else:
+        scheduler.cancel_received(one, reserved)

@@ -1,0 +1,144 @@
+"""Prompts that are received: what is reserved for them, and what they give way to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.shared.engine.sequence import FinishReason, Phase
+from tandem.shared.kv.block_pool import OutOfBlocksError
+from tandem.tests.shared.engine.scheduling.support import drain, make, receive, run_step, sequence
+
+
+def test_received_prefix_leaves_one_token_to_compute() -> None:
+    scheduler = make()
+    one = sequence(1, 11, max_tokens=1)
+    scheduler.match_prefix(one)
+    reserved = scheduler.receive(one, 10)
+    assert scheduler.pool.counts().reserved == 3 and scheduler.schedule() is None
+    scheduler.commit_received(one, reserved, 10)
+    plan, _ = run_step(scheduler)
+    assert plan is not None and plan.sequences[0].start == 10
+    assert len(plan.sequences[0].tokens) == 1
+
+
+def test_a_failed_transfer_is_prefilled_here() -> None:
+    scheduler = make()
+    one = sequence(1, 11, max_tokens=1)
+    scheduler.match_prefix(one)
+    scheduler.abandon_received(one, scheduler.receive(one, 10))
+    drain(scheduler)
+    assert one.finish_reason is FinishReason.LENGTH
+
+
+def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
+    scheduler = make()
+    one = sequence(1, 20)
+    one.compute_until = 19
+    scheduler.add(one)
+    drain(scheduler)
+    assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
+    scheduler.release_held(one)
+    assert scheduler.pool.counts().owned == 0
+
+
+def test_received_prompts_that_wait_give_way_to_streams_that_run() -> None:
+    scheduler = make(blocks=24, max_num_seqs=3, max_model_len=64)
+    streams = [sequence(n, 4, max_tokens=28) for n in range(3)]
+    for one in streams:
+        scheduler.add(one)
+    later = [sequence(10 + n, 13, max_tokens=4) for n in range(4)]
+    for one in later:
+        receive(scheduler, one, "commit")
+    assert scheduler.pool.counts().owned == 12
+    while any(s.phase is not Phase.FINISHED for s in streams):
+        run_step(scheduler)
+        assert not any(s.preemptions for s in streams)
+    drain(scheduler)
+    assert all(len(s.outputs) == 4 for s in later)
+
+
+def test_the_head_of_the_queue_takes_back_what_later_ones_hold() -> None:
+    scheduler = make(blocks=16, max_num_batched_tokens=64, max_num_seqs=2, max_model_len=64)
+    scheduler.add(runner := sequence(1, 4, max_tokens=12))
+    received = sequence(2, 24, max_tokens=2)
+    scheduler.match_prefix(received)
+    reserved = scheduler.receive(received, 23)
+    scheduler.add(head := sequence(3, 40, max_tokens=2))
+    head.arrival, received.arrival = received.arrival, head.arrival
+    run_step(scheduler)
+    assert head.phase is Phase.WAITING, "only a transfer holds what it lacks"
+    scheduler.commit_received(received, reserved, 23)
+    run_step(scheduler)
+    assert runner.phase is head.phase is Phase.RUNNING and received.received == 0
+    drain(scheduler)
+
+
+def test_what_would_not_do_is_not_taken_back() -> None:
+    scheduler = make(blocks=16, max_num_batched_tokens=64, max_num_seqs=3, max_model_len=64)
+    scheduler.add(sequence(1, 27, max_tokens=4))
+    run_step(scheduler)
+    received = sequence(3, 10, max_tokens=2)
+    scheduler.match_prefix(received)
+    reserved = scheduler.receive(received, 9)
+    head = sequence(2, 50, max_tokens=2)
+    scheduler.add(head)
+    head.arrival = 2
+    received.arrival = 3
+    scheduler.commit_received(received, reserved, 9)
+    run_step(scheduler)
+    assert head.phase is Phase.WAITING and received.received == 9
+    drain(scheduler)
+    assert received.received == 9
+
+
+def test_a_reservation_leaves_running_sequences_room_to_grow() -> None:
+    scheduler = make(blocks=16, max_model_len=64)
+    scheduler.add(sequence(1, 4, max_tokens=40))
+    run_step(scheduler)
+    one = sequence(2, 21)
+    scheduler.match_prefix(one)
+    with pytest.raises(OutOfBlocksError, match="9 of the 15 available ones are needed"):
+        scheduler.receive(one, 28)
+    assert len(scheduler.receive(one, 24)) == 6
+
+
+def test_a_reservation_leaves_waiting_sequences_what_they_lack() -> None:
+    scheduler = make(blocks=16, max_num_seqs=1)
+    scheduler.add(sequence(1, 40))
+    one = sequence(2, 30)
+    scheduler.match_prefix(one)
+    with pytest.raises(OutOfBlocksError, match="10 of the 16"):
+        scheduler.receive(one, 28)
+    run_step(scheduler)
+    scheduler.add(sequence(3, 40))  # it has no slot to run in, whatever blocks are free
+    assert len(scheduler.receive(one, 4)) == 1
+
+
+def test_reservations_are_granted_in_turn_and_nothing_overtakes_them() -> None:
+    scheduler = make(blocks=16, max_num_seqs=4, max_model_len=64)
+    scheduler.add(runner := sequence(1, 24, max_tokens=2))
+    run_step(scheduler)
+    scheduler.ask(large := sequence(2, 45, max_tokens=1), 44)
+    scheduler.ask(small := sequence(3, 9, max_tokens=1), 8)
+    scheduler.add(local := sequence(4, 4, max_tokens=1))
+    assert scheduler.waiting == 3 and scheduler.next_reservation() is None
+    run_step(scheduler)
+    assert local.phase is Phase.WAITING
+    while not runner.finish_reason:
+        assert scheduler.next_reservation() is None
+        run_step(scheduler)
+    first = scheduler.next_reservation()
+    assert first is not None and first[0] is large and len(first[1]) == 11
+    second = scheduler.next_reservation()
+    assert second is not None and second[0] is small
+    for one, reserved in (first, second):
+        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+    drain(scheduler)
+    assert scheduler.idle
+
+
+def test_a_request_may_end_while_it_waits_for_a_reservation() -> None:
+    scheduler = make(blocks=16, max_model_len=64)
+    scheduler.ask(one := sequence(1, 40), 39)
+    scheduler.cancel(one)
+    assert scheduler.idle and not scheduler.asking and scheduler.next_reservation() is None

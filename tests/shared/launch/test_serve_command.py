@@ -1,0 +1,168 @@
+"""``tandem serve``: what its options become for its parts, and how long it waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from tandem.__main__ import cli
+from tandem.commands.option_variables import environment_of_parts
+from tandem.shared.config import EngineConfig, ServeConfig
+from tandem.shared.config.command_line import fill
+from tandem.shared.errors import StartupError
+from tandem.shared.launch import serve
+from tandem.shared.security.local_token import left_token
+
+
+def test_the_parts_do_not_read_the_launchers_environment_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("TANDEM_CONFIG", "TANDEM_HOST", "TANDEM_API_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("TANDEM_TEST_MARK", "kept")
+    inherited = environment_of_parts(cli)
+    assert [n for n in inherited if n.startswith("TANDEM_")] == ["TANDEM_TEST_MARK"]
+    assert inherited["PATH"] == os.environ["PATH"]
+
+
+class Started:
+    """A stand-in for a launched cluster, which starts nothing."""
+
+    def __init__(self) -> None:
+        self.arguments: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+
+    def start(self, name: str, arguments: list[str], **environment: str) -> None:
+        self.arguments.append(arguments)
+        self.environments.append(environment)
+
+    def wait_starting(self, part: None, deadline: float) -> dict[str, int]:
+        return {"registry": 2}
+
+
+def test_keys_reach_the_router_and_no_argument() -> None:
+    limited = ["--requests-per-minute=5", "--tokens-per-minute=6", "--allowed-origins=*"]
+    flags = ["--api-key=secret", "--admin-api-key=secret-2", *limited]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    serve.start_router(started, values, 0.0)
+    (arguments,), (environment,) = started.arguments, started.environments
+    assert set(limited) <= set(arguments) and "secret" not in " ".join(arguments)
+    assert environment["TANDEM_API_KEY"] == "secret"
+    assert environment["TANDEM_ADMIN_API_KEY"] == "secret-2"
+
+
+def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> None:
+    flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    serve.start_router(started, values, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2")
+    assert [arguments[0] for arguments in started.arguments] == [
+        "router",
+        "prefill-node",
+        "decode-node",
+    ]
+    for arguments, environment in zip(started.arguments, started.environments, strict=True):
+        assert {"--tls-cert=c.pem", "--tls-key=k.pem"} <= set(arguments)
+        assert not [argument for argument in arguments if "secret" in argument]
+        assert environment == {"TANDEM_CLUSTER_TOKEN": "secret"}
+
+
+def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
+    flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    started: Any = Started()
+    _, registry = serve.start_router(started, values, 0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, registry)
+    router, node = started.arguments
+    assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
+    assert registry == "10.0.0.1:2" and f"--join={registry}" in node
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ([], 3600 + 3 * 1800),
+        (["--load-timeout=7200"], 3600 + 3 * 7200),
+        (["--load-timeout=7200", "--start-timeout=5"], 5),
+    ],
+)
+def test_serve_waits_for_a_load_as_long_as_the_node_does(
+    flags: list[str], seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MagicMock()
+    made.return_value.wait_starting.side_effect = StartupError("enough is known")
+    monkeypatch.setattr(serve, "Cluster", made)
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
+    values = cli.commands["serve"].make_context("serve", flags).params
+    with pytest.raises(StartupError, match="enough is known"):
+        serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
+    (_, deadline) = made.return_value.wait_starting.call_args.args
+    assert deadline == 100.0 + seconds
+    assert made.call_args.kwargs["start_seconds"] == seconds
+    config = fill(EngineConfig, values)
+    assert config.start_timeout > 3 * config.load_timeout
+
+
+def test_serve_ends_when_its_router_refuses_one_of_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "is_ready", lambda address: False)
+    monkeypatch.setattr(serve, "REFUSAL_SECONDS", 0.0)
+    answers = iter(["", "two nodes are called 'd'"])
+    cluster: Any = MagicMock()
+    with pytest.raises(StartupError, match="the router rejects a node: two nodes are called 'd'"):
+        serve.await_ready(cluster, "http://h:1", time.monotonic() + 60, lambda: next(answers))
+    assert cluster.check.call_count == 2
+
+
+def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with contextlib.ExitStack() as stack:
+        serve.publish_token(stack, left_token("127.0.0.1:8001", "t", "http://h:1"))
+    told = capsys.readouterr().err
+    assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
+
+
+@pytest.mark.parametrize(("gpus", "devices"), [(0, (None, None)), (1, ("0", "0")), (2, ("0", "1"))])
+def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpus: int,
+    devices: tuple[str | None, ...],
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
+    monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
+    values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
+    started: Any = Started()
+    serve.start_nodes(started, fill(ServeConfig, values), values, "r:1")
+    nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
+    assert tuple(node.devices for node in nodes) == devices
+    assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}
+    assert ("decode-node-1: GPU" in capsys.readouterr().err) == (gpus > 0)
+
+
+def parse_node(arguments: list[str]) -> dict[str, Any]:
+    return cli.commands[arguments[0]].make_context(arguments[0], arguments[1:]).params
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(
+    capsys: pytest.CaptureFixture[str], with_key: bool
+) -> None:
+    serve.greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "curl" in line]
+    assert ("-H 'authorization: Bearer KEY'" in line) == with_key
+    assert shlex.split(line)[-1].startswith('{"messages"')
