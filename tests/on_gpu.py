@@ -43,7 +43,7 @@ _DISTRIBUTIONS = {
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     """One process: a module that is run with arguments, in which ``{out}`` and ``{device}`` stand
     for this run's own. ``needs`` are packages beside the interpreter's."""
 
@@ -54,17 +54,17 @@ class Part:
     seconds: float = 300.0
 
 
-def tests(name: str, *files: str, needs: tuple[str, ...] = (), seconds: float = 300.0) -> Part:
+def tests(name: str, *files: str, needs: tuple[str, ...] = (), seconds: float = 300.0) -> GpuPart:
     """A part of test files. Plugins that are missing leave settings in pyproject.toml that pytest
     does not know."""
     options = ("-q", "-c", "{root}/pyproject.toml", "-p", "no:cacheprovider")
     harmless = ("-W", "ignore::pytest.PytestConfigWarning")
     paths = tuple(f"{{root}}/{file}" for file in files)
-    return Part(name, "pytest", (*options, *harmless, *paths), (*_PYTEST, *needs), seconds)
+    return GpuPart(name, "pytest", (*options, *harmless, *paths), (*_PYTEST, *needs), seconds)
 
 
 PARTS = (
-    Part("machine", "tandem.tests.gpu.machine", (), ("torch",), 60.0),
+    GpuPart("machine", "tandem.tests.gpu.machine", (), ("torch",), 60.0),
     tests(
         "kernels",
         "tests/kernels/test_row_sums.py",
@@ -99,14 +99,14 @@ PARTS = (
         ),
         seconds=420.0,
     ),
-    Part(
+    GpuPart(
         "engine",
         "tandem.tests.benchmarks.node.gpu_engine",
         ("--out", "{out}", "--device", "{device}"),
         ("torch", "triton", "safetensors"),
         480.0,
     ),
-    Part(
+    GpuPart(
         "handoff",
         "tandem.tests.benchmarks.handoff_cuda_ipc",
         ("--out", "{out}", "--device", "{device}"),
@@ -135,7 +135,7 @@ def missing(packages: Iterable[str]) -> list[str]:
     return [_DISTRIBUTIONS.get(name, name) for name in absent]
 
 
-def run(part: Part, out: Path, device: str) -> Outcome:
+def run(part: GpuPart, out: Path, device: str) -> Outcome:
     """Run a part to its end or its limit; its output goes to a file of its own."""
     if absent := missing(part.needs):
         return Outcome(part.name, "not run", 0.0, f"needs {', '.join(absent)}")
@@ -211,7 +211,7 @@ def figures(out: Path) -> str:
     return predictions.table(measured) if measured else ""
 
 
-def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
+def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PARTS) -> int:
     parser = argparse.ArgumentParser("on_gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--device", choices=DEVICES, default="cuda")

@@ -98,7 +98,7 @@ class _Watched:
         return self._restarts.outlook(pause)
 
 
-class Cluster:
+class LocalCluster:
     """The processes of one launcher, and their common environment."""
 
     def __init__(

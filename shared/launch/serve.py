@@ -28,7 +28,7 @@ from ..node.announce import announce_to_router
 from ..process.cores import share_of_cores
 from ..security.credentials import Credentials, is_loopback, open_url, read_credentials
 from ..security.local_token import left_token, make_token
-from .cluster import Cluster, ProcessSpec
+from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 
 Values = dict[str, Any]
@@ -84,7 +84,7 @@ def serve_cluster(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
-    cluster = Cluster(
+    cluster = LocalCluster(
         Path(config.log_dir),
         environment,
         front.shutdown_delay + front.drain_timeout,
@@ -119,7 +119,7 @@ def serve_cluster(
 
 
 def _use_while_kept(
-    cluster: Cluster, router: ProcessSpec, address: str, use: Callable[[str], None]
+    cluster: LocalCluster, router: ProcessSpec, address: str, use: Callable[[str], None]
 ) -> None:
     """Run ``use`` while a thread keeps the parts serving."""
     ended = threading.Event()
@@ -162,7 +162,7 @@ def publish_token(
         click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
-def start_router(cluster: Cluster, values: Values, deadline: float) -> tuple[ProcessSpec, str]:
+def start_router(cluster: LocalCluster, values: Values, deadline: float) -> tuple[ProcessSpec, str]:
     """Start the router, and wait until its registry has a port: nodes load while the rest of it
     starts. Returns it with the registry's address."""
     front = fill(RouterConfig, values)
@@ -188,7 +188,7 @@ def _url_of(front: RouterConfig, ports: Mapping[str, int]) -> str:
 
 
 def start_nodes(
-    cluster: Cluster, config: ServeConfig, values: Values, registry: str
+    cluster: LocalCluster, config: ServeConfig, values: Values, registry: str
 ) -> list[ProcessSpec]:
     """Start the nodes, and return them while they load."""
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
@@ -231,7 +231,7 @@ def _reachable(host: str) -> str:
 
 
 def await_ready(
-    cluster: Cluster, address: str, deadline: float, refusal: Callable[[], str]
+    cluster: LocalCluster, address: str, deadline: float, refusal: Callable[[], str]
 ) -> None:
     """Wait until the router knows a decode node: nodes join a moment after they listen.
 

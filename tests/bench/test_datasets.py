@@ -26,7 +26,7 @@ from tandem.tests.bench.fake_api import fake_api
 IDS = IdPrompts(range(100, 1000))
 
 
-class Words:
+class WordTokenizer:
     """Each word is a token."""
 
     async def encode(self, text: str) -> list[int]:
@@ -86,9 +86,9 @@ async def test_sharegpt_leaves_out_what_vllm_leaves_out(tmp_path: Path) -> None:
     items = [{"id": "x"}, *[conversation(*size) for size in sizes]]
     path = written(tmp_path, json.dumps(items))
     chosen = Selection(path=path, count=9, shuffle=False, oversample=False)
-    found = await read_sharegpt(chosen, Words(), None)
+    found = await read_sharegpt(chosen, WordTokenizer(), None)
     assert [(one.prompt_tokens, one.output_tokens) for one in found] == [(4, 4), (10, 20)]
-    found = await read_sharegpt(chosen, Words(), 2)
+    found = await read_sharegpt(chosen, WordTokenizer(), 2)
     assert [one.prompt_tokens for one in found] == [4, 9, 1000, 10]
 
 
@@ -98,7 +98,7 @@ async def test_custom_lines_are_texts_ids_or_messages(tmp_path: Path) -> None:
     chosen = Selection(path=written(tmp_path, lines), count=0, shuffle=False)
     found = await read_custom(chosen, -1, None)
     assert [(one.prompt, one.output_tokens) for one in found] == [(p, 5) for p in prompts]
-    rendered = await read_custom(chosen, 3, Words())
+    rendered = await read_custom(chosen, 3, WordTokenizer())
     assert rendered[0] == PlannedRequest([1, 0, 0], 3, 3)
 
 
@@ -254,7 +254,7 @@ async def test_a_broken_file_of_prompts_is_one_line(
 async def test_a_broken_sharegpt_file_is_one_line(tmp_path: Path, content: str, words: str) -> None:
     chosen = Selection(path=written(tmp_path, content), count=0)
     with pytest.raises(UsageError) as raised:
-        await read_sharegpt(chosen, Words(), None)
+        await read_sharegpt(chosen, WordTokenizer(), None)
     assert words in str(raised.value)
 
 

@@ -15,7 +15,7 @@ from tandem.bench.interference import Attack, Scene, attack, summary
 PROMPTS = IdPrompts(range(1000))
 
 
-class Course:
+class ServerCourse:
     """A server and its time. Victims get a token every 10 ms, and none for 0.2 s from 50 ms after
     the long prompt on, which is answered after 1 s (0.5 s if it is alone)."""
 
@@ -58,7 +58,7 @@ YIELD = asyncio.sleep
 async def test_an_attack_is_measured_from_the_long_prompt_to_its_first_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    course = Course()
+    course = ServerCourse()
     monkeypatch.setattr(asyncio, "sleep", course.sleep)
     monkeypatch.setattr(time, "perf_counter", course.now)
     server: Any = course

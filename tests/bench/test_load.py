@@ -14,7 +14,7 @@ from tandem.bench.open_loop import send_all
 from tandem.shared.errors import UsageError
 
 
-class Turns:
+class JumpingClock:
     """A clock that jumps to the next moment that somebody waits for, once nothing else runs."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Turns:
 
 async def sent(times: list[float], seconds: float, limit: int | None = None) -> list[float]:
     """Queue times of requests whose answers take so many seconds."""
-    clock = Turns()
+    clock = JumpingClock()
 
     async def send(index: int, answer: MeasuredAnswer) -> None:
         answer.sent = clock.now()

@@ -65,7 +65,7 @@ ALLOWED_SECONDS = 1e-3
 
 
 @dataclass(slots=True)
-class Window:
+class StepWindow:
     """Steps in seconds, and the bytes that arrived meanwhile."""
 
     steps: list[float] = field(default_factory=list)
@@ -145,7 +145,7 @@ class Arrivals:
         self._pipe.send((number, rate))
         await_event(self._events, Received)
 
-    def receive(self, rate: float, window: Window, over: threading.Event) -> None:
+    def receive(self, rate: float, window: StepWindow, over: threading.Event) -> None:
         """Bytes a second, until it is over."""
         while rate and not over.is_set():
             self.receive_one(rate)
@@ -157,9 +157,11 @@ class Arrivals:
         self._plane.stop()
 
 
-def measure(step: Callable[[], None], arrivals: Arrivals, rate: float, seconds: float) -> Window:
+def measure(
+    step: Callable[[], None], arrivals: Arrivals, rate: float, seconds: float
+) -> StepWindow:
     """One window."""
-    window, over = Window(), threading.Event()
+    window, over = StepWindow(), threading.Event()
     receiver = threading.Thread(target=arrivals.receive, args=(rate, window, over))
     begun = time.monotonic()
     receiver.start()
@@ -173,7 +175,7 @@ def measure(step: Callable[[], None], arrivals: Arrivals, rate: float, seconds: 
     return window
 
 
-def rows(found: dict[str, list[Window]], about: str) -> list[dict[str, Any]]:
+def rows(found: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]:
     """The report's. The goal of p99 is 1.1 times as long, or 1 ms more if that is longer."""
     made = []
     quiet = found[NOTHING]
@@ -212,7 +214,7 @@ def main() -> None:
         step = decoder(Path(folder))
         for carrier, name in CARRIERS.items():
             arrivals = Arrivals(carrier, cores[0])
-            found: dict[str, list[Window]] = {rate: [] for rate in RATES}
+            found: dict[str, list[StepWindow]] = {rate: [] for rate in RATES}
             for _ in range(options.rounds):
                 for rate, bytes_a_second in RATES.items():
                     found[rate].append(measure(step, arrivals, bytes_a_second, options.seconds))

@@ -44,7 +44,7 @@ LOST = re.compile(r"node \S+ was silent for")
 AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
 
 
-class Router:
+class MeasuredRouter:
     """A router in a process of its own, that logs to ``log``; in a session of its own if
     ``apart``, as workers are.
 
@@ -128,7 +128,7 @@ class Probe(threading.Thread):
 
 
 @contextmanager
-def _nodes(router: Router, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+def _nodes(router: MeasuredRouter, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
     """The simulation, once all of its nodes have joined."""
     counts = [
         f"--{name}={getattr(options, name)}" for name in ("nodes", "keys", "changes", "links")
@@ -165,7 +165,7 @@ def _nodes(router: Router, options: argparse.Namespace) -> Iterator[subprocess.P
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """The fleet's figures after ``options.seconds``."""
     with tempfile.TemporaryDirectory() as folder:
-        router = Router(Path(folder) / "router.log", options.nodes)
+        router = MeasuredRouter(Path(folder) / "router.log", options.nodes)
         try:
             with _nodes(router, options) as nodes:
                 time.sleep(
@@ -177,7 +177,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _watch(
-    router: Router, nodes: subprocess.Popen[str], options: argparse.Namespace
+    router: MeasuredRouter, nodes: subprocess.Popen[str], options: argparse.Namespace
 ) -> dict[str, float]:
     health = Probe(router.http_port, "/health", HEALTH_SECONDS)
     scrape = Probe(router.http_port, "/metrics", SCRAPE_SECONDS)

@@ -35,7 +35,12 @@ from tandem.tests.benchmarks.support.handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from tandem.tests.benchmarks.support.handoff_ring import Memcpy, Receiving, Sending, idle_sender
+from tandem.tests.benchmarks.support.handoff_ring import (
+    Memcpy,
+    ReceivingEnd,
+    SendingEnd,
+    idle_sender,
+)
 from tandem.tests.benchmarks.support.report import RESULTS, write
 from tandem.tests.shared.handoff.support.fake_driver import FAKE, REAL, device_named
 
@@ -69,7 +74,7 @@ def _frames(size: int) -> int:
 
 
 def device_sender(pipe: Connection, size: int, rounds: int, name: str) -> None:
-    sending = Sending(CUDA_IPC, device_named(name))
+    sending = SendingEnd(CUDA_IPC, device_named(name))
     pipe.send(sending.start())
     sending.meet()
     for _ in range(rounds):
@@ -83,7 +88,7 @@ def device_sender(pipe: Connection, size: int, rounds: int, name: str) -> None:
 
 def device_receiver(pipe: Connection, size: int, rounds: int, name: str) -> None:
     endpoints: Endpoints = pipe.recv()
-    receiving = Receiving(CUDA_IPC, endpoints, device_named(name))
+    receiving = ReceivingEnd(CUDA_IPC, endpoints, device_named(name))
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):

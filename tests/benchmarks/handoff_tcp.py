@@ -37,7 +37,7 @@ from tandem.tests.benchmarks.support.handoff_ring import (
     RECEIVER,
     SENDER,
     TIMING,
-    Receiving,
+    ReceivingEnd,
     carriers_of,
 )
 from tandem.tests.benchmarks.support.report import write
@@ -106,7 +106,7 @@ def wire_sender(pipe: Connection, size: int, rounds: int) -> None:
 
 
 def wire_receiver(pipe: Connection, size: int, rounds: int) -> None:
-    receiving = Receiving(TCP, pipe.recv())
+    receiving = ReceivingEnd(TCP, pipe.recv())
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):

@@ -53,7 +53,7 @@ PROMPTS = IdPrompts(range(1_000, 30_000))
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunningSide:
     """A running side: where it listens, and fields that its requests need besides."""
 
     name: str
@@ -65,7 +65,9 @@ class Side:
 
 
 @contextmanager
-def llama_server(binary: Path, gguf: Path, cores: Sequence[int], logs: Path) -> Iterator[Side]:
+def llama_server(
+    binary: Path, gguf: Path, cores: Sequence[int], logs: Path
+) -> Iterator[RunningSide]:
     """llama.cpp's server on the same cores, with its default batch sizes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -79,7 +81,7 @@ def llama_server(binary: Path, gguf: Path, cores: Sequence[int], logs: Path) -> 
         health = f"http://127.0.0.1:{port}/health"
         until(lambda: '"ok"' in get(health), "llama.cpp's server", seconds=START_SECONDS)
         # It would compare each prompt with the last one.
-        yield Side("llama.cpp", port, {"cache_prompt": False})
+        yield RunningSide("llama.cpp", port, {"cache_prompt": False})
     finally:
         process.terminate()
         process.wait(10)
@@ -96,7 +98,7 @@ class MeasuredAttack:
     others: float
 
 
-async def measure(side: Side, name: str, victims: int, prompt_tokens: int) -> MeasuredAttack:
+async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int) -> MeasuredAttack:
     """One round on one side."""
     watched: list[Neighbours] = []
     server = server_at(side.port)
@@ -125,7 +127,7 @@ SCENES: tuple[tuple[str, int, tuple[str, str, str]], ...] = (
 
 
 def compare(
-    servers: dict[str, Side], prompt_tokens: int, rounds: int
+    servers: dict[str, RunningSide], prompt_tokens: int, rounds: int
 ) -> dict[Any, list[MeasuredAttack]]:
     """Every scene whose side runs, in turn, ``rounds`` times."""
     scenes = [(name, victims) for name, victims, _ in SCENES if name in servers]
@@ -226,7 +228,7 @@ def main() -> None:
             count = write_random_model(model, LLAMA_135M)
             about = f"{count / 1e6:.0f} M random weights"
         servers = {
-            side.name: Side(
+            side.name: RunningSide(
                 side.name,
                 stack.enter_context(serving(side, cores, model, logs / side.name, *flags)),
             )

@@ -40,7 +40,7 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PromptTimes:
     """Seconds of one prompt."""
 
     step: float  # the median time between two tokens after the first
@@ -71,23 +71,25 @@ class Log:
         return [phases for _, phases in LINE.findall(self._path.read_text())]
 
 
-async def ask(port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None) -> Answer:
+async def ask(
+    port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None
+) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
     received = await complete(port, prompt, ANSWER_TOKENS)
     phases = await asyncio.to_thread(log.next)
     times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
     before = sum(phases.get(name, 0.0) for name in ("queue", "greet", "prefill", "transfer"))
-    return Answer(
+    return PromptTimes(
         step=statistics.median(later - earlier for earlier, later in pairwise(times)),
         after=received.ttft - before,
         overhead=before - phases["prefill"],
     )
 
 
-async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[Answer]]:
+async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
     """The same number of prompts on an idle node and beside a stream. The first of each warms."""
-    answers: dict[str, list[Answer]] = {IDLE: [], BESIDE: []}
+    answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     for number in range(rounds + 1):
         answers[IDLE].append(await ask(port, log, f"idle {number}", tokens, None))
         stream = MeasuredAnswer()
@@ -105,7 +107,7 @@ async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> Non
     await complete(port, prompt, STREAM_TOKENS, received)
 
 
-def rows(answers: dict[str, list[Answer]], about: str) -> list[dict[str, Any]]:
+def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
     """The report's: medians, in milliseconds."""
     made = []
     for where, several in answers.items():

@@ -68,7 +68,7 @@ QUIET_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class MixedLoad:
     """Prompts of one length, so many that the prefill node is ``busy`` for a share of the time, and
     goals of the ratios by metric."""
 
@@ -81,30 +81,30 @@ class Load:
 MEAN, P99 = "mean ITL of the streams", "p99 ITL of the streams"
 FIRST, THROUGHPUT = "TTFT of the prompts, median", "throughput, prompt and output tokens"
 LOADS = (
-    Load(
+    MixedLoad(
         name="prompts of 4,000 tokens near saturation",
         prompt=4000,
         busy=0.85,
         goals={MEAN: "<=0.85", P99: "<=0.2", FIRST: "<=2.7", THROUGHPUT: ">=0.98"},
     ),
-    Load(
+    MixedLoad(
         name="prompts of 2,000 tokens near saturation",
         prompt=2000,
         busy=0.85,
         goals={MEAN: "<=1.1", P99: "<=0.286", FIRST: "<=2.7", THROUGHPUT: ">=0.98"},
     ),
-    Load(
+    MixedLoad(
         name="prompts of 2,000 tokens at low load",
         prompt=2000,
         busy=0.2,
         goals={MEAN: "<=1.1", FIRST: "<=1.3", THROUGHPUT: ">=0.98"},
     ),
-    Load(name="short prompts, where a pair should lose", prompt=64, busy=0.2, goals={}),
+    MixedLoad(name="short prompts, where a pair should lose", prompt=64, busy=0.2, goals={}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LoadWindow:
     """One side's results under one round's load."""
 
     gaps: list[float]  # between tokens of the streams, seconds
@@ -128,12 +128,12 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class LoadRound:
     """The same load on each side."""
 
-    apart: Window
-    together: Window
-    cut: Window  # together, with chunks cut by time
+    apart: LoadWindow
+    together: LoadWindow
+    cut: LoadWindow  # together, with chunks cut by time
 
     @property
     def others(self) -> float:
@@ -149,8 +149,8 @@ def prompt(seed: str, tokens: int) -> list[int]:
 
 
 async def measure(
-    port: int, name: str, load: Load, arrivals: Sequence[float], seconds: float
-) -> Window:
+    port: int, name: str, load: MixedLoad, arrivals: Sequence[float], seconds: float
+) -> LoadWindow:
     """One round on one side. ``arrivals`` are seconds from the window's begin."""
     async with _streams(port, name) as streams:
         neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
@@ -166,7 +166,7 @@ async def measure(
     return _window(streams, done, load.prompt, begun, begun + seconds, others)
 
 
-async def calibrate(port: int, load: Load) -> float:
+async def calibrate(port: int, load: MixedLoad) -> float:
     """Seconds from a prompt to its first token beside running streams, one at a time."""
     async with _streams(port, f"calibrate {load.name}"):
         alone = [
@@ -210,7 +210,7 @@ def _window(
     begun: float,
     end: float,
     others: float,
-) -> Window:
+) -> LoadWindow:
     gaps = [
         later - earlier
         for stream in streams
@@ -219,7 +219,7 @@ def _window(
     ]
     output = sum(begun <= at < end for one in (*streams, *answers) for at in one.times)
     prompts = sum(begun <= one.times[0] < end for one in answers) * prompt_tokens
-    return Window(
+    return LoadWindow(
         gaps=gaps,
         first_tokens=[one.ttft for one in answers],
         output_rate=output / (end - begun),
@@ -261,14 +261,14 @@ def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
 
 
 def _take_turns(
-    ports: Sequence[int], load: Load, arrivals: Sequence[float], seconds: float, rounds: int
-) -> list[Round]:
+    ports: Sequence[int], load: MixedLoad, arrivals: Sequence[float], seconds: float, rounds: int
+) -> list[LoadRound]:
     """The quietest ``rounds`` of at most twice as many."""
-    done: list[Round] = []
+    done: list[LoadRound] = []
     for number in range(2 * rounds):
         name = f"{load.name}/{number}"
         windows = [asyncio.run(measure(port, name, load, arrivals, seconds)) for port in ports]
-        done.append(Round(*windows))
+        done.append(LoadRound(*windows))
         print(*(f"  {_summary(window)}" for window in windows), sep="\n", flush=True)
         if sum(one.others <= QUIET_SHARE for one in done) == rounds:
             break
@@ -276,7 +276,7 @@ def _take_turns(
 
 
 # Metric, unit, scale, figure of a window.
-FIGURES: tuple[tuple[str, str, float, Callable[[Window], float]], ...] = (
+FIGURES: tuple[tuple[str, str, float, Callable[[LoadWindow], float]], ...] = (
     (MEAN, "ms", 1e3, lambda w: w.mean_gap),
     (P99, "ms", 1e3, lambda w: w.p99_gap),
     ("longest gap of the streams", "ms", 1e3, lambda w: max(w.gaps)),
@@ -286,7 +286,7 @@ FIGURES: tuple[tuple[str, str, float, Callable[[Window], float]], ...] = (
 )
 
 
-def _rows(done: list[Round], load: Load, about: str, prompts: int) -> list[dict[str, Any]]:
+def _rows(done: list[LoadRound], load: MixedLoad, about: str, prompts: int) -> list[dict[str, Any]]:
     """Values are medians over the rounds; ratios are taken within a round, then their median."""
     rows = []
     for metric, unit, scale, figure in FIGURES:
@@ -317,7 +317,7 @@ def _rows(done: list[Round], load: Load, about: str, prompts: int) -> list[dict[
     ]
 
 
-def _summary(window: Window) -> str:
+def _summary(window: LoadWindow) -> str:
     figures = (
         f"{name} {figure(window) * scale:.4g} {unit}" for name, unit, scale, figure in FIGURES
     )

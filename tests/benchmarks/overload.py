@@ -36,7 +36,7 @@ GOAL = ">=0.95"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Overload:
     """A decode node, and what comes to it. ``gap`` is the mean number of steps between arrivals;
     a transfer takes ``transfer_steps`` and one for each ``tokens_a_step`` of its prompt."""
 
@@ -52,7 +52,7 @@ class Load:
 
 
 LOADS = (
-    Load(
+    Overload(
         name="four slots and little memory",
         blocks=100,
         slots=4,
@@ -60,7 +60,7 @@ LOADS = (
         prompt=(100, 300),
         output=(100, 400),
     ),
-    Load(
+    Overload(
         name="memory for half of the slots",
         blocks=1000,
         slots=32,
@@ -68,7 +68,7 @@ LOADS = (
         prompt=(200, 1500),
         output=(50, 500),
     ),
-    Load(
+    Overload(
         name="more memory than slots",
         blocks=4000,
         slots=16,
@@ -76,7 +76,7 @@ LOADS = (
         prompt=(200, 1500),
         output=(50, 500),
     ),
-    Load(
+    Overload(
         name="long prompts and long transfers",
         blocks=4000,
         slots=32,
@@ -85,7 +85,7 @@ LOADS = (
         output=(50, 500),
         transfer_steps=10,
     ),
-    Load(
+    Overload(
         name="slow transfers of long prompts",
         blocks=2000,
         slots=32,
@@ -100,7 +100,7 @@ LOADS = (
 
 
 @dataclass(slots=True)
-class Seen:
+class RowsSeen:
     """One side's results after the warm-up."""
 
     rows: int = 0
@@ -113,13 +113,13 @@ class Seen:
     refused: int = 0
 
 
-class Node:
+class OverloadedNode:
     """One side: a scheduler, and the transfers that are under way.
 
     ``timed`` makes a step last longer by the prompt tokens that it computes.
     """
 
-    def __init__(self, load: Load, *, remote: bool, timed: bool) -> None:
+    def __init__(self, load: Overload, *, remote: bool, timed: bool) -> None:
         self._load = load
         self._remote = remote
         self._timed = timed
@@ -134,15 +134,15 @@ class Node:
         self._transfers: deque[tuple[float, Sequence, list[int]]] = deque()
         self._sequences: list[Sequence] = []
         self._next = 0.0
-        self.seen = Seen()
+        self.seen = RowsSeen()
 
-    def run(self) -> Seen:
+    def run(self) -> RowsSeen:
         now = 0.0
         warm = False
         while now < STEPS:
             if not warm and now >= WARM_UP:
                 warm = True
-                self.seen = Seen(preemptions=-self._preemptions())
+                self.seen = RowsSeen(preemptions=-self._preemptions())
             self._arrive(now)
             self._settle(now)
             self._reserve(now)
@@ -205,10 +205,10 @@ class Node:
         return 1.0 + (computed / self._load.tokens_a_step if self._timed else 0.0)
 
 
-def rows_a_step(load: Load) -> list[dict[str, Any]]:
+def rows_a_step(load: Overload) -> list[dict[str, Any]]:
     """The figures of both sides where every step takes as long as any other."""
-    here = Node(load, remote=False, timed=False).run()
-    there = Node(load, remote=True, timed=False).run()
+    here = OverloadedNode(load, remote=False, timed=False).run()
+    there = OverloadedNode(load, remote=True, timed=False).run()
     print(f"{load.name}\n  prefilled here {here}\n  received       {there}")
     return [
         {
@@ -234,10 +234,10 @@ def rows_a_step(load: Load) -> list[dict[str, Any]]:
     ]
 
 
-def rows_in_time(load: Load) -> dict[str, Any]:
+def rows_in_time(load: Overload) -> dict[str, Any]:
     """The figure of both sides where prompt tokens take time."""
-    here = Node(load, remote=False, timed=True).run()
-    there = Node(load, remote=True, timed=True).run()
+    here = OverloadedNode(load, remote=False, timed=True).run()
+    there = OverloadedNode(load, remote=True, timed=True).run()
     print(f"  in time        {there.rows / there.time:.2f} against {here.rows / here.time:.2f}")
     return {
         "metric": f"rows in the time of a decode step, received prompts, {load.name}",

@@ -26,7 +26,7 @@ def words(text: str) -> Iterator[dict[str, Any]]:
     yield {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": len(text.split())}}
 
 
-class Stream(httpx.SyncByteStream):
+class FakeStream(httpx.SyncByteStream):
     """Server-sent events; an event that is an exception is raised."""
 
     def __init__(self, events: Any) -> None:
@@ -51,7 +51,7 @@ class FakeOpenAI:
         self.reply = reply
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
-        self.streams: list[Stream] = []
+        self.streams: list[FakeStream] = []
         self.headers: httpx.Headers | None = None
 
     def handle(self, request: httpx.Request) -> httpx.Response:
@@ -64,7 +64,7 @@ class FakeOpenAI:
         made = self.reply(body)
         if isinstance(made, httpx.Response):
             return made
-        self.streams.append(Stream(made))
+        self.streams.append(FakeStream(made))
         return httpx.Response(200, stream=self.streams[-1])
 
     def server(self, **config: Any) -> OpenAIServer:

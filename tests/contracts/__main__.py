@@ -68,7 +68,7 @@ def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
     return subprocess.run(command, cwd=folder, env=os.environ | given).returncode
 
 
-def _judge(name: str, cases: list[record.Case], *, keep: bool) -> int:
+def _judge(name: str, cases: list[record.ReportedCase], *, keep: bool) -> int:
     """Print the record of a run, keep it if asked for, and return the status."""
     known = record.KnownFailures.of(name)
     written = record.text(name, cases, known)

@@ -24,7 +24,7 @@ SHOWN = 160  # characters of a failure's message
 
 
 @dataclass(frozen=True)
-class Case:
+class ReportedCase:
     """One test of a suite, with what it says if it does not hold."""
 
     name: str
@@ -32,17 +32,17 @@ class Case:
     message: str = ""
 
 
-def read_report(path: Path) -> list[Case]:
+def read_report(path: Path) -> list[ReportedCase]:
     """The cases of a report in JUnit's format."""
     return [_case(element) for element in ElementTree.parse(path).iter("testcase")]
 
 
-def _case(element: ElementTree.Element) -> Case:
+def _case(element: ElementTree.Element) -> ReportedCase:
     name = "::".join(filter(None, (element.get("classname"), element.get("name"))))
     for tag, outcome in (("failure", FAILED), ("error", FAILED), ("skipped", SKIPPED)):
         if (found := element.find(tag)) is not None:
-            return Case(name, outcome, found.get("message") or found.text or "")
-    return Case(name, HELD)
+            return ReportedCase(name, outcome, found.get("message") or found.text or "")
+    return ReportedCase(name, HELD)
 
 
 class KnownFailures:
@@ -57,7 +57,7 @@ class KnownFailures:
         path = KNOWN / f"{suite}.toml"
         return cls(tomllib.loads(path.read_text()) if path.exists() else {})
 
-    def reason(self, case: Case) -> str | None:
+    def reason(self, case: ReportedCase) -> str | None:
         names = (case.name, f"{case.name}: {case.message}")
         fitting = (
             why for cases, why in self._reasons.items() if any(_fits(name, cases) for name in names)
@@ -70,7 +70,7 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
-def text(suite: str, cases: Sequence[Case], known: KnownFailures) -> str:
+def text(suite: str, cases: Sequence[ReportedCase], known: KnownFailures) -> str:
     """The record of a run, as Markdown."""
     counts = Counter(case.outcome for case in cases)
     summary = f"{counts[HELD]} of {len(cases)} hold, {counts[SKIPPED]} do not apply"
@@ -92,6 +92,6 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def unexplained(cases: Sequence[Case], known: KnownFailures) -> list[Case]:
+def unexplained(cases: Sequence[ReportedCase], known: KnownFailures) -> list[ReportedCase]:
     """The cases that fail for a reason that is not known."""
     return [case for case in cases if case.outcome == FAILED and known.reason(case) is None]

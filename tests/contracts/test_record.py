@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from .record import FAILED, HELD, SKIPPED, Case, KnownFailures, read_report, text, unexplained
+from .record import (
+    FAILED,
+    HELD,
+    SKIPPED,
+    KnownFailures,
+    ReportedCase,
+    read_report,
+    text,
+    unexplained,
+)
 from .suites import SERVERS, SUITES
 
 REPORT = """<testsuites><testsuite>
@@ -16,13 +25,13 @@ REPORT = """<testsuites><testsuite>
 
 
 @pytest.fixture
-def cases(tmp_path: Path) -> list[Case]:
+def cases(tmp_path: Path) -> list[ReportedCase]:
     path = tmp_path / "report.xml"
     path.write_text(REPORT)
     return read_report(path)
 
 
-def test_cases_are_read_from_a_report(cases: list[Case]) -> None:
+def test_cases_are_read_from_a_report(cases: list[ReportedCase]) -> None:
     assert [(case.name, case.outcome) for case in cases] == [
         ("a::holds", HELD),
         ("a::fails[x|y]", FAILED),
@@ -31,7 +40,7 @@ def test_cases_are_read_from_a_report(cases: list[Case]) -> None:
     ]
 
 
-def test_a_record_has_each_failure_with_its_reason(cases: list[Case]) -> None:
+def test_a_record_has_each_failure_with_its_reason(cases: list[ReportedCase]) -> None:
     known = KnownFailures({"*::fails[x|*": "the model is small"})
     written = text("openai", cases, known)
     assert "1 of 4 hold, 1 do not apply, 2 fail" in written
@@ -42,8 +51,8 @@ def test_a_record_has_each_failure_with_its_reason(cases: list[Case]) -> None:
 
 def test_a_reason_may_be_for_one_message() -> None:
     known = KnownFailures({"a: too slow": "the machine"})
-    assert known.reason(Case("a", FAILED, "too slow")) == "the machine"
-    assert known.reason(Case("a", FAILED, "too slow, wrong")) is None
+    assert known.reason(ReportedCase("a", FAILED, "too slow")) == "the machine"
+    assert known.reason(ReportedCase("a", FAILED, "too slow, wrong")) is None
 
 
 @pytest.mark.parametrize("name", SUITES)

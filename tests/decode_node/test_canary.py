@@ -17,7 +17,7 @@ from tandem.tests.support.fake_node import FakeNode
 from tandem.tests.support.waiting import until
 
 
-class Receiving:
+class DecidedTransfer:
     """Stands in for ``ReceivingNode``: a transfer that succeeds or fails at once."""
 
     def __init__(self, node: FakeNode) -> None:
@@ -37,14 +37,14 @@ class Somewhere:
     kv_dtype = weight_format = "float32"
 
 
-async def check(node: FakeNode, receiving: Receiving) -> None:
+async def check(node: FakeNode, receiving: DecidedTransfer) -> None:
     async with node.running():
         await Canary(receiving).check(Somewhere())  # type: ignore[arg-type]
 
 
 async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
     node = FakeNode("d", 7)
-    receiving = Receiving(node)
+    receiving = DecidedTransfer(node)
     node.ranks.excess = 0.9
     await check(node, receiving)
     [theirs] = receiving.received
@@ -59,14 +59,14 @@ async def test_a_mismatch_on_any_rank_names_where_and_how_much() -> None:
     node = FakeNode("d", 7)
     node.ranks.excess = 1.5
     with pytest.raises(PeerRefusedError) as caught:
-        await check(node, Receiving(node))
+        await check(node, DecidedTransfer(node))
     for said in ("10.0.0.1:5", "V of layer 2 differs by 1.5", "float32 allows 1"):
         assert said in str(caught.value)
 
 
 async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
     node = FakeNode("d", 7)
-    receiving = Receiving(node)
+    receiving = DecidedTransfer(node)
     receiving.error = TransferError("connection lost")
     with pytest.raises(TransferError, match="connection lost") as caught:
         await check(node, receiving)
@@ -75,14 +75,14 @@ async def test_a_failed_transfer_or_computation_is_no_mismatch() -> None:
     node = FakeNode("d", 7)
     node.ranks.fails = "not finite"
     with pytest.raises(TransferError, match="could not compute the canary: not finite"):
-        await check(node, Receiving(node))
+        await check(node, DecidedTransfer(node))
 
 
 async def test_a_canary_waits_for_blocks_in_a_full_pool() -> None:
     node = FakeNode("d", 7, blocks=8)
     taken = node.scheduler.pool.reserve(7)
     async with node.running():
-        canary = asyncio.create_task(Canary(Receiving(node)).check(Somewhere()))  # type: ignore[arg-type]
+        canary = asyncio.create_task(Canary(DecidedTransfer(node)).check(Somewhere()))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         assert not node.scheduler.waiting  # it does not hold one of the two that it needs
         node.scheduler.pool.cancel_reservation(taken)
@@ -102,7 +102,7 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
     async with node.running():
         await until(lambda: node.core.counters.steps > 10)
         before = node.core.counters.steps
-        await Canary(Receiving(node)).check(Somewhere())  # type: ignore[arg-type]
+        await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
         assert node.core.counters.steps - before < 10
         for sequence in waiting:
             node.core.cancel(sequence)
@@ -114,5 +114,5 @@ async def test_a_canary_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     node.ranks.computes.clear()
     async with node.running():
         with pytest.raises(TransferError, match="the canary took longer than"):
-            await Canary(Receiving(node)).check(Somewhere())  # type: ignore[arg-type]
+            await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
         node.ranks.computes.set()

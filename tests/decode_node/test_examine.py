@@ -27,7 +27,7 @@ TOKENS = 30
 P = pb.PrefillCandidate(node_id="p", epoch=3, address="p:1")
 
 
-class World:
+class ExaminedWorld:
     """Peers and a canary that the test controls, and one real port."""
 
     tokens = TOKENS
@@ -75,13 +75,13 @@ class World:
         return 64 * TOKENS
 
 
-async def listening() -> tuple[asyncio.Server, World]:
+async def listening() -> tuple[asyncio.Server, ExaminedWorld]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         world.strangers += 1
         writer.close()
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    world = World(server.sockets[0].getsockname()[1])
+    world = ExaminedWorld(server.sockets[0].getsockname()[1])
     return server, world
 
 
@@ -121,7 +121,7 @@ async def test_a_silent_peer_has_a_deadline_and_one_examination_runs_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examine, "PAIR_SECONDS", 0.1)
-    world = World()
+    world = ExaminedWorld()
     world.answers.clear()
     running = asyncio.create_task(world.report())
     while not world.examiner.busy:  # noqa: ASYNC110

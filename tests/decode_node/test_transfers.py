@@ -37,7 +37,7 @@ A, B, C = (pb.PrefillCandidate(node_id=name, address=name) for name in "abc")
 class FakeReceivingNode(ReceivingNode):
     """Attempts are those of a test's ``world``."""
 
-    world: World
+    world: TransferWorld
 
     async def receive(
         self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
@@ -45,7 +45,7 @@ class FakeReceivingNode(ReceivingNode):
         return await self.world.receive(sequence, peer, transfer_id, attempt, seconds)
 
 
-class World:
+class TransferWorld:
     """Transfers whose peers and attempts end as ``fates`` gives for each address."""
 
     def __init__(self, fates: dict[str, Exception | None], threshold: int | None = 1) -> None:
@@ -120,7 +120,7 @@ async def test_only_long_silence_and_full_nodes_cause_a_backoff(
     slow: float, cause: Cause, absent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLOW_SECONDS", slow)
-    world = World({"a": TransferError("silent", cause=cause), "b": None})
+    world = TransferWorld({"a": TransferError("silent", cause=cause), "b": None})
     assert await world.run(A, B) == PrefillSource(node="b")
     with pytest.raises(TransferError, match="silent") if absent else contextlib.nullcontext():
         world.prefill_backoff.check("a", A.epoch)
@@ -129,7 +129,7 @@ async def test_only_long_silence_and_full_nodes_cause_a_backoff(
 
 async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> None:
     full = "1 ranks are connected, which is the limit; see --max-peers"
-    world = World({"a": TransferError(full, cause=Cause.NO_PLACE)})
+    world = TransferWorld({"a": TransferError(full, cause=Cause.NO_PLACE)})
     for number in range(2):
         world.sequence = Sequence(number, list(range(100)), SamplingParams())
         assert (await world.run(A)).reason == "failed: no_place"
@@ -139,7 +139,7 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
 
 
 async def test_the_first_node_that_can_fills_the_prompt() -> None:
-    world = World({"a": None, "b": None})
+    world = TransferWorld({"a": None, "b": None})
     assert await world.run(A, B) == PrefillSource(node="a")
     assert world.tried == [("a", 0)]
     assert (world.sequence.phase, world.sequence.received) == (Phase.WAITING, 99)
@@ -151,7 +151,7 @@ async def test_the_first_node_that_can_fills_the_prompt() -> None:
 async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     told: int, cached: int
 ) -> None:
-    world = World({"a": None})
+    world = TransferWorld({"a": None})
     world.done = pb.OpenDone(cached_tokens=told)
     scheduler = world.node.scheduler
     scheduler.add(Sequence(0, list(range(33)), SamplingParams(max_tokens=1)))
@@ -163,7 +163,7 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
 
 
 async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
-    world = World({"a": PeerRefusedError("no"), "b": PeerLostError("gone"), "c": None})
+    world = TransferWorld({"a": PeerRefusedError("no"), "b": PeerLostError("gone"), "c": None})
     assert await world.run(A, B, C) == PrefillSource(node="c")
     assert world.tried == [("b", 1), ("c", 2)]
     assert world.forgotten == ["b"]
@@ -178,7 +178,7 @@ async def test_each_failure_is_another_attempt_with_the_next_node() -> None:
 
 async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:
     full = TransferError("full", cause=Cause.BUSY)
-    world = World({"a": TransferError("broken"), "b": full})
+    world = TransferWorld({"a": TransferError("broken"), "b": full})
     assert (await world.run(A, B)).reason == "failed: busy"
     assert world.forgotten == []
     assert (world.sequence.phase, world.sequence.computed) == (Phase.WAITING, 0)
@@ -187,16 +187,16 @@ async def test_when_all_fail_the_prompt_is_prefilled_here() -> None:
 
 
 async def test_nothing_is_reserved_without_a_worthwhile_prefill_node() -> None:
-    world = World({"a": None})
+    world = TransferWorld({"a": None})
     world.refused = {"a"}
     assert (await world.run(A)).reason == "all prefill nodes refused"
-    assert (await World({}).run()).reason == "no prefill node"
-    assert (await World({"a": None}, threshold=100).run(A)).reason == "below threshold"
+    assert (await TransferWorld({}).run()).reason == "no prefill node"
+    assert (await TransferWorld({"a": None}, threshold=100).run(A)).reason == "below threshold"
     assert world.tried == [] and world.local("all prefill nodes refused") == 1
 
 
 async def test_a_node_with_a_long_queue_is_passed_over() -> None:
-    world = World({"a": None, "b": None}, threshold=None)
+    world = TransferWorld({"a": None, "b": None}, threshold=None)
     world.node.core._prefill_rate.tokens_per_second = 1000.0
     busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=10_000)
     assert await world.run(busy, B) == PrefillSource(node="b")
@@ -205,7 +205,7 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
 
 
 async def test_what_cannot_end_in_time_is_not_begun() -> None:
-    world = World({"a": None})
+    world = TransferWorld({"a": None})
     world.seconds = 1.5
     slow = pb.PrefillCandidate(node_id="a", address="a", prefill_tokens_per_second=50)
     assert (await world.run(slow)).reason == "too late there"
@@ -221,7 +221,7 @@ def _lost(*, computing: bool) -> TransferError:
 async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
     """Neither the third candidate nor this node computes it."""
     died = TransferError("running: its rank ended", cause=Cause.DIED)
-    world = World({"a": died, "b": _lost(computing=True), "c": None})
+    world = TransferWorld({"a": died, "b": _lost(computing=True), "c": None})
     world.ended = {"b"}
     with pytest.raises(GivenUpError, match="2 processes ended while they computed"):
         await world.run(A, B, C)
@@ -232,7 +232,7 @@ async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
 
 
 async def test_deaths_on_other_nodes_count_too() -> None:
-    world = World({"a": TransferError("its rank ended", cause=Cause.DIED), "b": None})
+    world = TransferWorld({"a": TransferError("its rank ended", cause=Cause.DIED), "b": None})
     world.deaths = PromptDeaths(1)
     with pytest.raises(GivenUpError):
         await world.run(A, B)
@@ -251,14 +251,14 @@ async def test_deaths_on_other_nodes_count_too() -> None:
 async def test_failures_unrelated_to_the_prompt_are_no_deaths(
     error: TransferError, ended: bool
 ) -> None:
-    world = World({"a": error, "b": error, "c": None})
+    world = TransferWorld({"a": error, "b": error, "c": None})
     world.ended = {"a", "b"} if ended else set()
     assert await world.run(A, B, C) == PrefillSource(node="c")
     assert world.deaths.events.empty()
 
 
 async def test_a_cancelled_request_gives_its_reservation_back() -> None:
-    world = World({"a": TimeoutError()})
+    world = TransferWorld({"a": TimeoutError()})
     task = asyncio.create_task(world.run(A))
     while not world.tried:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -273,7 +273,7 @@ async def test_a_cancelled_request_gives_its_reservation_back() -> None:
 
 @contextlib.asynccontextmanager
 async def waiting_for_blocks(
-    world: World,
+    world: TransferWorld,
 ) -> AsyncIterator[tuple[asyncio.Task[PrefillSource], Callable[[], None]]]:
     """A prompt that waits for blocks, and a function that frees them."""
     scheduler = world.node.scheduler
@@ -291,7 +291,7 @@ async def waiting_for_blocks(
 
 
 async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
-    world = World({"a": None})
+    world = TransferWorld({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
         assert world.tried == []
         give_back()
@@ -299,7 +299,7 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
 
 
 async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
-    world = World({"a": None})
+    world = TransferWorld({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
         world.refused.add("a")
         give_back()
@@ -308,7 +308,7 @@ async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
 
 
 async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost_ranks() -> None:
-    world, other = World({"a": None}), World({"a": None})
+    world, other = TransferWorld({"a": None}), TransferWorld({"a": None})
     for one in (world, other):
         one.node.scheduler.pool.allocate(60)
     filling, lost = (asyncio.create_task(one.run(A)) for one in (world, other))

@@ -34,7 +34,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Container:
     """One container: where it stands, the arguments of its ``tandem``, and its environment."""
 
     where: str
@@ -177,7 +177,7 @@ def _known_value(known: dict[str, str], match: re.Match[str]) -> str:
     return known[match[1]]
 
 
-def kubernetes_parts(objects: list[Object], workload: Object) -> list[Part]:
+def kubernetes_parts(objects: list[Object], workload: Object) -> list[Container]:
     """Its containers, as its first pod sees them."""
     parts = []
     for container in pod(workload)["containers"]:
@@ -187,7 +187,7 @@ def kubernetes_parts(objects: list[Object], workload: Object) -> list[Part]:
             for argument in container["args"]
         ]
         where = f"{workload['metadata']['name']}/{container['name']}"
-        parts.append(Part(where, tuple(arguments), known))
+        parts.append(Container(where, tuple(arguments), known))
     return parts
 
 
@@ -204,7 +204,7 @@ def services(path: Path) -> dict[str, Object]:
     return found
 
 
-def compose_part(path: Path, name: str) -> Part:
+def compose_part(path: Path, name: str) -> Container:
     service = services(path)[name]
     given = {"MODELS": "/models", "MODEL": "Qwen3-0.6B"}
 
@@ -212,10 +212,10 @@ def compose_part(path: Path, name: str) -> Part:
         return re.sub(r"\$\{(\w+)[^}]*\}", lambda match: given[match[1]], text)
 
     known = {key: filled(value) for key, value in service.get("environment", {}).items()}
-    return Part(f"{path.name}/{name}", tuple(map(filled, service["command"])), known)
+    return Container(f"{path.name}/{name}", tuple(map(filled, service["command"])), known)
 
 
-def compose_parts() -> list[Part]:
+def compose_parts() -> list[Container]:
     return [compose_part(path, name) for path in COMPOSE_FILES for name in services(path)]
 
 

@@ -30,9 +30,9 @@ def test_every_flag_and_value_is_one_the_command_takes(path: Path, name: str) ->
 
 def test_an_unknown_flag_or_variable_would_be_noticed() -> None:
     with pytest.raises(UsageError):
-        d.Part("nowhere", ("router", "--no-such-flag=1")).parse()
+        d.Container("nowhere", ("router", "--no-such-flag=1")).parse()
     with pytest.raises(click.UsageError):
-        d.Part("nowhere", ("router",), {"TANDEM_NO_SUCH": "1"}).parse()
+        d.Container("nowhere", ("router",), {"TANDEM_NO_SUCH": "1"}).parse()
 
 
 @pytest.mark.parametrize("path", d.COMPOSE_FILES, ids=lambda path: path.stem)

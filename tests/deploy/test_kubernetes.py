@@ -45,7 +45,7 @@ def prefixed(tmp_path: Path) -> list[d.Object]:
     )
 
 
-def containers(objects: list[d.Object]) -> Iterator[tuple[d.Object, d.Object, d.Part]]:
+def containers(objects: list[d.Object]) -> Iterator[tuple[d.Object, d.Object, d.Container]]:
     """Workload, container and part."""
     for workload in d.servers(objects):
         parts = d.kubernetes_parts(objects, workload)

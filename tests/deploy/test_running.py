@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 
-def pods(objects: list[d.Object]) -> dict[str, d.Part]:
+def pods(objects: list[d.Object]) -> dict[str, d.Container]:
     """Each of the pods above as one that has the machine to itself but for its address."""
     found = {}
     for workload in d.servers(objects):
@@ -45,7 +45,7 @@ def pods(objects: list[d.Object]) -> dict[str, d.Part]:
             if pod.rpartition("-")[0] == name:
                 arguments = [each.replace("0.0.0.0", ADDRESSES[pod]) for each in part.arguments]
                 environment = part.environment | {"TANDEM_THREADS": "1"}
-                found[pod] = d.Part(pod, tuple(arguments), environment)
+                found[pod] = d.Container(pod, tuple(arguments), environment)
     assert found.keys() == ADDRESSES.keys()
     return found
 

@@ -12,13 +12,13 @@ from tandem.tests import on_gpu
 from tandem.tests.benchmarks.node import gpu_engine
 from tandem.tests.benchmarks.support import gpu_predictions
 from tandem.tests.benchmarks.support.report import RESULTS
-from tandem.tests.on_gpu import Part, main
+from tandem.tests.on_gpu import GpuPart, main
 
 # What these do is in the module that they run.
-GOOD = Part("good", "tandem.tests.gpu.on_gpu_part", ("passes",), ("torch",))
-BAD = Part("bad", "tandem.tests.gpu.on_gpu_part", ("fails",), ())
-LONG = Part("long", "tandem.tests.gpu.on_gpu_part", ("hangs", "{out}"), (), 5.0)
-LACKING = Part("lacking", "tandem.tests.gpu.on_gpu_part", (), ("zmq_of_nowhere", "torch"))
+GOOD = GpuPart("good", "tandem.tests.gpu.on_gpu_part", ("passes",), ("torch",))
+BAD = GpuPart("bad", "tandem.tests.gpu.on_gpu_part", ("fails",), ())
+LONG = GpuPart("long", "tandem.tests.gpu.on_gpu_part", ("hangs", "{out}"), (), 5.0)
+LACKING = GpuPart("lacking", "tandem.tests.gpu.on_gpu_part", (), ("zmq_of_nowhere", "torch"))
 
 
 def results(out: Path) -> dict[str, tuple[str, str]]:

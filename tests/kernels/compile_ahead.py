@@ -54,7 +54,7 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class CompiledCase:
     """One kind of attention: dtypes of queries and cache, query heads, KV heads, head dimension."""
 
     name: str
@@ -66,16 +66,16 @@ class Case:
 
 
 CASES = (
-    Case("Qwen3-0.6B", torch.bfloat16, torch.bfloat16, 16, 8, 128),
-    Case("Llama-3-8B", torch.bfloat16, torch.bfloat16, 32, 8, 128),
-    Case("Llama-3-8B", torch.bfloat16, FP8, 32, 8, 128),
-    Case("SmolLM2-135M", torch.float16, torch.float16, 9, 3, 64),
-    Case("Llama-3-8B", torch.float32, torch.float32, 32, 8, 128),
+    CompiledCase("Qwen3-0.6B", torch.bfloat16, torch.bfloat16, 16, 8, 128),
+    CompiledCase("Llama-3-8B", torch.bfloat16, torch.bfloat16, 32, 8, 128),
+    CompiledCase("Llama-3-8B", torch.bfloat16, FP8, 32, 8, 128),
+    CompiledCase("SmolLM2-135M", torch.float16, torch.float16, 9, 3, 64),
+    CompiledCase("Llama-3-8B", torch.float32, torch.float32, 32, 8, 128),
 )
 
 
 @dataclass(frozen=True)
-class Usage:
+class Resources:
     """Resources of a program, in bytes; registers per thread."""
 
     registers: int
@@ -97,7 +97,7 @@ def compiled(
     types: dict[str, str],
     constants: dict[str, Any],
     options: dict[str, int],
-) -> Usage:
+) -> Resources:
     integers = dict.fromkeys((*STRIDES, *UNSPECIALIZED), "i32")
     known = POINTERS | integers | {"scale": "fp32"} | types
     signature = {p.name: known.get(p.name, "constexpr") for p in kernel.params}
@@ -110,7 +110,7 @@ def compiled(
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", generation, 32), options=options)
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x10,", made.asm["ptx"])
-    return Usage(
+    return Resources(
         **_resources(made.asm["cubin"]), shared=made.metadata.shared, asynchronous=len(copies)
     )
 
@@ -129,7 +129,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
     }
 
 
-def programs(generation: int) -> Iterator[tuple[str, Usage]]:
+def programs(generation: int) -> Iterator[tuple[str, Resources]]:
     """The kernels of every case, compiled."""
     for case in CASES:
         attend, combine = paged_decode.constants(
@@ -148,7 +148,7 @@ def programs(generation: int) -> Iterator[tuple[str, Usage]]:
             )
 
 
-def products(generation: int) -> Iterator[tuple[str, Usage]]:
+def products(generation: int) -> Iterator[tuple[str, Resources]]:
     """The product with each format of quantised weights, compiled."""
     for kind in BLOCK_FORMATS.values():
         blocks = torch.zeros(1, kind.nbytes, dtype=torch.uint8)
@@ -169,7 +169,7 @@ def products(generation: int) -> Iterator[tuple[str, Usage]]:
             yield f"multiply {kind.name} {TYPES[dtype][1:]} {rows}", usage
 
 
-def check(name: str, usage: Usage) -> list[str]:
+def check(name: str, usage: Resources) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
     if usage.stack > (FLOAT32_STACK if "fp32" in name else 0) or usage.local:

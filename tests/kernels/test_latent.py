@@ -25,7 +25,7 @@ def scattered(tokens: int, first: int = 0) -> list[int]:
     return [first + 2 * index for index in range(-(-tokens // BLOCK))][::-1]
 
 
-class Case:
+class LatentCase:
     """Latents, queries and matrices at random; unused slots are poisoned."""
 
     def __init__(
@@ -74,14 +74,16 @@ def test_both_ways_give_what_keys_and_values_do(
 ) -> None:
     """600 rows are more than a tile."""
     for blocks in (list(range(9, 170)), scattered(start + rows)):
-        case = Case(dtype, value_dim, [SequenceMetadata(slice(0, rows), start, blocks, BLOCK)])
+        case = LatentCase(
+            dtype, value_dim, [SequenceMetadata(slice(0, rows), start, blocks, BLOCK)]
+        )
         inputs = case.q, case.latents, case.k_up, case.v_up
         case.close(latent.absorbed_attention(*inputs, case.contexts, SCALE))
         case.close(latent.expanded_attention(*inputs, case.contexts[0], SCALE))
 
 
 def test_heads_are_expanded_in_any_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(torch.float32, 5, [SequenceMetadata(slice(0, 40), 3, scattered(43), BLOCK)])
+    case = LatentCase(torch.float32, 5, [SequenceMetadata(slice(0, 40), 3, scattered(43), BLOCK)])
     inputs = case.q, case.latents, case.k_up, case.v_up
     for size in (1, 2 * 4 * 43 * 16 * 4, 1 << 30):
         monkeypatch.setattr(latent, "_EXPANDED_BYTES", size)
@@ -97,7 +99,7 @@ def test_a_batch_is_attended_in_the_way_that_is_cheaper_for_each_sequence(
         table = scattered(start + rows, first=index % 2 + 70 * (index // 2))
         contexts.append(SequenceMetadata(slice(row, row + rows), start, table, BLOCK))
         row += rows
-    case = Case(torch.float32, 12, contexts)
+    case = LatentCase(torch.float32, 12, contexts)
     expanded = []
     whole = latent.expanded_attention
 

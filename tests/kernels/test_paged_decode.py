@@ -75,7 +75,7 @@ def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-class Case:
+class PagedCase:
     """Sequences of some lengths, a row of each, whose blocks lie anywhere. What was not written is
     poisoned, and so is the result."""
 
@@ -123,7 +123,7 @@ class Case:
 def test_each_row_attends_to_its_own_sequence(
     kind: tuple[torch.dtype, torch.dtype], window: int | None
 ) -> None:
-    case = Case([1, 19, SPLIT, SPLIT + 1, 989], kind, 6, 2, 24)
+    case = PagedCase([1, 19, SPLIT, SPLIT + 1, 989], kind, 6, 2, 24)
     got, expected = case.run(window), case.expected(window)
     assert got.dtype == kind[0]
     least = max(TOLERANCE[got.dtype], TOLERANCE[case.q.dtype])
@@ -132,19 +132,19 @@ def test_each_row_attends_to_its_own_sequence(
 
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(1, 1, 8), (3, 3, 64), (20, 1, 80), (4, 2, 256)])
 def test_heads_of_any_number_and_size(heads: int, kv: int, dim: int) -> None:
-    case = Case([99, 3], (torch.float32, torch.float32), heads, kv, dim)
+    case = PagedCase([99, 3], (torch.float32, torch.float32), heads, kv, dim)
     torch.testing.assert_close(case.run(None), case.expected(None), atol=1e-5, rtol=1e-5)
 
 
 def test_more_parts_than_are_weighed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.kernels.gpu.paged_decode.SPLIT", 16)
     monkeypatch.setattr("tandem.kernels.gpu.paged_decode.MOST_PARTS", 40)
-    case = Case([1000, 17], (torch.float32, torch.float32), 2, 1, 16)
+    case = PagedCase([1000, 17], (torch.float32, torch.float32), 2, 1, 16)
     torch.testing.assert_close(case.run(None), case.expected(None), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_is_the_same_in_any_batch() -> None:
-    case = Case([700, 5, 989], (torch.float32, torch.float32), 4, 2, 16)
+    case = PagedCase([700, 5, 989], (torch.float32, torch.float32), 4, 2, 16)
     whole, contexts = case.run(None), case.contexts
     for row in range(3):
         case.contexts = contexts[row : row + 1]
@@ -152,7 +152,7 @@ def test_a_row_is_the_same_in_any_batch() -> None:
 
 
 def test_queries_may_be_a_part_of_wider_rows() -> None:
-    case = Case([30], (torch.float32, torch.float32), 4, 2, 16)
+    case = PagedCase([30], (torch.float32, torch.float32), 4, 2, 16)
     wide = torch.randn(2, 7, 16, device=DEVICE)
     case.q = wide[:, 1:5]
     torch.testing.assert_close(case.run(None), case.expected(None), atol=1e-5, rtol=1e-5)
@@ -162,14 +162,14 @@ def test_queries_may_be_a_part_of_wider_rows() -> None:
 def test_keys_that_are_not_numbers_show_in_the_output() -> None:
     """The sampler refuses such a sequence; it must not become a token."""
     for kind in KINDS:
-        case = Case([40, 40], kind, 2, 1, 16)
+        case = PagedCase([40, 40], kind, 2, 1, 16)
         slot = case.contexts[0].block_table[3] * BLOCK
         case.keys[:, slot] = torch.nan
         assert case.run(None).isnan().all(dim=-1).all(dim=-1).tolist() == [True, False]
 
 
 def test_every_code_of_fp8_is_read_as_torch_reads_it() -> None:
-    case = Case([256], (torch.float32, FP8), 1, 1, 16)
+    case = PagedCase([256], (torch.float32, FP8), 1, 1, 16)
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(FP8)
     codes = torch.where(codes.float().isnan(), 0.0, codes.float()).to(FP8)
     slots = torch.tensor(case.contexts[0].block_table, device=DEVICE)[:, None] * BLOCK

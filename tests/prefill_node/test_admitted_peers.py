@@ -14,7 +14,7 @@ from tandem.shared.handoff.lease import Tenant
 from tandem.shared.handoff.plane.messages import AdmitKeys, Command, KeysAdmitted
 
 
-class Ranks:
+class ConfirmingRanks:
     """Two ranks that confirm a list at once, unless ``silent``."""
 
     def __init__(self, max_peers: int = 1024) -> None:
@@ -32,17 +32,19 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Ranks:
-    return Ranks()
+def ranks() -> ConfirmingRanks:
+    return ConfirmingRanks()
 
 
-async def test_every_rank_has_the_keys_when_the_greeting_is_answered(ranks: Ranks) -> None:
+async def test_every_rank_has_the_keys_when_the_greeting_is_answered(
+    ranks: ConfirmingRanks,
+) -> None:
     await ranks.admitted_peers.admit(Tenant("a", 1), ["a0", "a1"])
     await ranks.admitted_peers.admit(Tenant("b", 1), ["b0"])
     assert ranks.keys == {0: ("a0", "a1", "b0"), 1: ("a0", "a1", "b0")}
 
 
-async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) -> None:
+async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: ConfirmingRanks) -> None:
     await ranks.admitted_peers.admit(Tenant("a", 1), ["old"])
     await ranks.admitted_peers.admit(Tenant("a", 2), ["new"])
     assert ranks.keys[0] == ("new",)
@@ -51,7 +53,7 @@ async def test_a_new_start_of_a_node_takes_the_place_of_the_old(ranks: Ranks) ->
     )
 
 
-async def test_silent_tenants_are_removed_and_others_stay(ranks: Ranks) -> None:
+async def test_silent_tenants_are_removed_and_others_stay(ranks: ConfirmingRanks) -> None:
     for name in ("a", "b"):
         await ranks.admitted_peers.admit(Tenant(name, 1), [name])
     ranks.now = module.SILENCE_SECONDS
@@ -64,7 +66,7 @@ async def test_silent_tenants_are_removed_and_others_stay(ranks: Ranks) -> None:
 
 
 async def test_a_rank_that_does_not_confirm_is_named(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    ranks: ConfirmingRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONFIRM_SECONDS", 0.05)
     ranks.silent = {1}
@@ -78,7 +80,7 @@ async def test_a_rank_that_does_not_confirm_is_named(
 
 
 async def test_there_is_a_limit() -> None:
-    ranks = Ranks(max_peers=1)
+    ranks = ConfirmingRanks(max_peers=1)
     await ranks.admitted_peers.admit(Tenant("a", 1), ["a"])
     with pytest.raises(OverloadedError, match=r"1 decode nodes .*--max-peers"):
         await ranks.admitted_peers.admit(Tenant("b", 1), ["b"])

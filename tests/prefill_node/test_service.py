@@ -34,7 +34,7 @@ ME, EPOCH = "d", 7
 PROMPT = list(range(100))
 
 
-class Served(FakeNode):
+class ServedPrefill(FakeNode):
     """A prefill node and a stub for it."""
 
     service: PrefillService
@@ -59,8 +59,8 @@ async def prefill_node(
     curve_keys: tuple[str, ...] = (),
     layers: tuple[LayerSpec, ...] = (LAYER,) * 3,
     **config: Any,
-) -> AsyncIterator[Served]:
-    node = Served("p", 3, layers=layers, curve_keys=list(curve_keys))
+) -> AsyncIterator[ServedPrefill]:
+    node = ServedPrefill("p", 3, layers=layers, curve_keys=list(curve_keys))
     node.service = PrefillService(
         node.engine,
         node.identity,
@@ -210,7 +210,7 @@ async def test_a_greeting_has_the_advertised_addresses_of_the_ranks() -> None:
 KEY = "HKdmGwHfyOUqeFHhjEcTtgQqORXJJdEZWwwHUP-X"
 
 
-def hello(node: Served, *keys: str, ranks: int = RANKS) -> pb.Introduction:
+def hello(node: ServedPrefill, *keys: str, ranks: int = RANKS) -> pb.Introduction:
     mine = introduction(node.engine, node.identity)
     del mine.curve_keys[:]
     mine.MergeFrom(pb.Introduction(node_id=ME, epoch=EPOCH, curve_keys=keys))

@@ -40,7 +40,7 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class BadInput:
     """One request to a router; ``server`` is one of ``SERVERS``."""
 
     name: str
@@ -85,38 +85,40 @@ BAD_KEYS = {
 }
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[BadInput]:
     for path in ROUTES:
         for name, content in BODIES.items():
-            yield Case(f"{path} {name}", path, content=content)
+            yield BadInput(f"{path} {name}", path, content=content)
         for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
-            yield Case(f"{method} {path}", path, method)
-        yield Case(f"{path} without a content type", path, headers={})
-        yield Case(f"{path} as text", path, headers={"content-type": "text/plain"})
-        yield Case(f"{path} without nodes", path, server="without nodes")
-        yield Case(f"{path}/", f"{path}/")
+            yield BadInput(f"{method} {path}", path, method)
+        yield BadInput(f"{path} without a content type", path, headers={})
+        yield BadInput(f"{path} as text", path, headers={"content-type": "text/plain"})
+        yield BadInput(f"{path} without nodes", path, server="without nodes")
+        yield BadInput(f"{path}/", f"{path}/")
     for path in GETS:
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-            yield Case(f"{method} {path}", path, method)
+            yield BadInput(f"{method} {path}", path, method)
         if path != "/":
-            yield Case(f"{path}/", f"{path}/", "GET")
+            yield BadInput(f"{path}/", f"{path}/", "GET")
     for path in ("/nowhere", "/v1", "/v1/", "/v1/nowhere", "/V1/models", "//v1/models", "/x" * 300):
-        yield Case(f"GET {path[:20]}", path, "GET")
-        yield Case(f"POST {path[:20]}", path)
+        yield BadInput(f"GET {path[:20]}", path, "GET")
+        yield BadInput(f"POST {path[:20]}", path)
     for model in ("other", "a/b", "tiny/x", "x" * 300, "%2e%2e", "a%2Fb", ""):
-        yield Case(f"model {model[:20]}", f"/v1/models/{model}", "GET")
+        yield BadInput(f"model {model[:20]}", f"/v1/models/{model}", "GET")
     for path in ("/health", "/ready", "/v1/models", "/v1/models/tiny", "/v1/models/other"):
-        yield Case(f"{path} without nodes", path, "GET", server="without nodes")
+        yield BadInput(f"{path} without nodes", path, "GET", server="without nodes")
     for path in (*GETS, *ROUTES, "/nowhere"):
         for name, headers in BAD_KEYS.items():
             method = "POST" if path in ROUTES else "GET"
-            yield Case(f"{path} key {name}", path, method, headers=JSON | headers, server="keys")
-    yield Case("DELETE /version without a key", "/version", "DELETE", server="keys")
+            yield BadInput(
+                f"{path} key {name}", path, method, headers=JSON | headers, server="keys"
+            )
+    yield BadInput("DELETE /version without a key", "/version", "DELETE", server="keys")
     for path in ("/", "/v1/models", "/nowhere", "/metrics", "/v1/completions"):
-        yield Case(f"{path} of another host", path, "GET", headers={"host": "evil.example"})
+        yield BadInput(f"{path} of another host", path, "GET", headers={"host": "evil.example"})
 
 
-async def _ask(running: Cluster, case: Case) -> Any:
+async def _ask(running: Cluster, case: BadInput) -> Any:
     response = await running.client.request(
         case.method, case.path, content=case.content, headers=case.headers
     )

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from tandem.shared.engine import executor
 from tandem.shared.engine.rank import process as rank_process
 from tandem.shared.process.lifeline import READY_FD
-from tandem.tests.support.forked import MAX_REQUEST_BYTES, NUMBER_BYTES, Request
+from tandem.tests.support.forked import MAX_REQUEST_BYTES, NUMBER_BYTES, StartRequest
 
 # Everything that parts import on demand.
 MODULES = (
@@ -71,11 +71,11 @@ class ForkServer:
                 if not data:
                     break
                 *of_part, report = descriptors
-                self._fork(Request.decode(data), of_part, report)
+                self._fork(StartRequest.decode(data), of_part, report)
         for pid in self._reports:
             os.kill(pid, signal.SIGKILL)
 
-    def _fork(self, request: Request, of_part: list[int], report: int) -> None:
+    def _fork(self, request: StartRequest, of_part: list[int], report: int) -> None:
         pid = os.fork()
         if not pid:
             signal.set_wakeup_fd(-1)
@@ -98,7 +98,7 @@ class ForkServer:
                 pipe.write(code.to_bytes(NUMBER_BYTES, "big", signed=True))
 
 
-def _be_part(request: Request, output: int, errors: int, ready: int) -> NoReturn:
+def _be_part(request: StartRequest, output: int, errors: int, ready: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _close_but(ready)

@@ -21,7 +21,7 @@ _RANKS = re.compile(r"--(?:tp|tensor-parallel-size)=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StartRequest:
     """A process to start: ``tandem ARGUMENTS`` in a folder, with an environment. ``prelude`` is
     Python that it runs first; what that changes is changed in its ranks as well."""
 
@@ -34,7 +34,7 @@ class Request:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, data: bytes) -> Request:
+    def decode(cls, data: bytes) -> StartRequest:
         return cls(**json.loads(data))
 
     @property
@@ -117,7 +117,7 @@ class Forker:
         """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``."""
         assert self.can_fork(environment)
         report, theirs = os.pipe()
-        request = Request(arguments, dict(environment), os.getcwd(), prelude)
+        request = StartRequest(arguments, dict(environment), os.getcwd(), prelude)
         socket.send_fds(self._requests, [request.encode()], [output, errors, ready, theirs])
         os.close(theirs)
         return ForkedProcess(report)

@@ -63,7 +63,7 @@ SHORT, LONG = 16, 144
 
 
 @dataclass(frozen=True)
-class Load:
+class RowLoad:
     """The load of a shape: rows that decode at some context, or prompts of some length."""
 
     decodes: tuple[tuple[int, int], ...]
@@ -73,12 +73,12 @@ class Load:
     buffer_bytes: int
 
 
-ON_GPU = Load(((1, 128), (32, 1024), (256, 600)), (2048, 8192), "cuda", 8192, 4 << 30)
-EMULATED = Load(((1, 20), (4, 40)), (32, 64), "cpu", 128, 1 << 20)
+ON_GPU = RowLoad(((1, 128), (32, 1024), (256, 600)), (2048, 8192), "cuda", 8192, 4 << 30)
+EMULATED = RowLoad(((1, 20), (4, 40)), (32, 64), "cpu", 128, 1 << 20)
 
 
 @dataclass(frozen=True)
-class Shape:
+class GpuShape:
     """A model's config, and what a step of it reads and multiplies."""
 
     name: str
@@ -104,16 +104,16 @@ class Shape:
         return int(4 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"])
 
 
-def shapes(small: bool) -> list[Shape]:
+def shapes(small: bool) -> list[GpuShape]:
     changes = SMALL if small else {}
     limit = {"max_position_embeddings": CONTEXT_LIMIT}
     return [
-        Shape("Qwen3-0.6B", QWEN | limit | changes),
-        Shape("Llama-3-8B", LLAMA | limit | changes),
+        GpuShape("Qwen3-0.6B", QWEN | limit | changes),
+        GpuShape("Llama-3-8B", LLAMA | limit | changes),
     ]
 
 
-def folder_of(shape: Shape, root: Path) -> Path:
+def folder_of(shape: GpuShape, root: Path) -> Path:
     """A model folder whose weights are made when it is loaded."""
     from tandem.shared.builtin_model import builtin_model_path
 
@@ -146,7 +146,7 @@ def median_seconds(work: Callable[[], Any], device: str, rounds: int = ROUNDS) -
 # ---- what the device can do --------------------------------------------------------------------
 
 
-def limits(load: Load) -> tuple[float, float]:
+def limits(load: RowLoad) -> tuple[float, float]:
     """Bytes a second of a copy, read and written, and FLOP a second of a bfloat16 product."""
     source = torch.ones(load.buffer_bytes, dtype=torch.uint8, device=load.device)
     target = torch.empty_like(source)
@@ -159,7 +159,7 @@ def limits(load: Load) -> tuple[float, float]:
 # ---- one rank's steps --------------------------------------------------------------------------
 
 
-def step_seconds(folder: Path, load: Load) -> Iterator[tuple[str, float]]:
+def step_seconds(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
     """The name of each kind of step, and what it takes."""
     from tandem.tests.support.runners import build_runner
 
@@ -193,7 +193,7 @@ def _step(runner: Any, device: str, rows: int, start: int, count: int) -> float:
 # ---- the Python API ----------------------------------------------------------------------------
 
 
-def api_rates(folder: Path, load: Load) -> Iterator[tuple[str, float]]:
+def api_rates(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
     """Tokens a second through ``tandem.Engine``."""
     from tandem import Engine, EngineConfig, SamplingParams
 
@@ -229,7 +229,7 @@ def api_rates(folder: Path, load: Load) -> Iterator[tuple[str, float]]:
 # ---- the run -----------------------------------------------------------------------------------
 
 
-def measured(load: Load, small: bool) -> Iterator[dict[str, Any]]:
+def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
     """Rows for ``report.write``, as they become known."""
     copied, product = limits(load)
     yield _row("copy on the GPU, read and written", copied / 1e12, "TB/s")

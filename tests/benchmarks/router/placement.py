@@ -34,7 +34,7 @@ GOAL_SECONDS = 0.3e-3
 Prompt = list[int]
 
 
-class Fleet:
+class SimulatedFleet:
     """A node table without connections."""
 
     def __init__(self, nodes: int) -> None:
@@ -89,12 +89,12 @@ def timed(work: Callable[[Prompt], object], prompts: Sequence[Prompt]) -> list[f
     return found
 
 
-def placing(fleet: Fleet, name: str) -> Callable[[Prompt], object]:
+def placing(fleet: SimulatedFleet, name: str) -> Callable[[Prompt], object]:
     """A placement as ``Dispatcher`` makes it."""
     return lambda prompt: fleet.table.place(PromptKeys(prompt), POLICIES[name])
 
 
-def next_of(fleet: Fleet) -> Callable[[Prompt], object]:
+def next_of(fleet: SimulatedFleet) -> Callable[[Prompt], object]:
     """The simplest lookup."""
     nodes, turns = fleet.decode, itertools.count()
     return lambda prompt: nodes[next(turns) % len(nodes)]
@@ -102,7 +102,7 @@ def next_of(fleet: Fleet) -> Callable[[Prompt], object]:
 
 def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
     """The report's rows for so many nodes."""
-    fleet, rows = Fleet(nodes), []
+    fleet, rows = SimulatedFleet(nodes), []
     for name in POLICIES:
         work, simplest = placing(fleet, name), next_of(fleet)
         timed(work, fleet.prompts(20))

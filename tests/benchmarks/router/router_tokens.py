@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from tandem.tests.benchmarks.fleet import Router
+from tandem.tests.benchmarks.fleet import MeasuredRouter
 from tandem.tests.benchmarks.support.cores import two_cores
 from tandem.tests.benchmarks.support.report import load_parser, publish
 from tandem.tests.benchmarks.support.router_tokens_load import MARK
@@ -108,7 +108,7 @@ def of_router(options: argparse.Namespace, cores: list[int], *flags: str) -> Pas
     """One round of a router."""
     with tempfile.TemporaryDirectory() as folder:
         with pinned(cores[:1]):
-            router = Router(Path(folder) / "router.log", 1)
+            router = MeasuredRouter(Path(folder) / "router.log", 1)
         try:
             load = [f"--http={router.http_port}", f"--registry={router.registry}", *flags]
             process = psutil.Process(router.process.pid)

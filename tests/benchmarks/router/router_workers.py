@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from tandem.tests.benchmarks.fleet import Router
+from tandem.tests.benchmarks.fleet import MeasuredRouter
 from tandem.tests.benchmarks.support.cores import two_cores
 from tandem.tests.benchmarks.support.report import add_dry, publish
 from tandem.tests.benchmarks.support.sides import pinned
@@ -31,7 +31,7 @@ GOAL = 1.7
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class WorkersRound:
     """What one round passed on. ``workers`` has the CPU seconds of each process that serves HTTP,
     ``keeper`` those of the one that does not, if there is one."""
 
@@ -46,14 +46,14 @@ class Round:
         return self.tokens / max(self.workers)
 
 
-def one_round(streams: int, tokens: int, workers: int) -> Round:
+def one_round(streams: int, tokens: int, workers: int) -> WorkersRound:
     """``tokens`` of each of ``streams``, through a router on one core."""
     cores = two_cores()
     counts = [f"--streams={streams}", f"--tokens={tokens}"]
     with tempfile.TemporaryDirectory() as folder:
         flags = (f"--router-workers={workers}", "--no-access-log")
         with pinned(cores[:1]):
-            router = Router(Path(folder) / "router.log", 1, *flags, apart=True)
+            router = MeasuredRouter(Path(folder) / "router.log", 1, *flags, apart=True)
         try:
             whole = psutil.Process(router.process.pid)
             serving = [*whole.children()] if workers > 1 else [whole]
@@ -71,7 +71,7 @@ def _passed(
     expected: int,
     whole: psutil.Process,
     serving: list[psutil.Process],
-) -> Round:
+) -> WorkersRound:
     try:
         assert process.stdout is not None
         json.loads(process.stdout.readline())
@@ -84,7 +84,7 @@ def _passed(
         process.communicate()
     if counted["received"] != expected:
         raise RuntimeError(f"{counted['received']} tokens of {expected} came")
-    return Round(
+    return WorkersRound(
         expected, counted["events"], tuple(spent[1:]), spent[0] if len(serving) > 1 else 0.0
     )
 
@@ -94,7 +94,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def rows(streams: int, one: list[Round], two: list[Round]) -> list[dict[str, Any]]:
+def rows(streams: int, one: list[WorkersRound], two: list[WorkersRound]) -> list[dict[str, Any]]:
     """The report's rows of one load."""
     alone = max(each.capacity for each in one)
     both = max(each.capacity for each in two)

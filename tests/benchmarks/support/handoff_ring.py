@@ -114,7 +114,7 @@ def _register(end: TransportEnd, poller: zmq.Poller) -> None:
         poller.register(each, zmq.POLLIN)
 
 
-class Sending:
+class SendingEnd:
     """A sending end with one peer, and the frames that are lent to it."""
 
     def __init__(self, carrier: str, device: Device | None = None) -> None:
@@ -169,7 +169,7 @@ class Sending:
         self._carriers.close()
 
 
-class Receiving:
+class ReceivingEnd:
     """A receiving end that has joined its one peer."""
 
     def __init__(self, carrier: str, endpoints: Endpoints, device: Device | None = None) -> None:
@@ -199,7 +199,7 @@ class Receiving:
 
 def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     source = np.ones(size, np.uint8).data
-    sending = Sending(carrier)
+    sending = SendingEnd(carrier)
     pipe.send(sending.start())
     sending.meet()
     for _ in range(rounds):
@@ -216,7 +216,7 @@ def ring_sender(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
 def ring_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> None:
     endpoints: Endpoints = pipe.recv()
     target = np.ones(size, np.uint8).data
-    receiving = Receiving(carrier, endpoints)
+    receiving = ReceivingEnd(carrier, endpoints)
     messages = receiving.messages()
     pipe.send(None)
     for _ in range(rounds):

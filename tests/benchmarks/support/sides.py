@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.shared.launch.cluster import Cluster
+from tandem.shared.launch.cluster import LocalCluster
 from tandem.tests.end_to_end.support.cluster import get, until
 
 START_SECONDS = 120.0
@@ -54,7 +54,7 @@ def serving(
 ) -> Iterator[int]:
     """The side's processes, nodes with ``more_flags``; gives the router's port."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
-    cluster, deadline = Cluster(logs, environment), time.monotonic() + START_SECONDS
+    cluster, deadline = LocalCluster(logs, environment), time.monotonic() + START_SECONDS
     try:
         router = cluster.start("router", ["router", "--port=0", "--registry-port=0"])
         ports = cluster.wait_ready(router, deadline)

@@ -18,7 +18,7 @@ from tandem.shared.config.client_config import ConnectionConfig, RunBatchConfig
 from tandem.shared.errors import TandemError, UsageError
 
 
-class Server:
+class CapitalsServer:
     """Answers with the prompt in capitals; ``errors`` come before that, by prompt."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def test_results_are_in_the_order_of_the_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = [f"p{i}" for i in range(30)]
-    server = Server()
+    server = CapitalsServer()
     server.errors = {"p3": [400]}
     run_batch(server.client(), requests(tmp_path, *prompts))
     made = output(tmp_path)
@@ -88,7 +88,7 @@ def test_results_are_in_the_order_of_the_requests(
 def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
     config = requests(tmp_path, "a", "b", "c")
     (tmp_path / "out.jsonl").write_text("former\n")
-    server = Server()
+    server = CapitalsServer()
     server.errors = {"c": [httpx.ConnectError("gone")]}
     with pytest.raises(BatchError, match=r"gone; \d of 3 requests are answered, and the same"):
         run_batch(server.client(), config)
@@ -105,7 +105,7 @@ def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
 
 def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 600.0)
-    server = Server()
+    server = CapitalsServer()
     server.errors = {"a": [503, 429, httpx.ReadError("reset"), 503], "b": [500] * 9}
     run_batch(server.client(), requests(tmp_path, "a", "b"))
     first, second = output(tmp_path)
@@ -114,7 +114,7 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_request_that_takes_too_long_has_an_error(tmp_path: Path) -> None:
-    server = Server()
+    server = CapitalsServer()
     server.errors = {"a": [httpx.ReadTimeout("late")]}
     run_batch(server.client(), requests(tmp_path, "a", "b"))
     first, second = output(tmp_path)
@@ -126,7 +126,7 @@ def test_results_of_another_input_are_not_mixed(tmp_path: Path) -> None:
     config = requests(tmp_path, "a")
     (tmp_path / "out.jsonl.partial").write_text('{"input": "other"}\n')
     with pytest.raises(UsageError, match=r"out\.jsonl\.partial has results of another input"):
-        run_batch(Server().client(), config)
+        run_batch(CapitalsServer().client(), config)
 
 
 def test_two_runs_do_not_write_one_output(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_two_runs_do_not_write_one_output(tmp_path: Path) -> None:
     first = PartialResults(tmp_path / "out.jsonl.partial", "digest")
     first.open()
     with pytest.raises(UsageError, match="another run writes"):
-        run_batch(Server().client(), config)
+        run_batch(CapitalsServer().client(), config)
     first.close(remove=True)
 
 
@@ -158,7 +158,7 @@ def test_an_invalid_line_is_found_before_anything_is_sent(
 ) -> None:
     config = requests(tmp_path)
     (tmp_path / "in.jsonl").write_text(json.dumps(GOOD) + "\n" + line)
-    server = Server()
+    server = CapitalsServer()
     with pytest.raises(UsageError, match=words):
         run_batch(server.client(), config)
     assert server.asked == [] and not (tmp_path / "out.jsonl.partial").exists()
@@ -178,4 +178,4 @@ def test_files_that_are_not_there(tmp_path: Path, files: dict[str, Any], words: 
     if len(files) == 1 and files.get("output_file") == "/none/out":
         files = {"input_file": given.input_file or "", **files}
     with pytest.raises(TandemError, match=words):
-        run_batch(Server().client(), RunBatchConfig(**files))
+        run_batch(CapitalsServer().client(), RunBatchConfig(**files))

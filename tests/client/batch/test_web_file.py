@@ -19,7 +19,7 @@ from tandem.client.batch.web_file import WebFileError, shown
 from tandem.shared.config.client_config import RunBatchConfig
 from tandem.shared.errors import UsageError
 
-from .test_run_batch import Server, output, requests
+from .test_run_batch import CapitalsServer, output, requests
 
 
 class Store(ThreadingHTTPServer):
@@ -28,7 +28,7 @@ class Store(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), StoreHandler)
         self.files: dict[str, bytes] = {}
         self.errors: list[int] = []
         self.heads: list[dict[str, str]] = []
@@ -37,7 +37,7 @@ class Store(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class StoreHandler(BaseHTTPRequestHandler):
     server: Store
 
     def log_message(self, *args: Any) -> None:
@@ -102,7 +102,7 @@ def test_input_and_output_are_at_urls(
 ) -> None:
     config = remote(store, tmp_path, "a", "b")
     store.errors = [503, 500]
-    run_batch(Server().client(), config)
+    run_batch(CapitalsServer().client(), config)
     (tmp_path / "out.jsonl").write_bytes(store.files["/out.jsonl"])
     assert [line["response"]["body"]["text"] for line in output(tmp_path)] == ["A", "B"]
     (head,) = store.heads
@@ -114,7 +114,7 @@ def test_input_and_output_are_at_urls(
 
 
 def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) -> None:
-    server, remotes = Server(), remote(store, tmp_path, "a")
+    server, remotes = CapitalsServer(), remote(store, tmp_path, "a")
     config = replace(remotes, input_file=str(tmp_path / "in.jsonl"))
     store.errors = [503] * web_file.MAX_ATTEMPTS
     with pytest.raises(BatchError, match=r"out\.jsonl: 503 Service Unavailable; the same command"):
@@ -145,7 +145,7 @@ def test_transfers_are_bounded(
     if "SILENCE_SECONDS" in limits:
         store.stalls.clear()
     with pytest.raises(WebFileError, match=words) as raised:
-        run_batch(Server().client(), config)
+        run_batch(CapitalsServer().client(), config)
     assert str(raised.value).startswith(f"--input-file {store.url}/in.jsonl: ")
 
 
@@ -154,7 +154,7 @@ def test_a_refused_transfer_is_not_repeated(store: Store, tmp_path: Path, status
     config = remote(store, tmp_path, "a")
     store.errors = [status, 500]
     with pytest.raises(WebFileError, match=f"in.jsonl: {status} "):
-        run_batch(Server().client(), config)
+        run_batch(CapitalsServer().client(), config)
     assert store.errors == [500]
 
 
@@ -164,7 +164,7 @@ def test_an_invalid_url_is_found_before_anything_is_sent(tmp_path: Path, flag: s
     for url in ("http://", "https://[::x]/in"):
         with pytest.raises(UsageError, match=flag.replace("_", "-")):
             fields: dict[str, Any] = {flag: url}
-            run_batch(Server().client(), replace(config, **fields))
+            run_batch(CapitalsServer().client(), replace(config, **fields))
 
 
 def test_what_may_be_secret_is_not_shown() -> None:

@@ -42,7 +42,7 @@ def load_utilities():
 UTILITIES = load_utilities()
 
 
-class Remote(UTILITIES.ServerProcess):
+class LlamaServer(UTILITIES.ServerProcess):
     def start(self, timeout_seconds=0):
         for option in OWN_OPTIONS:
             if getattr(self, option, None):
@@ -60,5 +60,5 @@ class Remote(UTILITIES.ServerProcess):
         return URL.geturl() + ("/v1" if path.split("?")[0] in VERSIONED else "") + path
 
 
-UTILITIES.ServerProcess = Remote
+UTILITIES.ServerProcess = LlamaServer
 UTILITIES.match_regex = lambda pattern, text: isinstance(text, str)

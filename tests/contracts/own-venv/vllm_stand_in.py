@@ -68,7 +68,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         if module.__name__ in UTILITIES:
-            module.RemoteOpenAIServer = Remote
+            module.RemoteOpenAIServer = VllmServer
             module.ROCM_EXTRA_ARGS = []
         if module.__name__ == "vllm.tokenizers":
             module.get_tokenizer = lambda *positional, **named: TOKENIZER
@@ -83,7 +83,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.iinfo = lambda dtype: types.SimpleNamespace(min=-(2**63), max=2**63 - 1)
 
 
-class Remote:
+class VllmServer:
     """The interface of vLLM's server for tests."""
 
     DUMMY_API_KEY = KEY

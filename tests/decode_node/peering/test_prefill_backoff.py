@@ -7,16 +7,10 @@ import pytest
 from tandem.decode_node.peering.prefill_backoff import MAX_ADDRESSES, PrefillBackoff
 from tandem.shared.errors import TransferError
 from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS
+from tandem.tests.support.clock import SteppedClock
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def pause(prefill_backoff: PrefillBackoff, clock: Clock) -> float:
+def pause(prefill_backoff: PrefillBackoff, clock: SteppedClock) -> float:
     """Seconds until the node may be called again."""
     begun = clock.now
     while True:
@@ -28,7 +22,7 @@ def pause(prefill_backoff: PrefillBackoff, clock: Clock) -> float:
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     prefill_backoff = PrefillBackoff(clock)
     pauses = []
     for _ in range(7):
@@ -43,7 +37,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_success() -> None:
 
 
 def test_a_backoff_is_for_one_start_at_one_address_and_has_a_reason() -> None:
-    prefill_backoff = PrefillBackoff(Clock())
+    prefill_backoff = PrefillBackoff(SteppedClock())
     prefill_backoff.add("a:1", 7, "gives no sign of life")
     with pytest.raises(TransferError, match=r"a:1 is not called for 1.0 s: gives no sign of life"):
         prefill_backoff.check("a:1", 7)
@@ -52,7 +46,7 @@ def test_a_backoff_is_for_one_start_at_one_address_and_has_a_reason() -> None:
 
 
 def test_their_number_is_bounded() -> None:
-    prefill_backoff = PrefillBackoff(Clock())
+    prefill_backoff = PrefillBackoff(SteppedClock())
     for number in range(MAX_ADDRESSES + 1):
         prefill_backoff.add(f"a:{number}", 7, "silent")
     prefill_backoff.check("a:0", 7)

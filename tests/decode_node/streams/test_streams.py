@@ -29,7 +29,7 @@ def speaking() -> FakeNode:
     return node
 
 
-class Router:
+class StreamingRouter:
     """The other end of a stream: what it sends, and what it has got of each call."""
 
     def __init__(self, service: DecodeService) -> None:
@@ -80,7 +80,7 @@ class Router:
 
 
 @asynccontextmanager
-async def connected(node: FakeNode) -> AsyncIterator[tuple[DecodeService, Router]]:
+async def connected(node: FakeNode) -> AsyncIterator[tuple[DecodeService, StreamingRouter]]:
     """A service and a router on a stream, which has ended when the block is left."""
 
     async def here(sequence: Sequence) -> PrefillSource:
@@ -88,7 +88,7 @@ async def connected(node: FakeNode) -> AsyncIterator[tuple[DecodeService, Router
         return PrefillSource()
 
     service = fake_service(node, here)
-    router = Router(service)
+    router = StreamingRouter(service)
     async with node.running():
         reading = asyncio.create_task(router.run())
         try:

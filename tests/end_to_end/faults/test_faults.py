@@ -29,7 +29,7 @@ FORGETFUL = "--no-enable-prefix-caching"
 IMPATIENT = "from tandem.shared.engine import executor; executor.PING_SECONDS /= 4"
 
 
-class Pair:
+class MendedPair:
     """A prefill node and a decode node. What one test ends is started again for the next."""
 
     def __init__(self, cluster: TestCluster) -> None:
@@ -69,18 +69,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def shared_pair(cluster: TestCluster) -> Pair:
-    return Pair(cluster)
+def shared_pair(cluster: TestCluster) -> MendedPair:
+    return MendedPair(cluster)
 
 
 @pytest.fixture
-def pair(shared_pair: Pair) -> Pair:
+def pair(shared_pair: MendedPair) -> MendedPair:
     shared_pair.mend()
     return shared_pair
 
 
 def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
-    cluster: TestCluster, pair: Pair
+    cluster: TestCluster, pair: MendedPair
 ) -> None:
     decode, before = pair.decode, committed_transfers(pair.decode)
     want = {seed: greedy(cluster, seed) for seed in range(4)}
@@ -107,7 +107,9 @@ def test_a_prefill_node_may_be_killed_before_during_and_after_transfers(
     cluster.wait_idle(decode, pair.prefill)
 
 
-def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster, pair: Pair) -> None:
+def test_a_stopped_prefill_node_costs_seconds_not_answers(
+    cluster: TestCluster, pair: MendedPair
+) -> None:
     want = greedy(cluster, 5)
     pair.prefill.process.send_signal(signal.SIGSTOP)
     try:
@@ -117,7 +119,9 @@ def test_a_stopped_prefill_node_costs_seconds_not_answers(cluster: TestCluster, 
     cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster, pair: Pair) -> None:
+def test_a_killed_decode_node_loses_only_its_own_requests(
+    cluster: TestCluster, pair: MendedPair
+) -> None:
     want = greedy(cluster, 6)
     # Sixteen choices, so that the stream cannot have ended before the kill.
     lines = stream_lines(cluster, prompt(6, 20), pair.decode.kill, max_tokens=400, n=16)
@@ -132,7 +136,9 @@ def test_a_killed_decode_node_loses_only_its_own_requests(cluster: TestCluster, 
     cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster, pair: Pair) -> None:
+def test_an_idle_node_whose_rank_dies_leaves_at_once(
+    cluster: TestCluster, pair: MendedPair
+) -> None:
     (rank,) = psutil.Process(pair.prefill.process.pid).children()
     rank.kill()
     assert pair.prefill.process.wait(10) == 1
@@ -143,7 +149,7 @@ def test_an_idle_node_whose_rank_dies_leaves_at_once(cluster: TestCluster, pair:
 
 
 def test_a_node_whose_rank_hangs_ends_its_streams_with_one_error_and_leaves(
-    cluster: TestCluster, pair: Pair
+    cluster: TestCluster, pair: MendedPair
 ) -> None:
     """Its head is well, and so are its heartbeats."""
     pair.replace_decode(IMPATIENT)
@@ -157,7 +163,7 @@ def test_a_node_whose_rank_hangs_ends_its_streams_with_one_error_and_leaves(
     assert "rank 0 gave no sign of life for 2.5 s" in decode.log.read_text().splitlines()[-1]
 
 
-def test_nodes_join_a_restarted_router_again(cluster: TestCluster, pair: Pair) -> None:
+def test_nodes_join_a_restarted_router_again(cluster: TestCluster, pair: MendedPair) -> None:
     want = greedy(cluster, 7)
     old = cluster.router
     assert old is not None
@@ -168,7 +174,7 @@ def test_nodes_join_a_restarted_router_again(cluster: TestCluster, pair: Pair) -
     cluster.wait_idle(pair.prefill, pair.decode)
 
 
-def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: Pair) -> None:
+def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: MendedPair) -> None:
     lines = stream_lines(
         cluster,
         prompt(9, 20),
@@ -180,7 +186,7 @@ def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: Pair) -
     assert pair.prefill.process.poll() is None
 
 
-def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: Pair) -> None:
+def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: MendedPair) -> None:
     name = re.search(r"INFO .*?(prefill-\S+) is ready", pair.prefill.log.read_text())
     assert name, pair.prefill.log.read_text()
     under_way: list[str] = stream_lines(
@@ -199,7 +205,7 @@ def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: Pair) 
 
 
 def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
-    cluster: TestCluster, pair: Pair
+    cluster: TestCluster, pair: MendedPair
 ) -> None:
     more = cluster.start_nodes(("prefill-node", FORGETFUL), ("decode-node", FORGETFUL))
     cluster.wait_nodes(decode=2, prefill=2)
@@ -218,7 +224,7 @@ def test_one_prefill_node_serves_two_decode_nodes_and_the_reverse(
 
 
 def test_a_second_sigterm_ends_a_draining_node_and_its_ranks_at_once(
-    cluster: TestCluster, pair: Pair
+    cluster: TestCluster, pair: MendedPair
 ) -> None:
     node = pair.decode
     ranks = psutil.Process(node.process.pid).children()

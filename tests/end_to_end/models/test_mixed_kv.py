@@ -34,7 +34,7 @@ VALUES = {
 
 
 @dataclass
-class Pair:
+class MixedPair:
     """Two nodes of a model, and the model as transformers computes it."""
 
     name: str
@@ -45,7 +45,7 @@ class Pair:
 @pytest.fixture(scope="module", params=mixed_kv.MODELS)
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+) -> Iterator[MixedPair]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("mixed")
     reference = mixed_kv.Reference(request.param)
@@ -53,7 +53,7 @@ def pair(
     with running(folder, str(folder / "model")) as cluster:
         cluster.prelude = mixed_kv.PRELUDE
         kinds = {"one": (1, 8), "two": (2, 32)}
-        yield Pair(request.param, Ensemble(cluster, kinds, [("one", "two")]), reference)
+        yield MixedPair(request.param, Ensemble(cluster, kinds, [("one", "two")]), reference)
 
 
 def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
@@ -64,7 +64,7 @@ def drawn(cluster: TestCluster, batch: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("there", "here"), selected([("one", "two")], full=[("two", "one")]))
-def test_ranks_and_block_sizes_may_differ(pair: Pair, there: str, here: str) -> None:
+def test_ranks_and_block_sizes_may_differ(pair: MixedPair, there: str, here: str) -> None:
     """The canary passes, tokens are those of transformers, and each rank gets what it keeps."""
     ranks = pair.nodes.kinds[here][0]
     batch = [prompt(1000 * ranks + length, length) for length in (2, 9, 33, 65, 200)]

@@ -22,7 +22,7 @@ from tandem.tests.end_to_end.support.cluster import get, until
 LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
 
 
-class Served:
+class ServeProcess:
     """One ``tandem serve``: its process, the processes it started, its address."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,19 +66,19 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("logs"))
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    served = ServeProcess(tmp_path_factory.mktemp("logs"))
     yield served
     served.process.send_signal(signal.SIGINT)
     served.wait_gone()
     assert served.process.returncode == 0
 
 
-def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: Served) -> None:
+def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: ServeProcess) -> None:
     assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
 
 
-def test_the_startup_message_says_how_to_list_the_parts(served: Served) -> None:
+def test_the_startup_message_says_how_to_list_the_parts(served: ServeProcess) -> None:
     line = served.greeting[3].partition("Parts: tandem ")[2].split()
     command = [sys.executable, "-m", "tandem", *line]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -88,7 +88,7 @@ def test_the_startup_message_says_how_to_list_the_parts(served: Served) -> None:
     assert "<html" in get(served.url).lower()
 
 
-def test_another_user_is_refused_at_the_registry(served: Served) -> None:
+def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
     registry = served.greeting[3].split()[-1]
     token = find_token(registry)
     assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
@@ -100,7 +100,7 @@ def test_another_user_is_refused_at_the_registry(served: Served) -> None:
     assert not [text for text in shown if token in text]
 
 
-def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -> None:
+def test_the_openai_client_gets_the_same_text_streamed_and_not(served: ServeProcess) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         model = client.models.list().data[0].id
         messages: Any = [{"role": "user", "content": LONG}]
@@ -131,7 +131,7 @@ def test_the_openai_client_gets_the_same_text_streamed_and_not(served: Served) -
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
-def test_each_choice_of_a_stream_has_one_role_and_one_end(served: Served) -> None:
+def test_each_choice_of_a_stream_has_one_role_and_one_end(served: ServeProcess) -> None:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         with client.chat.completions.create(
             model="tandem-builtin",
@@ -154,7 +154,7 @@ def test_each_choice_of_a_stream_has_one_role_and_one_end(served: Served) -> Non
     assert ends == [0, 1, 2, 3]
 
 
-def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: Served) -> None:
+def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: ServeProcess) -> None:
     with (
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.BadRequestError) as caught,
@@ -166,7 +166,7 @@ def test_a_wrong_parameter_is_named_by_the_clients_own_error(served: Served) -> 
 
 
 @pytest.mark.parametrize("choice", ["named", "required"])
-def test_custom_tools_keep_to_their_grammars(served: Served, choice: str) -> None:
+def test_custom_tools_keep_to_their_grammars(served: ServeProcess, choice: str) -> None:
     layout = {"type": "grammar", "syntax": "lark"}
     layout |= {"definition": 'start: "a" ("\\n" /[b-d"]{2}/)~1..3'}
     patch: dict[str, Any] = {"type": "custom", "name": "patch"}
@@ -190,7 +190,7 @@ def test_custom_tools_keep_to_their_grammars(served: Served, choice: str) -> Non
     assert caught.value.param == place and "unknown name" in caught.value.message
 
 
-async def test_the_async_client_works_too(served: Served) -> None:
+async def test_the_async_client_works_too(served: ServeProcess) -> None:
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
         answer = await client.chat.completions.create(
             model="tandem-builtin",
@@ -200,7 +200,7 @@ async def test_the_async_client_works_too(served: Served) -> None:
     assert answer.choices[0].message.content
 
 
-def test_an_unknown_model_is_a_404_in_openais_shape(served: Served) -> None:
+def test_an_unknown_model_is_a_404_in_openais_shape(served: ServeProcess) -> None:
     with (
         openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
         pytest.raises(openai.NotFoundError),
@@ -209,7 +209,7 @@ def test_an_unknown_model_is_a_404_in_openais_shape(served: Served) -> None:
 
 
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
-    served = Served(tmp_path)
+    served = ServeProcess(tmp_path)
     assert len(served.children) == 5  # router, two heads, two ranks
     served.process.kill()
     served.wait_gone()

@@ -44,7 +44,7 @@ PROMPT_TOKENS, STREAM_TOKENS = 100, 400
 HANG_SECONDS = 2 * START_SECONDS
 
 
-class Served:
+class ServedCluster:
     """A running ``tandem serve`` with one prefill node and some decode nodes."""
 
     def __init__(self, folder: Path, model: str, decode_nodes: int = 2) -> None:
@@ -204,8 +204,8 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("served"), tiny_model)
+def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterator[ServedCluster]:
+    served = ServedCluster(tmp_path_factory.mktemp("served"), tiny_model)
     yield served
     served.stop()
 
@@ -218,7 +218,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterato
     ),
 )
 def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
-    served: Served, kind: str, what: str
+    served: ServedCluster, kind: str, what: str
 ) -> None:
     served.wait_nodes(3)
     head = served.head(kind)
@@ -239,7 +239,7 @@ def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
 
 
 @contextmanager
-def disturbed(served: Served, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
+def disturbed(served: ServedCluster, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
     """Processes of a node are stopped while streams and requests run. A prefill node ends none of
     the streams, a decode node its own, with one error; every other request is answered."""
     seeds = [10, 11]
@@ -269,7 +269,7 @@ def disturbed(served: Served, kind: str, processes: list[psutil.Process]) -> Ite
 
 @pytest.mark.parametrize("kind", [PREFILL, DECODE])
 def test_a_node_that_stops_for_a_while_costs_no_answer_and_is_not_started_again(
-    served: Served, kind: str
+    served: ServedCluster, kind: str
 ) -> None:
     served.wait_nodes(3)
     told, head = served.told(), served.head(kind)
@@ -282,7 +282,7 @@ def test_a_node_that_stops_for_a_while_costs_no_answer_and_is_not_started_again(
 
 
 @pytest.mark.parametrize("kind", [PREFILL, DECODE])
-def test_a_node_whose_rank_hangs_is_started_again(served: Served, kind: str) -> None:
+def test_a_node_whose_rank_hangs_is_started_again(served: ServedCluster, kind: str) -> None:
     served.wait_nodes(3)
     told, head = served.told(), served.head(kind)
     with disturbed(served, kind, head.children()):
@@ -321,7 +321,7 @@ def test_a_prefill_node_of_its_own_is_started_again_at_its_address(
         assert part.process.wait(30) == 0
 
 
-def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Served) -> None:
+def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: ServedCluster) -> None:
     served.wait_nodes(3)
     names = [node.node_id for node in served.nodes() if node.role == pb.ROLE_PREFILL]
     names += [node.node_id for node in served.nodes() if node.role == pb.ROLE_DECODE][:1]
@@ -342,7 +342,7 @@ def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Serv
 
 
 def test_a_router_that_dies_ends_the_command_and_its_parts(tmp_path: Path, tiny_model: str) -> None:
-    served = Served(tmp_path, tiny_model, decode_nodes=1)
+    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1)
     parts = psutil.Process(served.process.pid).children(recursive=True)
     try:
         with served.streams([1]) as (stream,):

@@ -16,17 +16,11 @@ from tandem.router.access.rate_limits import RateLimits, duration
 from tandem.router.access.shared_windows import SharedWindows
 from tandem.router.options import RouterOptions
 from tandem.tests.router.support import Cluster, cluster, until
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tandem.tests.support.clock import SteppedClock
 
 
 def test_an_amount_counts_for_a_minute() -> None:
-    clock = Clock()
+    clock = SteppedClock(1000.0)
     limits = MinuteLimits(10, clock)
     for amount in (3, 5):
         assert limits.take("a", 10, amount)
@@ -42,7 +36,7 @@ def test_an_amount_counts_for_a_minute() -> None:
 
 
 def test_a_reservation_ends_with_what_was_used() -> None:
-    clock = Clock()
+    clock = SteppedClock(1000.0)
     limits = MinuteLimits(10, clock)
 
     def reserved(amount: int) -> Any:
@@ -66,7 +60,7 @@ def test_a_reservation_ends_with_what_was_used() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    clock = Clock()
+    clock = SteppedClock(1000.0)
     windows = OwnWindows(3, clock)
     limits = MinuteLimits(3, clock, windows)
     for number in range(10_000):
@@ -81,7 +75,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_limits_hold_for_all_processes_that_share_a_file(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = SteppedClock(1000.0)
     first, second = (
         MinuteLimits(9, clock, SharedWindows(tmp_path / "limits", 16, clock)) for _ in range(2)
     )

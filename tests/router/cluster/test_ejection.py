@@ -11,18 +11,11 @@ import pytest
 from tandem.router.cluster.ejection import Ejection
 from tandem.tests.router.node_scripts import hang, refuse
 from tandem.tests.router.support import cluster, until
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tandem.tests.support.clock import SteppedClock
 
 
 def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     node = Ejection(clock)
     pauses = []
     for _ in range(7):
@@ -40,14 +33,14 @@ def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
 
 
 def test_failures_during_a_pause_count_once() -> None:
-    node = Ejection(Clock())
+    node = Ejection(SteppedClock())
     for call in range(5):
         node.asked(call)
     assert [node.failed(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     node = Ejection(clock)
     node.asked("first")
     clock.now += node.failed("first")
@@ -62,7 +55,7 @@ def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
 
 
 def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     node = Ejection(clock)
     node.asked("slow")
     clock.now += 1.9

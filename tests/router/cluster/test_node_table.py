@@ -12,6 +12,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.security.credentials import INSECURE
+from tandem.tests.support.clock import SteppedClock
 
 NOBODY = "127.0.0.1:1"
 
@@ -32,13 +33,6 @@ async def test_a_report_from_before_a_call_ended_adds_no_load_of_other_routers()
     await node.close()
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def joined(table: NodeTable, name: str, epoch: int = 1) -> Node:
     request = pb.JoinRequest(node_id=name, epoch=epoch, role=pb.ROLE_DECODE, address=NOBODY)
     return table.join(request, NOBODY)
@@ -47,7 +41,7 @@ def joined(table: NodeTable, name: str, epoch: int = 1) -> Node:
 async def test_nodes_that_are_lost_or_refused_are_counted_and_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock()
+    clock = SteppedClock()
     table = NodeTable(3.0, clock)
     table.absent._clock = clock
     metrics = Metrics(table)

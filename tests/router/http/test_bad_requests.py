@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.openai.error_body import check
+from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import Cluster, cluster
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.openai.error_body import check
+from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model
 
 NAN, INF = float("nan"), float("inf")

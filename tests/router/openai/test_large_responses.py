@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
 from tandem.router.options import RouterOptions
 from tandem.router.requests.response_size import ResponseSize
-from tandem.tests.router.openai.error_body import check
+from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import Cluster, cluster, events, longest_hold, until
 
 CONTEXT = 131_072

@@ -195,42 +195,8 @@ async def until_ready(router: Workers) -> None:
 async def test_two_workers_are_one_router(tmp_path: Path) -> None:
     async with two_workers(tmp_path) as router:
         await until_ready(router)
-        # Whichever worker gets a request about a response, it is found, continued and deleted.
-        made: list[dict[str, Any]] = []
-        while min(_by_worker(made)[end] for end in ("00", "01")) < 2:
-            made += await asyncio.gather(*(router.respond() for _ in range(6)))
-        # A limit holds across both.
-        assert min(router.remaining) == LIMIT - len(made)
-        made.sort(key=lambda response: str(response["id"])[-2:])
-        for response in (*made[:2], *made[-2:]):
-            path = f"/v1/responses/{response['id']}"
-            shown = [await router.request("GET", path) for _ in range(4)]
-            assert [answer.json() for answer in shown] == [response] * 4
-            more = [await router.respond(previous_response_id=response["id"]) for _ in range(2)]
-            assert all(one["previous_response_id"] == response["id"] for one in more)
-            named = [{"type": "item_reference", "id": response["output"][0]["id"]}]
-            more += [await router.respond(input=named, store=False) for _ in range(2)]
-            assert all(one["usage"]["input_tokens"] > 0 for one in more)
-        unknown = {"input": [{"type": "item_reference", "id": "x"}]}
-        assert (await router.request("POST", "/v1/responses", json=unknown)).status_code == 404
-        asked = {"input": "hi", "background": True, "stream": True}
-        stream = (await router.request("POST", "/v1/responses", json=asked)).text
-        path = f"/v1/responses/{re.findall('resp_[0-9a-f]+', stream)[0]}"
-        assert {(await router.request("GET", f"{path}?stream=true")).text for _ in range(4)} == {
-            stream
-        }
-        gone = f"/v1/responses/{made[0]['id']}"
-        assert (await router.request("DELETE", gone)).json()["deleted"]
-        assert {(await router.request("GET", gone)).status_code for _ in range(4)} == {404}
-
-        # Each series is on the page once, with the sum over both.
-        count = len(made) + 16 + 1
-        assert await router.sum_of("vllm:e2e_request_latency_seconds_count") == [count]
-        assert await router.sum_of("tandem_node_up") == [1.0]
-        usage = await router.usage()
-        assert sum(entry["completion_tokens"] for entry in usage["data"]) == 3 * count
-        state = (await router.request("GET", "/cluster/state")).json()
-        assert (state["generated_tokens"], state["totals"]["local"]) == (3 * count, count)
+        made = await _responses_are_shared(router)
+        await _sums_are_over_both(router, len(made) + 16 + 1)
 
         # Without a word from the keeper the workers serve on, with the nodes that they know.
         os.kill(router.process.pid, signal.SIGSTOP)
@@ -242,21 +208,7 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
             os.kill(router.process.pid, signal.SIGCONT)
         assert [answer.status_code for answer in answers] == [200, 200]
 
-        # A worker that dies is replaced, and nobody who connects meanwhile is refused. Another one
-        # goes on with the batches; what the dead one has counted remains, but not its responses.
-        batch = await router.begin_batch()
-        before = await router.usage()
-        router.batch_worker().kill()
-        assert (await router.request("GET", "/live")).status_code == 200
-        assert len((await router.end_batch(batch)).splitlines()) == 1
-        assert router.node.batched == 2
-        await until_ready(router)
-        after = [await router.usage() for _ in range(4)]
-        assert {one["since"] for one in after} == {before["since"]}
-        assert all(_requests(one) >= _requests(before) for one in after)
-        kept = {response["id"][-2:]: response["id"] for response in made[1:]}
-        answers = [await router.request("GET", f"/v1/responses/{one}") for one in kept.values()]
-        assert sorted(answer.status_code for answer in answers) == [200, 404]
+        await _a_dead_worker_is_replaced(router, made)
         # An operator's command reaches the node through any worker, and all place nothing there.
         drained = await router.request("POST", "/admin/nodes/decode-0/drain", headers=ADMIN)
         assert drained.status_code == 200, drained.text
@@ -266,3 +218,61 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         ended = await router.request("POST", "/shutdown", headers=ADMIN)
         assert ended.status_code == 200
         assert await asyncio.to_thread(router.process.wait, 20) == 0
+
+
+async def _responses_are_shared(router: Workers) -> list[dict[str, Any]]:
+    """Whichever worker gets a request about a response, it is found, continued and deleted. Returns
+    those of both, in the order of their workers; the first is deleted."""
+    made: list[dict[str, Any]] = []
+    while min(_by_worker(made)[end] for end in ("00", "01")) < 2:
+        made += await asyncio.gather(*(router.respond() for _ in range(6)))
+    # A limit holds across both.
+    assert min(router.remaining) == LIMIT - len(made)
+    made.sort(key=lambda response: str(response["id"])[-2:])
+    for response in (*made[:2], *made[-2:]):
+        path = f"/v1/responses/{response['id']}"
+        shown = [await router.request("GET", path) for _ in range(4)]
+        assert [answer.json() for answer in shown] == [response] * 4
+        more = [await router.respond(previous_response_id=response["id"]) for _ in range(2)]
+        assert all(one["previous_response_id"] == response["id"] for one in more)
+        named = [{"type": "item_reference", "id": response["output"][0]["id"]}]
+        more += [await router.respond(input=named, store=False) for _ in range(2)]
+        assert all(one["usage"]["input_tokens"] > 0 for one in more)
+    unknown = {"input": [{"type": "item_reference", "id": "x"}]}
+    assert (await router.request("POST", "/v1/responses", json=unknown)).status_code == 404
+    asked = {"input": "hi", "background": True, "stream": True}
+    stream = (await router.request("POST", "/v1/responses", json=asked)).text
+    path = f"/v1/responses/{re.findall('resp_[0-9a-f]+', stream)[0]}"
+    assert {(await router.request("GET", f"{path}?stream=true")).text for _ in range(4)} == {stream}
+    gone = f"/v1/responses/{made[0]['id']}"
+    assert (await router.request("DELETE", gone)).json()["deleted"]
+    assert {(await router.request("GET", gone)).status_code for _ in range(4)} == {404}
+    return made
+
+
+async def _sums_are_over_both(router: Workers, count: int) -> None:
+    """Each series is on the page once, with the sum over both."""
+    assert await router.sum_of("vllm:e2e_request_latency_seconds_count") == [count]
+    assert await router.sum_of("tandem_node_up") == [1.0]
+    usage = await router.usage()
+    assert sum(entry["completion_tokens"] for entry in usage["data"]) == 3 * count
+    state = (await router.request("GET", "/cluster/state")).json()
+    assert (state["generated_tokens"], state["totals"]["local"]) == (3 * count, count)
+
+
+async def _a_dead_worker_is_replaced(router: Workers, made: list[dict[str, Any]]) -> None:
+    """Nobody who connects meanwhile is refused. Another one goes on with the batches; the counts of
+    the dead one remain, but not its responses."""
+    batch = await router.begin_batch()
+    before = await router.usage()
+    router.batch_worker().kill()
+    assert (await router.request("GET", "/live")).status_code == 200
+    assert len((await router.end_batch(batch)).splitlines()) == 1
+    assert router.node.batched == 2
+    await until_ready(router)
+    after = [await router.usage() for _ in range(4)]
+    assert {one["since"] for one in after} == {before["since"]}
+    assert all(_requests(one) >= _requests(before) for one in after)
+    kept = {response["id"][-2:]: response["id"] for response in made[1:]}
+    answers = [await router.request("GET", f"/v1/responses/{one}") for one in kept.values()]
+    assert sorted(answer.status_code for answer in answers) == [200, 404]

@@ -32,11 +32,8 @@ from tandem.shared.errors import RequestError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import make_model
+from tandem.tests.support.fake_call import AbortedError
 from tandem.tests.support.fuzz import FEWER, changed, cheap, protos, strange
-
-
-class AbortedError(Exception):
-    """The exception of an aborted gRPC call."""
 
 
 class Context:

@@ -158,15 +158,15 @@ def test_the_input_of_a_custom_tool_may_be_written_without_its_object() -> None:
         assert custom_input(written) == read
 
 
-class City(BaseModel):
+class PortCity(BaseModel):
     name: str
 
 
 async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
         c.node.reply = c.encode('{"name":"Ys"}')
-        made = await client.responses.parse(model="tiny", input="hi", text_format=City)
-        assert made.output_parsed == City(name="Ys") and made.text.format.name == "City"
+        made = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
+        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "City"
         assert "name" in c.node.requests[-1].sampling.structured_outputs.json
         text: Any = {"format": {"type": "json_object"}}
         await client.responses.create(input="hi", text=text)

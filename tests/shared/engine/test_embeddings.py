@@ -15,7 +15,7 @@ from tandem.shared.engine.plan import StepResult
 from tandem.shared.engine.sampling_params import SamplingParams as Params
 from tandem.shared.engine.sequence import FinishReason, Sequence
 from tandem.shared.errors import RequestError
-from tandem.tests.shared.engine.scheduling.support import make
+from tandem.tests.shared.engine.scheduling.schedulers import make
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
 

@@ -64,7 +64,7 @@ Output = asyncio.Queue[StepOutput]
 
 
 @dataclass(frozen=True)
-class Node:
+class FailingNode:
     """A node and the reasons for which it was lost."""
 
     engine: NodeEngine
@@ -72,7 +72,7 @@ class Node:
 
 
 @asynccontextmanager
-async def running(size: int, ahead: str) -> AsyncIterator[Node]:
+async def running(size: int, ahead: str) -> AsyncIterator[FailingNode]:
     lost: list[str] = []
     config = replace(CONFIG, tensor_parallel_size=size, async_scheduling=ahead)
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +80,7 @@ async def running(size: int, ahead: str) -> AsyncIterator[Node]:
         engine = await start_engine(config, IDENTITY, on_lost=lost.append)
     loop = asyncio.create_task(engine.core.run())
     try:
-        yield Node(engine, lost)
+        yield FailingNode(engine, lost)
     finally:
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
@@ -88,14 +88,14 @@ async def running(size: int, ahead: str) -> AsyncIterator[Node]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["on", "off"])
-async def alone(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+async def alone(request: pytest.FixtureRequest) -> AsyncIterator[FailingNode]:
     """A node of one rank, which plans steps ahead or in turn."""
     async with running(1, request.param) as node:
         yield node
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["on", "off"])
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[FailingNode]:
     """A node of two ranks."""
     async with running(2, request.param) as node:
         yield node
@@ -121,7 +121,7 @@ async def ask(engine: NodeEngine, token: int, count: int = 6) -> Sequence:
     ],
 )
 async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
-    alone: Node, poison: int, error: str, cause: str
+    alone: FailingNode, poison: int, error: str, cause: str
 ) -> None:
     engine, counters = alone.engine, alone.engine.core.counters
     before = dict(counters.failed_sequences)
@@ -140,7 +140,7 @@ async def test_a_step_that_raises_ends_the_sequence_that_makes_it(
 
 
 @pytest.mark.parametrize("poison", [BROKEN, *LATE.values()])
-async def test_ranks_that_are_in_step_go_on_together(pair: Node, poison: int) -> None:
+async def test_ranks_that_are_in_step_go_on_together(pair: FailingNode, poison: int) -> None:
     before = await ask(pair.engine, GOOD)
     assert (await ask(pair.engine, poison)).finish_reason is FinishReason.ERROR
     assert (await ask(pair.engine, GOOD, 7)).finish_reason is FinishReason.LENGTH
@@ -151,7 +151,7 @@ async def test_ranks_that_are_in_step_go_on_together(pair: Node, poison: int) ->
 
 
 async def test_a_rank_that_leaves_the_others_in_a_collective_loses_the_node_soon(
-    monkeypatch: pytest.MonkeyPatch, pair: Node, request: pytest.FixtureRequest
+    monkeypatch: pytest.MonkeyPatch, pair: FailingNode, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setattr(executor, "AGREE_SECONDS", 0.2)
     leaving = {"on": 0, "off": 1}[request.node.callspec.params["pair"]]
@@ -161,7 +161,7 @@ async def test_a_rank_that_leaves_the_others_in_a_collective_loses_the_node_soon
 
 
 async def test_a_node_on_which_nothing_works_any_more_is_lost(
-    monkeypatch: pytest.MonkeyPatch, alone: Node
+    monkeypatch: pytest.MonkeyPatch, alone: FailingNode
 ) -> None:
     monkeypatch.setattr(core, "MAX_FAILED_IN_A_ROW", 3)
     for _ in range(2):

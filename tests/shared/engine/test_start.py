@@ -43,7 +43,7 @@ def test_every_end_token_that_the_folder_names_counts(
     assert _with_every_end(spec, open_source(tmp_path)).eos_token_ids == ends
 
 
-class FakeRanks:
+class LoadingRanks:
     """Ranks on a device of the test's choice, which note what they are to load."""
 
     def __init__(self, kind: str) -> None:
@@ -76,7 +76,7 @@ async def planned(
     config = json.loads((builtin_model_path() / "config.json").read_text())
     spelled = {key: "float16" for key in ("dtype", "torch_dtype") if key in config}
     (tmp_path / "config.json").write_text(json.dumps(config | spelled))
-    ranks = FakeRanks(kind)
+    ranks = LoadingRanks(kind)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     started = await start_engine(
         EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
@@ -114,7 +114,7 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
 ) -> None:
     config = json.loads((builtin_model_path() / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"query_scale": 2.0}))
-    ranks = FakeRanks(CPU)
+    ranks = LoadingRanks(CPU)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     identity = NodeIdentity("node", 1)
     with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):

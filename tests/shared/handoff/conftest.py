@@ -29,7 +29,7 @@ def every_carrier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 def _carried(name: str, carriers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     # Not all machines with a GPU have what planes need, and not all tests here need a plane.
-    from tandem.tests.shared.handoff.support.plane_pair import Rank
+    from tandem.tests.shared.handoff.support.plane_pair import PlaneRank
 
-    monkeypatch.setattr(Rank, "carrier", carriers[name])
+    monkeypatch.setattr(PlaneRank, "carrier", carriers[name])
     return name

@@ -3,15 +3,14 @@ from __future__ import annotations
 from tandem.shared.handoff.epoch import new_epoch
 from tandem.shared.handoff.lease import LeaseTable, LeaseTrust, Tenant
 from tandem.shared.handoff.plane.closed import ClosedAttempts
-
-from .test_transfer import Clock
+from tandem.tests.support.clock import SteppedClock
 
 ONE, TWO = Tenant("d", 1), Tenant("d", 2)
 OTHER = Tenant("e", 1)
 
 
-def _table() -> tuple[LeaseTable, Clock]:
-    clock = Clock()
+def _table() -> tuple[LeaseTable, SteppedClock]:
+    clock = SteppedClock()
     return LeaseTable(10.0, clock), clock
 
 

@@ -14,30 +14,23 @@ from tandem.shared.handoff.transfer import (
     decode_transfer_state,
     prefill_transfer_state,
 )
+from tandem.tests.support.clock import SteppedClock
 
 D, P = DecodeState, PrefillState
 HAPPY = [D.RESERVED, D.OPENING, D.RECEIVING, D.VERIFYING, D.COMMITTED]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def _decode(clock: Clock) -> TransferState[DecodeState]:
+def _decode(clock: SteppedClock) -> TransferState[DecodeState]:
     return decode_transfer_state("transfer 5", request_seconds=60, silence_seconds=3, clock=clock)
 
 
-def _prefill(clock: Clock) -> TransferState[PrefillState]:
+def _prefill(clock: SteppedClock) -> TransferState[PrefillState]:
     return prefill_transfer_state(
         "transfer 5", request_seconds=1000, still_seconds=100, clock=clock
     )
 
 
-def _decode_at(state: DecodeState, clock: Clock) -> TransferState[DecodeState]:
+def _decode_at(state: DecodeState, clock: SteppedClock) -> TransferState[DecodeState]:
     attempt = _decode(clock)
     path = [D.FAILED] if state is D.FAILED else HAPPY[1 : HAPPY.index(state) + 1]
     for step in path:
@@ -47,7 +40,7 @@ def _decode_at(state: DecodeState, clock: Clock) -> TransferState[DecodeState]:
 
 @pytest.mark.parametrize(("state", "news"), list(product(D, D)))
 def test_decode_takes_only_what_the_table_allows(state: DecodeState, news: DecodeState) -> None:
-    attempt = _decode_at(state, Clock())
+    attempt = _decode_at(state, SteppedClock())
     before = {D.RESERVED, state, *(HAPPY[: HAPPY.index(state)] if state in HAPPY else ())}
     if news in before:
         assert not attempt.enter(news)
@@ -63,7 +56,7 @@ def test_decode_takes_only_what_the_table_allows(state: DecodeState, news: Decod
 
 @pytest.mark.parametrize("state", list(P))
 def test_prefill_can_be_released_from_every_state_once(state: PrefillState) -> None:
-    attempt = _prefill(Clock())
+    attempt = _prefill(SteppedClock())
     for step in (P.RUNNING, P.STREAMING, P.HELD, P.RELEASED):
         if attempt.state is state:
             break
@@ -80,7 +73,7 @@ def test_every_state_has_a_row_in_its_table() -> None:
 
 @pytest.mark.parametrize("state", [s for s in D if DECODE_TRANSITIONS[s]])
 def test_every_decode_state_that_is_not_the_end_has_a_deadline(state: DecodeState) -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _decode_at(state, clock)
     assert not attempt.overdue()
     clock.now += 61
@@ -88,7 +81,7 @@ def test_every_decode_state_that_is_not_the_end_has_a_deadline(state: DecodeStat
     assert attempt.left <= 0
 
 
-def _prefill_at(state: PrefillState, clock: Clock) -> TransferState[PrefillState]:
+def _prefill_at(state: PrefillState, clock: SteppedClock) -> TransferState[PrefillState]:
     attempt = _prefill(clock)
     for step in (P.RUNNING, P.STREAMING, P.HELD):
         if attempt.state is not state:
@@ -98,7 +91,7 @@ def _prefill_at(state: PrefillState, clock: Clock) -> TransferState[PrefillState
 
 @pytest.mark.parametrize("state", [P.QUEUED, P.RUNNING, P.STREAMING])
 def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state: PrefillState) -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _prefill_at(state, clock)
     for _ in range(9):
         clock.now += 99
@@ -113,7 +106,7 @@ def test_a_prefill_state_ends_without_progress_and_lasts_with_it(state: PrefillS
 def test_every_prefill_state_that_holds_something_ends_with_the_request(
     state: PrefillState,
 ) -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _prefill_at(state, clock)
     clock.now += 999
     attempt.progress()
@@ -124,7 +117,7 @@ def test_every_prefill_state_that_holds_something_ends_with_the_request(
 
 
 def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_request_ends() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _decode_at(D.RECEIVING, clock)
     clock.now += 2
     assert not attempt.overdue()
@@ -141,7 +134,7 @@ def test_a_state_that_lasts_too_long_is_overdue_and_progress_helps_until_the_req
 
 
 def test_entering_a_state_begins_its_deadline() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _decode(clock)
     clock.now += 2
     attempt.enter(D.OPENING)
@@ -150,7 +143,7 @@ def test_entering_a_state_begins_its_deadline() -> None:
 
 
 def test_what_has_ended_is_never_overdue() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     attempt = _decode_at(D.COMMITTED, clock)
     assert attempt.over
     clock.now += 1e9

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tandem.shared.errors import StartupError, UsageError
-from tandem.shared.launch.cluster import Cluster
+from tandem.shared.launch.cluster import LocalCluster
 from tandem.tests.end_to_end.support.cluster import until
 
 # What the parts run instead of tandem: the first argument picks one.
@@ -68,8 +68,8 @@ def package(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, package: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+def cluster(tmp_path: Path, package: Path) -> Iterator[LocalCluster]:
+    made = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
     yield made
     made.stop()
 
@@ -78,7 +78,7 @@ def soon() -> float:
     return time.monotonic() + 30
 
 
-def test_a_part_announces_itself_and_ends_on_sigterm(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_part_announces_itself_and_ends_on_sigterm(cluster: LocalCluster, tmp_path: Path) -> None:
     part = cluster.start("one", ["serves"], SECRET="s3")
     assert cluster.wait_ready(part, soon()) == {"address": "a:1", "key": "s3"}
     assert "s3" not in psutil.Process(part.process.pid).cmdline()
@@ -86,13 +86,13 @@ def test_a_part_announces_itself_and_ends_on_sigterm(cluster: Cluster, tmp_path:
     assert (tmp_path / "logs" / "one.log").is_file()
 
 
-def test_a_part_can_be_used_before_it_serves(cluster: Cluster) -> None:
+def test_a_part_can_be_used_before_it_serves(cluster: LocalCluster) -> None:
     part = cluster.start("one", ["half"])
     assert cluster.wait_starting(part, soon()) == {"registry": 8001}
     assert cluster.wait_ready(part, soon())["address"] == "a:1"
 
 
-def test_a_part_that_ends_before_it_serves_has_not_started(cluster: Cluster) -> None:
+def test_a_part_that_ends_before_it_serves_has_not_started(cluster: LocalCluster) -> None:
     part = cluster.start("one", ["halting"])
     assert cluster.wait_starting(part, soon()) == {"registry": 8001}
     with pytest.raises(StartupError, match="one ended with exit status 1: the port is taken"):
@@ -108,21 +108,21 @@ def test_a_part_that_ends_before_it_serves_has_not_started(cluster: Cluster) -> 
     ],
 )
 def test_a_part_that_cannot_start_has_the_last_word(
-    cluster: Cluster, what: str, error: type[Exception], words: str
+    cluster: LocalCluster, what: str, error: type[Exception], words: str
 ) -> None:
     part = cluster.start("one", [what])
     with pytest.raises(error, match=words):
         cluster.wait_ready(part, soon())
 
 
-def test_waiting_for_one_part_notices_the_end_of_another(cluster: Cluster) -> None:
+def test_waiting_for_one_part_notices_the_end_of_another(cluster: LocalCluster) -> None:
     slow = cluster.start("slow", ["slow"])
     cluster.start("two", ["fails"])
     with pytest.raises(StartupError, match="two ended with exit status 1: no memory"):
         cluster.wait_ready(slow, soon())
 
 
-def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: Cluster) -> None:
+def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: LocalCluster) -> None:
     part = cluster.start("slow", ["slow"])
     with pytest.raises(
         StartupError, match=r"slow is not ready in time; .*--start-timeout.*slow.log"
@@ -137,7 +137,7 @@ class Kept:
         self.told: list[str] = []
         self.another = False  # a decode node that another command has started
         environment = os.environ | {"PYTHONPATH": str(package)}
-        self.cluster = Cluster(folder / "logs", environment, tell=self.told.append)
+        self.cluster = LocalCluster(folder / "logs", environment, tell=self.told.append)
         self.router = self.cluster.start("router", ["serves"])
         self.nodes = [
             self.cluster.start(f"node-{number}", arguments)
@@ -258,7 +258,7 @@ def test_a_part_that_ignores_its_end_is_killed(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.5)
-    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
     part = cluster.start("one", ["stubborn"])
     try:
         cluster.wait_ready(part, soon())
@@ -271,7 +271,7 @@ def test_a_part_has_its_own_time_to_drain(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.1)
-    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)}, 30.0)
+    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)}, 30.0)
     part = cluster.start("one", ["drains"])
     try:
         cluster.wait_ready(part, soon())
@@ -283,7 +283,7 @@ def test_a_part_has_its_own_time_to_drain(
 def test_an_interrupted_stop_kills_the_parts_that_still_run(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = Cluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
     parts = [cluster.start("one", ["stubborn"]), cluster.start("two", ["serves"])]
     for part in parts:
         cluster.wait_ready(part, soon())
@@ -299,7 +299,7 @@ def test_an_interrupted_stop_kills_the_parts_that_still_run(
 
 
 def test_logs_that_cannot_be_written_are_a_startup_error(package: Path) -> None:
-    cluster = Cluster(Path("/proc/no"), os.environ)
+    cluster = LocalCluster(Path("/proc/no"), os.environ)
     try:
         with pytest.raises(StartupError, match=r"cannot write logs to /proc/no.*--log-dir"):
             cluster.start("one", ["serves"])
@@ -310,8 +310,8 @@ def test_logs_that_cannot_be_written_are_a_startup_error(package: Path) -> None:
 LAUNCHER = """
 import os, sys, time
 from pathlib import Path
-from tandem.shared.launch.cluster import Cluster
-cluster = Cluster(Path(sys.argv[1]), os.environ)
+from tandem.shared.launch.cluster import LocalCluster
+cluster = LocalCluster(Path(sys.argv[1]), os.environ)
 part = cluster.start("one", [sys.argv[2]])
 cluster.wait_ready(part, time.monotonic() + 30)
 print(part.process.pid, flush=True)

@@ -100,7 +100,7 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
 ) -> None:
     made = MagicMock()
     made.return_value.wait_starting.side_effect = StartupError("enough is known")
-    monkeypatch.setattr(serve, "Cluster", made)
+    monkeypatch.setattr(serve, "LocalCluster", made)
     monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
     monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params

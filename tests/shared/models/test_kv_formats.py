@@ -157,7 +157,7 @@ def test_bytes_in_chunks_over_scattered_blocks_and_compiled_give_the_same_tokens
     assert runs[0] == runs[1] == runs[2] and len(set(runs[0])) > STEPS // 2
 
 
-class Canary:
+class CanaryOfRunners:
     """One short prompt through both runners, whose KV the second then has twice."""
 
     def __init__(self, sender: ModelRunner, receiver: ModelRunner) -> None:
@@ -204,7 +204,7 @@ def test_every_pair_of_formats_passes_the_canary_and_decodes(
         build_runner(folder, dtype="float32", kv_dtype=spelling, block_size=size, num_blocks=24)
         for spelling, size in ((there, 8), (here, 4))
     )
-    canary = Canary(sender, receiver)
+    canary = CanaryOfRunners(sender, receiver)
     assert canary.ratio() < 1
     prompt, end = canary.prompt, canary.end
     local, remote = (
@@ -225,10 +225,10 @@ def test_a_canary_lets_rounding_send_tokens_to_other_experts_and_still_sees_othe
         build_runner(tmp_path / seed, dtype=dtype, block_size=size, num_blocks=24)
         for seed, dtype, size in (("0", "float32", 8), ("0", "bfloat16", 4), ("1", "float32", 8))
     )
-    same = Canary(exact, rounded)
+    same = CanaryOfRunners(exact, rounded)
     assert same.ratio(exact_layers=12) > 2
     assert same.ratio() < 1
-    assert Canary(other, rounded).ratio() > 2
+    assert CanaryOfRunners(other, rounded).ratio() > 2
 
 
 @pytest.mark.parametrize("spelling", ["fp8_e5m2", "int4", ""])

@@ -19,7 +19,7 @@ from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.models.spec import tensor_parallel_problem
-from tandem.tests.shared.handoff.support.plane_pair import Rank, until
+from tandem.tests.shared.handoff.support.plane_pair import PlaneRank, until
 from tandem.tests.support.checkpoints import mixed_kv, tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -81,7 +81,7 @@ def test_a_fingerprint_names_what_differs_between_layers(model: Any) -> None:
     assert " x1, " in fields["attention.num_kv_heads"]
 
 
-class Node:
+class PlanesOfNode:
     """One data plane for each rank, over caches of the model."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Node:
         ]
         self.planes = [
             stack.enter_context(
-                Rank(
+                PlaneRank(
                     name,
                     epoch=ord(name),
                     cache=cache,  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class Node:
         ]
 
 
-def hand_over(prefill: Node, decode: Node, layers: int) -> None:
+def hand_over(prefill: PlanesOfNode, decode: PlanesOfNode, layers: int) -> None:
     """Every layer of the prompt but its last token."""
     parts = parts_of(decode.heads, prefill.heads)
     span = {"first_token": 0, "end_token": LENGTH - 1}
@@ -151,9 +151,9 @@ def test_a_receiver_continues_what_went_over_unequal_sides(
     first, last = runner_for(folder, 8), runner_for(folder, 3)
     spec = first.model.spec
     with ExitStack() as stack:
-        prefill = Node(stack, "p", spec, 1, 8)
-        between = Node(stack, "m", spec, ranks, 5, dtype)
-        decode = Node(stack, "d", spec, 1, 3, listen_host=None)
+        prefill = PlanesOfNode(stack, "p", spec, 1, 8)
+        between = PlanesOfNode(stack, "m", spec, ranks, 5, dtype)
+        decode = PlanesOfNode(stack, "d", spec, 1, 3, listen_host=None)
         prompt = prompt_of(LENGTH)
         first.cache = prefill.caches[0]
         logits(first, prompt[:-1], 0, prefill.table)

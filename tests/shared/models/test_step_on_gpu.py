@@ -33,7 +33,7 @@ VOCABULARY = 2000
 
 
 @dataclass
-class Work:
+class DeviceWork:
     """The work of one part of a step for the device."""
 
     kernels: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Work:
 class Uploads(TorchFunctionMode):
     """Counts tensors made of Python's numbers, which torch's dispatcher does not show."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: DeviceWork) -> None:
         super().__init__()
         self.work = work
 
@@ -63,7 +63,7 @@ class Uploads(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Counts kernels. Refuses what the host would wait for, or answers it."""
 
-    def __init__(self, work: Work, *, may_wait: bool = False) -> None:
+    def __init__(self, work: DeviceWork, *, may_wait: bool = False) -> None:
         super().__init__()
         self.work = work
         self.may_wait = may_wait
@@ -113,7 +113,7 @@ def _shares_memory(result: Any, source: torch.Tensor | None) -> bool:
 class OnGpu(GpuOperators):
     """Operators of a GPU with Triton."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: DeviceWork) -> None:
         super().__init__()
         self.work = work
 
@@ -134,10 +134,10 @@ class OnGpu(GpuOperators):
         self.work.kernels += ["attend", "combine"]
 
 
-def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[Work, list[int]]:
+def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[DeviceWork, list[int]]:
     """The work of a forward pass and head over rows that decode, and how many kernels had been
     launched when each layer had written its KV."""
-    work, marks = Work(), list[int]()
+    work, marks = DeviceWork(), list[int]()
     runner = build_runner(
         folder,
         dtype="bfloat16",
@@ -159,9 +159,9 @@ def decode_step(folder: Path, kept: str, rows: int = 4) -> tuple[Work, list[int]
     return work, marks
 
 
-def sampling(rows: int = 4, **params: Any) -> Work:
+def sampling(rows: int = 4, **params: Any) -> DeviceWork:
     """The work of drawing a token for each row."""
-    work, sampler = Work(), Sampler(VOCABULARY, META)
+    work, sampler = DeviceWork(), Sampler(VOCABULARY, META)
     for number in range(rows):
         sampler.add(SamplerSpec(number, RankSampling(**params), number))
     logits = torch.empty(rows, VOCABULARY, device=META)
@@ -208,5 +208,8 @@ def test_kernels_and_waits_of_sampling(params: dict[str, Any], kernels: int, wai
 
 @pytest.mark.parametrize("wait", ["item", "tolist", "nonzero", "cpu"])
 def test_a_wait_in_the_forward_pass_would_be_found(wait: str) -> None:
-    with pytest.raises(AssertionError, match="the host waits for the device"), Recorder(Work()):
+    with (
+        pytest.raises(AssertionError, match="the host waits for the device"),
+        Recorder(DeviceWork()),
+    ):
         getattr(torch.ones(3, device=META).sum(), wait)()

@@ -40,7 +40,7 @@ def test_the_data_plane_listens_where_the_control_plane_does_by_default() -> Non
     assert with_host(HandoffConfig(kv_host="10.0.0.7"), "0.0.0.0").kv_host == "10.0.0.7"
 
 
-class Role:
+class WorkingRole:
     """One piece of work that ends when ``finish`` is set."""
 
     role: pb.Role = pb.ROLE_DECODE
@@ -76,7 +76,7 @@ def registration() -> Registration:
 
 
 async def test_a_drain_refuses_new_work_announces_itself_and_waits_for_the_rest() -> None:
-    role, told = Role(), registration()
+    role, told = WorkingRole(), registration()
     drain = asyncio.create_task(_drain(RoleSwitch([role]), [told], _Shutdown()))
     await asyncio.sleep(0)
     assert role.drained and told.draining and not drain.done()
@@ -85,14 +85,14 @@ async def test_a_drain_refuses_new_work_announces_itself_and_waits_for_the_rest(
 
 
 async def test_a_drain_that_takes_too_long_ends() -> None:
-    role, life = Role(), _Shutdown()
+    role, life = WorkingRole(), _Shutdown()
     life.drain(0.05)
     await asyncio.wait_for(_drain(RoleSwitch([role]), [], life), 10)
     assert role.busy and role.cut
 
 
 async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -> None:
-    role, life = Role(), _Shutdown()
+    role, life = WorkingRole(), _Shutdown()
     life.drain(None)
     assert life.stop.is_set() and not life.expired
     drain = asyncio.create_task(_drain(RoleSwitch([role]), [], life))
@@ -105,7 +105,7 @@ async def test_a_signal_limits_a_drain_that_has_no_limit_and_not_the_reverse() -
 
 
 async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
-    role, life = Role(), _Shutdown()
+    role, life = WorkingRole(), _Shutdown()
     life.drain(None)
     life.end("rank 0 ended")
     await asyncio.wait_for(_drain(RoleSwitch([role]), [], life), 10)
@@ -117,7 +117,7 @@ def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
     engine.name, engine.resolved.max_model_len = "m", 8
     engine.spec.vocab_size, engine.spec.eos_token_ids = 9, [0]
     described = _Description(
-        RoleSwitch([Role()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
+        RoleSwitch([WorkingRole()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
     )
     assert not described.can_serve
     described.ready = True

@@ -82,7 +82,7 @@ async def serving(registry: FakeRegistry, port: int = 0) -> AsyncIterator[int]:
         await server.stop(grace=None)
 
 
-class Node:
+class RegisteredNode:
     """The node of a registration; ``load`` changes with every call."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ async def registered(registration: Registration) -> AsyncIterator[None]:
 
 
 async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port:
         registration = node.register(port)
         async with registered(registration):
@@ -148,7 +148,7 @@ async def test_a_node_joins_beats_with_fresh_load_and_leaves() -> None:
 
 
 async def test_heartbeats_report_that_the_node_drains() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port:
         registration = node.register(port)
         async with registered(registration):
@@ -158,7 +158,7 @@ async def test_heartbeats_report_that_the_node_drains() -> None:
 
 
 async def test_a_draining_node_that_joins_again_announces_it_at_once() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     registry.heartbeat_seconds = 3600.0
     async with serving(registry) as port:
         registration = node.register(port)
@@ -169,7 +169,7 @@ async def test_a_draining_node_that_joins_again_announces_it_at_once() -> None:
 
 
 async def test_an_operator_can_have_the_node_drain_and_then_lose_patience() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port:
         registration = node.register(port)
         async with registered(registration):
@@ -184,7 +184,7 @@ async def test_an_operator_can_have_the_node_drain_and_then_lose_patience() -> N
 
 
 async def test_a_node_joins_again_in_its_new_role() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
         registry.role = pb.ROLE_PREFILL
@@ -198,7 +198,7 @@ async def test_a_node_joins_again_in_its_new_role() -> None:
 
 @pytest.mark.parametrize("known", [0, 4])
 async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(known: int) -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     registry.known_version, registry.prefix_version = known, 3
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.beats) >= 2)
@@ -208,7 +208,7 @@ async def test_heartbeats_carry_the_prefixes_that_the_router_lacks(known: int) -
 
 
 async def test_a_heartbeat_that_is_not_answered_is_sent_again_without_a_join() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     registry.prefix_version = 3
     async with serving(registry) as port:
         registration = node.register(port)
@@ -225,7 +225,7 @@ async def test_a_heartbeat_that_is_not_answered_is_sent_again_without_a_join() -
 
 
 async def test_a_heartbeat_at_rest_is_small_however_many_links_were_measured() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     node.rates = {f"prefill-node-{number}.svc.cluster.local": 1e5 for number in range(400)}
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.beats) >= 2)
@@ -235,7 +235,7 @@ async def test_a_heartbeat_at_rest_is_small_however_many_links_were_measured() -
 
 
 async def test_changed_link_rates_are_reported_a_few_at_a_time() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     node.rates = {f"p{number:02}": 1e5 for number in range(40)}
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.beats) >= 1)
@@ -258,7 +258,7 @@ async def test_changed_link_rates_are_reported_a_few_at_a_time() -> None:
 
 
 async def test_a_node_that_the_router_forgot_joins_again() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
         registry.known = False
@@ -268,7 +268,7 @@ async def test_a_node_that_the_router_forgot_joins_again() -> None:
 
 
 async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
-    first, second, node = FakeRegistry(), FakeRegistry(), Node()
+    first, second, node = FakeRegistry(), FakeRegistry(), RegisteredNode()
     async with serving(first) as port:
         pass  # a port without a listener
     registration = node.register(port)
@@ -292,7 +292,7 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
 async def test_a_node_that_is_refused_asks_again_until_it_is_taken(
     code: grpc.StatusCode, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     registry.refuse = code, "layers is 2"
     async with serving(registry) as port:
         registration = node.register(port)
@@ -309,7 +309,7 @@ async def test_a_node_that_is_refused_asks_again_until_it_is_taken(
 
 
 async def test_another_reason_is_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     registry.refuse = grpc.StatusCode.UNAUTHENTICATED, "no token"
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: len(registry.joins) >= 2)
@@ -323,7 +323,7 @@ async def test_another_reason_is_logged_too(caplog: pytest.LogCaptureFixture) ->
 async def test_a_bug_in_the_description_is_logged_and_does_not_end_the_registration(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     node.broken = True
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
@@ -331,7 +331,7 @@ async def test_a_bug_in_the_description_is_logged_and_does_not_end_the_registrat
 
 
 async def test_leaving_a_router_that_is_gone_is_no_error() -> None:
-    registry, node = FakeRegistry(), Node()
+    registry, node = FakeRegistry(), RegisteredNode()
     async with serving(registry) as port:
         task = asyncio.create_task(node.register(port).run())
         await registry.until(lambda: bool(registry.beats))

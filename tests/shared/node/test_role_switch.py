@@ -9,7 +9,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.node.role_switch import RoleSwitch
 
 
-class Role:
+class SwitchedRole:
     """Work in it lasts until ``finish`` is set."""
 
     def __init__(self, role: pb.Role, *, listens: bool = False) -> None:
@@ -40,8 +40,8 @@ class Role:
         self.closed += 1
 
 
-def pair() -> tuple[Role, Role, RoleSwitch]:
-    decode, prefill = Role(pb.ROLE_DECODE), Role(pb.ROLE_PREFILL, listens=True)
+def pair() -> tuple[SwitchedRole, SwitchedRole, RoleSwitch]:
+    decode, prefill = SwitchedRole(pb.ROLE_DECODE), SwitchedRole(pb.ROLE_PREFILL, listens=True)
     prefill.finish.set()
     cast = RoleSwitch([decode, prefill])
     cast.register(None, None)  # type: ignore[arg-type]

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from tandem.shared.process.backoff import LONGEST_PAUSE_SECONDS, Backoff, PeerBackoff
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tandem.tests.support.clock import SteppedClock
 
 
 def test_an_avoidance_doubles_its_pauses_until_the_thing_works() -> None:
-    clock = Clock()
+    clock = SteppedClock()
     avoidance = PeerBackoff(clock)
     assert not avoidance.suspected and avoidance.left == 0
     pauses = []
@@ -31,7 +25,7 @@ def test_an_avoidance_doubles_its_pauses_until_the_thing_works() -> None:
 
 
 def test_the_end_of_an_avoidance_ends_a_pause_that_lasts() -> None:
-    avoidance = PeerBackoff(Clock())
+    avoidance = PeerBackoff(SteppedClock())
     avoidance.begin()
     avoidance.end()
     assert avoidance.left == 0

@@ -11,13 +11,13 @@ from tandem.shared.errors import StartupError
 from tandem.shared.process.probe import ProbeServer
 
 
-class Node:
+class ProbedNode:
     ready = False
 
 
 @pytest.fixture
-async def node_and_port() -> AsyncIterator[tuple[Node, int]]:
-    node = Node()
+async def node_and_port() -> AsyncIterator[tuple[ProbedNode, int]]:
+    node = ProbedNode()
     server = ProbeServer()
     port = await server.start("127.0.0.1", 0)
     assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
@@ -41,7 +41,7 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
 
 
-async def test_a_node_is_alive_before_it_is_ready(node_and_port: tuple[Node, int]) -> None:
+async def test_a_node_is_alive_before_it_is_ready(node_and_port: tuple[ProbedNode, int]) -> None:
     node, port = node_and_port
     assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
     assert (await ask(port, get("/ready"))).startswith(b"HTTP/1.1 503 ")
@@ -49,14 +49,16 @@ async def test_a_node_is_alive_before_it_is_ready(node_and_port: tuple[Node, int
     assert (await ask(port, get("/ready"))).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_metrics_are_prometheus_text(node_and_port: tuple[Node, int]) -> None:
+async def test_metrics_are_prometheus_text(node_and_port: tuple[ProbedNode, int]) -> None:
     head, _, body = (await ask(node_and_port[1], get("/metrics"))).partition(b"\r\n\r\n")
     assert b"version=0.0.4" in head
     assert body == b"tandem_transfers_live 0.0\n"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/"])
-async def test_head_is_get_without_its_body(node_and_port: tuple[Node, int], path: str) -> None:
+async def test_head_is_get_without_its_body(
+    node_and_port: tuple[ProbedNode, int], path: str
+) -> None:
     port = node_and_port[1]
     whole = await ask(port, get(path))
     head = await ask(port, get(path).replace(b"GET", b"HEAD"))
@@ -64,7 +66,7 @@ async def test_head_is_get_without_its_body(node_and_port: tuple[Node, int], pat
 
 
 @pytest.mark.parametrize("path", ["/", "/healthy", "/../health", "/ready?x"])
-async def test_other_paths_are_404(node_and_port: tuple[Node, int], path: str) -> None:
+async def test_other_paths_are_404(node_and_port: tuple[ProbedNode, int], path: str) -> None:
     assert (await ask(node_and_port[1], get(path))).startswith(b"HTTP/1.1 404 ")
 
 
@@ -72,7 +74,7 @@ async def test_other_paths_are_404(node_and_port: tuple[Node, int], path: str) -
     "request_bytes", [b"GET /health" + b"x" * 100_000, b"\x16\x03\x01\r\n\r\n", b"\r\n\r\n"]
 )
 async def test_garbage_is_cut_off_and_the_next_probe_answered(
-    node_and_port: tuple[Node, int], request_bytes: bytes
+    node_and_port: tuple[ProbedNode, int], request_bytes: bytes
 ) -> None:
     _, port = node_and_port
     assert b"200" not in await ask(port, request_bytes)
@@ -80,13 +82,13 @@ async def test_garbage_is_cut_off_and_the_next_probe_answered(
 
 
 async def test_a_silent_client_is_disconnected(
-    node_and_port: tuple[Node, int], monkeypatch: pytest.MonkeyPatch
+    node_and_port: tuple[ProbedNode, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.process.probe._SECONDS", 0.05)
     assert await ask(node_and_port[1], b"GET /hea") == b""
 
 
-async def test_a_taken_port_is_a_startup_error(node_and_port: tuple[Node, int]) -> None:
+async def test_a_taken_port_is_a_startup_error(node_and_port: tuple[ProbedNode, int]) -> None:
     _, port = node_and_port
     with pytest.raises(StartupError, match=f"{port}.*--health-port"):
         await ProbeServer().start("127.0.0.1", port)

@@ -138,7 +138,7 @@ def test_other_machines_are_let_in_only_with_a_lock_or_when_asked_for(
 # ---- channels ------------------------------------------------------------------------------------
 
 
-class _Registry(RegistryServicer):
+class ListingRegistry(RegistryServicer):
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
         return pb.ListReply(nodes=[pb.NodeInfo(node_id="n")])
 
@@ -147,7 +147,7 @@ class _Registry(RegistryServicer):
 async def serving(credentials: Credentials) -> AsyncIterator[tuple[str, TokenInterceptor]]:
     gate = TokenInterceptor(credentials, "refused")
     server = grpc.aio.server(interceptors=(gate,))
-    add_RegistryServicer_to_server(_Registry(), server)
+    add_RegistryServicer_to_server(ListingRegistry(), server)
     port = credentials.bind(server, "127.0.0.1", 0, "a test")
     await server.start()
     try:
@@ -192,11 +192,11 @@ async def test_parts_call_each_other_directly_whatever_the_proxy(
             async with serving(credentials) as (address, _):
                 assert await ask(credentials, address) == "n"
                 assert await asyncio.to_thread(admin.list_nodes, address, credentials)
-        with _Page() as url:
+        with HttpPage() as url:
             assert await asyncio.to_thread(_read, url) == b"ready"
 
 
-class _Page:
+class HttpPage:
     """One HTTP page, for as long as the block."""
 
     def __enter__(self) -> str:

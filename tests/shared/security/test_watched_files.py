@@ -12,7 +12,7 @@ from tandem.shared.errors import StartupError
 from tandem.shared.security.watched_files import LOOK_SECONDS, WatchedFiles
 
 
-class World:
+class WatchedWorld:
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
         self.file = folder / "file"
@@ -31,7 +31,7 @@ class World:
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
+    world = WatchedWorld(tmp_path)
     assert world.later() == "first" and world.reread.generation == 0
     world.file.write_text("second")
     assert world.reread.value() == "first", "files are not looked at all the time"
@@ -45,7 +45,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")
-    world = World(tmp_path)
+    world = WatchedWorld(tmp_path)
     world.file.write_text("half")
     assert [world.later(), world.later()] == ["first"] * 2
     assert caplog.text.count("changed but cannot be used") == 1 and "only half" in caplog.text

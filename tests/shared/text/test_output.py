@@ -18,7 +18,7 @@ PIECES = st.lists(
 )
 
 
-class Words:
+class NumberedPieces:
     """A detokenizer whose tokens are numbers of pieces."""
 
     def __init__(self, pieces: list[str]) -> None:
@@ -46,7 +46,7 @@ def split(name: str, text: str) -> TextDelta:
 
 
 def output_of(pieces: list[str], name: str, **options: object) -> tuple[OutputText, TextDelta]:
-    output = OutputText(Words(pieces), parser=reasoning_parser(name), **options)  # type: ignore[arg-type]
+    output = OutputText(NumberedPieces(pieces), parser=reasoning_parser(name), **options)  # type: ignore[arg-type]
     deltas: list[TextDelta] = []
     for token in range(len(pieces)):
         deltas += output.push(token)

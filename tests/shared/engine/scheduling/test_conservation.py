@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.shared.engine.plan import StepPlan
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.support import make, receive, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import make, receive, run_step, sequence
 
 
 def watch_preemptions(scheduler: Scheduler) -> None:
@@ -27,84 +28,105 @@ def watch_preemptions(scheduler: Scheduler) -> None:
     scheduler._preemption._preempt = watched  # type: ignore[method-assign]
 
 
+class RandomWork:
+    """Received prompts, further choices and transfers in flight, which come and go at any time."""
+
+    def __init__(self, data: st.DataObject, policy: str) -> None:
+        self._data = data
+        self._blocks = data.draw(st.integers(6, 20))
+        slots = data.draw(st.integers(1, 5))
+        self.scheduler = Scheduler(
+            BlockPool(self._blocks, 4, enable_prefix_cache=data.draw(st.booleans())),
+            max_num_batched_tokens=16,
+            max_num_seqs=slots,
+            max_model_len=4 * self._blocks,
+            max_waiting=100,
+            policy=policy,
+        )
+        self.transfers: list[tuple[Sequence, list[int]]] = []
+        self._number = 0
+
+    def draw(self, least: int, most: int) -> int:
+        return self._data.draw(st.integers(least, most))
+
+    def flip(self) -> bool:
+        return self._data.draw(st.booleans())
+
+    def arrive(self) -> None:
+        self._number += 2
+        if not self.draw(0, 4):
+            canary = sequence(self._number, self.draw(2, 12))
+            canary.private, canary.compute_until = True, len(canary.prompt) - 1
+            self.scheduler.enqueue(canary)
+            return
+        one = self._sequence()
+        if self.flip():
+            self.scheduler.add(one)
+            return
+        if self.flip():
+            self.scheduler.ask(one, len(one.prompt) - 1)
+            return
+        self.scheduler.match_prefix(one)
+        try:
+            self.transfers.append((one, self.scheduler.receive(one, len(one.prompt) - 1)))
+        except OutOfBlocksError:
+            self.scheduler.enqueue(one)
+
+    def _sequence(self) -> Sequence:
+        """One of any length and priority; it may have a sibling."""
+        prompt = self.draw(2, 2 * self._blocks)
+        one = sequence(self._number, prompt, max_tokens=self.draw(1, 2 * self._blocks))
+        one.priority = self.draw(0, 2)
+        if self.flip():
+            one.siblings = [sequence(self._number + 1, prompt, max_tokens=4)]
+            one.siblings[0].prompt = one.prompt
+        return one
+
+    def grant(self) -> None:
+        while (granted := self.scheduler.next_reservation()) is not None:
+            self.transfers.append(granted)
+
+    def settle(self) -> None:
+        one, reserved = self.transfers.pop(self.draw(0, len(self.transfers) - 1))
+        if self.draw(0, 3):
+            self.scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        else:
+            self.scheduler.abandon_received(one, reserved)
+
+    def step(self) -> StepPlan | None:
+        plan, _ = run_step(self.scheduler)
+        for held in list(self.scheduler._held):
+            self.scheduler.release_held(held)
+        return plan
+
+    def finish(self) -> None:
+        """Settle every transfer and step until all has ended."""
+        for _ in range(2000):
+            self.grant()
+            while self.transfers:
+                self.settle()
+            if not self.scheduler.has_work:
+                break
+            assert self.step() is not None, "work is left and nothing was scheduled: a deadlock"
+        assert self.scheduler.idle
+        assert self.scheduler.pool.counts().available == self._blocks
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data(), st.sampled_from(POLICIES))
 def test_no_sequence_is_preempted_while_a_later_one_holds_blocks(
     data: st.DataObject, policy: str
 ) -> None:
-    """Received prompts, further choices and transfers in flight come and go at any time."""
-    blocks, slots = data.draw(st.integers(6, 20)), data.draw(st.integers(1, 5))
-    scheduler = Scheduler(
-        BlockPool(blocks, 4, enable_prefix_cache=data.draw(st.booleans())),
-        max_num_batched_tokens=16,
-        max_num_seqs=slots,
-        max_model_len=4 * blocks,
-        max_waiting=100,
-        policy=policy,
-    )
-    watch_preemptions(scheduler)
-    transfers: list[tuple[Sequence, list[int]]] = []
-    number = 0
-
-    def arrive() -> None:
-        nonlocal number
-        if not data.draw(st.integers(0, 4)):
-            canary = sequence(number, data.draw(st.integers(2, 12)))
-            canary.private, canary.compute_until = True, len(canary.prompt) - 1
-            number += 2
-            scheduler.enqueue(canary)
-            return
-        prompt = data.draw(st.integers(2, 2 * blocks))
-        one = sequence(number, prompt, max_tokens=data.draw(st.integers(1, 2 * blocks)))
-        one.priority = data.draw(st.integers(0, 2))
-        if data.draw(st.booleans()):
-            one.siblings = [sequence(number + 1, prompt, max_tokens=4)]
-            one.siblings[0].prompt = one.prompt
-        number += 2
-        if data.draw(st.booleans()):
-            scheduler.add(one)
-            return
-        if data.draw(st.booleans()):
-            scheduler.ask(one, len(one.prompt) - 1)
-            return
-        scheduler.match_prefix(one)
-        try:
-            transfers.append((one, scheduler.receive(one, len(one.prompt) - 1)))
-        except OutOfBlocksError:
-            scheduler.enqueue(one)
-
-    def grant() -> None:
-        while (granted := scheduler.next_reservation()) is not None:
-            transfers.append(granted)
-
-    def settle() -> None:
-        one, reserved = transfers.pop(data.draw(st.integers(0, len(transfers) - 1)))
-        if data.draw(st.integers(0, 3)):
-            scheduler.commit_received(one, reserved, len(one.prompt) - 1)
-        else:
-            scheduler.abandon_received(one, reserved)
-
-    for _ in range(data.draw(st.integers(5, 25))):
-        if data.draw(st.booleans()):
-            arrive()
-        settles: bool = data.draw(st.booleans()) if transfers else False
-        if settles:
-            settle()
-        grant()
-        run_step(scheduler)
-        for held in list(scheduler._held):
-            scheduler.release_held(held)
-    for _ in range(2000):
-        grant()
-        while transfers:
-            settle()
-        if not scheduler.has_work:
-            break
-        plan, _ = run_step(scheduler)
-        for held in list(scheduler._held):
-            scheduler.release_held(held)
-        assert plan is not None, "work is left and nothing was scheduled: a deadlock"
-    assert scheduler.idle and scheduler.pool.counts().available == blocks
+    work = RandomWork(data, policy)
+    watch_preemptions(work.scheduler)
+    for _ in range(work.draw(5, 25)):
+        if work.flip():
+            work.arrive()
+        if work.transfers and work.flip():
+            work.settle()
+        work.grant()
+        work.step()
+    work.finish()
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,7 @@ from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.support import make, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import make, sequence
 from tandem.tests.support.simulated_ranks import EOS, STOP, SimulatedRanks, is_as_expected
 
 SIZE = 4

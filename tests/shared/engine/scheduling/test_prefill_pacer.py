@@ -34,7 +34,7 @@ def seconds(plan: StepPlan) -> float:
     return spent
 
 
-class Node:
+class PacedNode:
     """A scheduler and its pacer, on a clock that steps move."""
 
     def __init__(self, pacer: PrefillPacer) -> None:
@@ -73,9 +73,9 @@ class Node:
         return self.clock - begun
 
 
-def streaming(pacer: PrefillPacer, streams: int) -> tuple[Node, list[Sequence], float]:
+def streaming(pacer: PrefillPacer, streams: int) -> tuple[PacedNode, list[Sequence], float]:
     """A node with streams that run, and what each gets a second."""
-    node = Node(pacer)
+    node = PacedNode(pacer)
     running = [node.add(n, 16, 50_000) for n in range(streams)]
     for _ in range(20):
         node.step()
@@ -91,7 +91,7 @@ def streaming(pacer: PrefillPacer, streams: int) -> tuple[Node, list[Sequence], 
 def test_streams_keep_a_third_and_the_prompt_is_at_most_twice_as_late(
     prompt: int, streams: int
 ) -> None:
-    quiet = Node(PrefillPacer())
+    quiet = PacedNode(PrefillPacer())
     alone = quiet.first_token(quiet.add(100, prompt, 2))
     node, running, speed = streaming(PrefillPacer(), streams)
     before = len(running[0].outputs)
@@ -130,7 +130,7 @@ def test_where_the_least_chunk_takes_longer_streams_get_steps_of_their_own() -> 
 
 
 def test_a_target_that_decoding_alone_misses_leaves_prompts_a_third_of_the_time() -> None:
-    quiet = Node(PrefillPacer())
+    quiet = PacedNode(PrefillPacer())
     alone = quiet.first_token(quiet.add(100, 4000, 2))
     node, _, _ = streaming(PrefillPacer(0.001), 4)
     assert node.first_token(node.add(100, 4000, 2)) < 4 * alone
@@ -171,7 +171,7 @@ def test_a_received_prompt_continues_at_once() -> None:
 
 
 def test_prompts_without_streams_have_the_whole_budget() -> None:
-    node = Node(PrefillPacer())
+    node = PacedNode(PrefillPacer())
     one = node.add(100, 4000, 2)
     for _ in range(7):
         node.step()

@@ -9,12 +9,12 @@ from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.kv.block_pool import OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.support import make, run_step
+from tandem.tests.shared.engine.scheduling.schedulers import make, run_step
 
 SIZE = 4
 
 
-class Layer:
+class WindowedLayer:
     """The tokens in the slots of a layer with a window, followed for every sequence."""
 
     def __init__(self, scheduler: Scheduler, window: int) -> None:
@@ -58,7 +58,7 @@ class Layer:
 
 
 def test_a_branch_in_the_middle_of_a_received_prompt_takes_only_whole_blocks() -> None:
-    layer = Layer(make(), window=10)
+    layer = WindowedLayer(make(), window=10)
     prompt = list(range(100, 126))
     first = Sequence(1, prompt, SamplingParams(max_tokens=8))
     layer.sequences[1] = first
@@ -86,7 +86,7 @@ def test_a_branch_in_the_middle_of_a_received_prompt_takes_only_whole_blocks() -
 def test_no_step_reads_what_never_came(data: st.DataObject) -> None:
     """Prompts that share beginnings come and branch off, with further choices, in few blocks."""
     blocks = data.draw(st.integers(8, 16))
-    layer = Layer(make(blocks=blocks), window=data.draw(st.integers(1, 20)))
+    layer = WindowedLayer(make(blocks=blocks), window=data.draw(st.integers(1, 20)))
     for n in range(0, 3 * data.draw(st.integers(2, 8)), 3):
         length = data.draw(st.integers(2, 4 * blocks - 12))
         fork = data.draw(st.integers(0, length))

@@ -6,7 +6,13 @@ import pytest
 
 from tandem.shared.engine.sequence import FinishReason, Phase
 from tandem.shared.kv.block_pool import OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.support import drain, make, receive, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import (
+    drain,
+    make,
+    receive,
+    run_step,
+    sequence,
+)
 
 
 def test_received_prefix_leaves_one_token_to_compute() -> None:

@@ -11,7 +11,7 @@ from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
 from tandem.shared.errors import OverloadedError
-from tandem.tests.shared.engine.scheduling.support import EOS, drain, make, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, run_step, sequence
 
 
 def test_min_tokens_blocks_the_end_unless_nothing_else_is_allowed() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.shared.engine.plan import PositionLogprobs, Sampled, SequenceStep, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
-from tandem.tests.shared.engine.scheduling.support import EOS, make, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import EOS, make, sequence
 
 STOP = 7
 

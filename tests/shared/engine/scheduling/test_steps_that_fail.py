@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, StepOutput
-from tandem.tests.shared.engine.scheduling.support import drain, make, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import drain, make, run_step, sequence
 
 
 def poisoned(scheduler: Scheduler, poison: set[int], *, memory: bool = False) -> list[StepOutput]:

@@ -48,7 +48,7 @@ def whole(message: Message) -> bytes:
     return b"".join(bytes(as_memory(part)) for part in parts_of(message))
 
 
-class Pair:
+class ConnectedEnds:
     """A listener and a dialer that the test drives."""
 
     def __init__(self, world: World, **config: Any) -> None:
@@ -83,7 +83,7 @@ class Pair:
     def until(self, condition: Callable[[], bool], **which: bool) -> None:
         self.world.until(condition, lambda: self.turn(**which))
 
-    def joined(self) -> Pair:
+    def joined(self) -> ConnectedEnds:
         peer = self.dial()
         self.until(lambda: self.listener.is_live(_key(self.decode)) and self.dialer.is_live(peer))
         self.turn()
@@ -119,11 +119,11 @@ class Pair:
 
 
 @pytest.fixture
-def pair(world: World) -> Pair:
-    return Pair(world).joined()
+def pair(world: World) -> ConnectedEnds:
+    return ConnectedEnds(world).joined()
 
 
-def test_a_greeting_joins_both_ends(pair: Pair) -> None:
+def test_a_greeting_joins_both_ends(pair: ConnectedEnds) -> None:
     name = pair.world.carrier
     assert pair.at_listener == [Joined(_key(pair.decode), name)]
     assert pair.at_dialer == [Joined(_key(pair.prefill), name)]
@@ -134,7 +134,7 @@ def test_a_greeting_joins_both_ends(pair: Pair) -> None:
 
 
 def test_no_peer_is_live_before_the_greeting(world: World) -> None:
-    pair = Pair(world)
+    pair = ConnectedEnds(world)
     peer = pair.dial()
     assert not pair.dialer.is_live(peer) and not pair.listener.is_live(_key(pair.decode))
     with pytest.raises(PeerGoneError):
@@ -154,7 +154,7 @@ def test_a_refusal_names_the_field_and_is_final(world: World) -> None:
 
 
 def test_another_start_of_the_listener_is_refused_by_its_epoch(world: World) -> None:
-    pair = Pair(world)
+    pair = ConnectedEnds(world)
     pair.dial(epoch=0x3039)
     pair.until(lambda: bool(pair.at_dialer))
     (lost,) = pair.at_dialer
@@ -163,7 +163,7 @@ def test_another_start_of_the_listener_is_refused_by_its_epoch(world: World) -> 
 
 
 def test_an_unreachable_address_loses_the_peer_in_time(world: World) -> None:
-    pair = Pair(world, timing=QUICK)
+    pair = ConnectedEnds(world, timing=QUICK)
     pair.prefill.kill()
     peer = pair.dial()
     pair.until(lambda: bool(pair.at_dialer), listener=False)
@@ -171,7 +171,7 @@ def test_an_unreachable_address_loses_the_peer_in_time(world: World) -> None:
     assert isinstance(lost, Lost) and lost.peer == peer and not lost.refused
 
 
-def test_bulk_frames_keep_their_order_and_their_bytes(pair: Pair) -> None:
+def test_bulk_frames_keep_their_order_and_their_bytes(pair: ConnectedEnds) -> None:
     for start in range(0, 40, 8):
         sent = [pair.send(bytes([start + i])) for i in range(8)]
         for i in range(8):
@@ -182,7 +182,7 @@ def test_bulk_frames_keep_their_order_and_their_bytes(pair: Pair) -> None:
 
 
 def test_control_never_queues_behind_bulk(world: World) -> None:
-    pair = Pair(world, slot_bytes=4 << 20).joined()
+    pair = ConnectedEnds(world, slot_bytes=4 << 20).joined()
     for i in range(8):
         pair.send(bytes([i]))
     pair.listener.send_control(_key(pair.decode), b"from the listener")
@@ -193,7 +193,7 @@ def test_control_never_queues_behind_bulk(world: World) -> None:
     assert all(pair.take() == bytes([i]) * size for i in range(8))
 
 
-def test_control_messages_keep_their_order(pair: Pair) -> None:
+def test_control_messages_keep_their_order(pair: ConnectedEnds) -> None:
     wanted = [b"%d" % i for i in range(600)]
     for message in wanted:
         pair.listener.send_control(_key(pair.decode), message)
@@ -202,7 +202,7 @@ def test_control_messages_keep_their_order(pair: Pair) -> None:
 
 
 def test_a_slot_that_has_left_may_be_overwritten_at_once(world: World) -> None:
-    pair = Pair(world, slot_bytes=1 << 20).joined()
+    pair = ConnectedEnds(world, slot_bytes=1 << 20).joined()
     sent = [pair.send(bytes([i])) for i in range(8)]
     for i in range(8):
         for slot, leaving in sent:
@@ -215,7 +215,7 @@ def test_a_slot_that_has_left_may_be_overwritten_at_once(world: World) -> None:
 
 @pytest.mark.parametrize("dies", ["listener", "dialer"])
 def test_a_peer_that_was_killed_is_noticed_within_the_silence(world: World, dies: str) -> None:
-    pair = Pair(world, timing=QUICK).joined()
+    pair = ConnectedEnds(world, timing=QUICK).joined()
     sent = [pair.send(b"x") for _ in range(4)]
     begun = world.clock()
     if dies == "listener":
@@ -233,7 +233,7 @@ def test_a_peer_that_was_killed_is_noticed_within_the_silence(world: World, dies
 
 
 def test_a_peer_that_hangs_is_lost_and_notices_when_it_wakes(world: World) -> None:
-    pair = Pair(world, timing=QUICK).joined()
+    pair = ConnectedEnds(world, timing=QUICK).joined()
     pair.until(lambda: len(pair.at_listener) == 2, dialer=False)
     assert isinstance(pair.at_listener[1], Lost)
     pair.until(lambda: len(pair.at_dialer) == 2)
@@ -241,7 +241,7 @@ def test_a_peer_that_hangs_is_lost_and_notices_when_it_wakes(world: World) -> No
 
 
 def test_pings_alone_keep_a_connection(world: World) -> None:
-    pair = Pair(world, timing=QUICK).joined()
+    pair = ConnectedEnds(world, timing=QUICK).joined()
     end = world.clock() + 3 * QUICK.silence_seconds
     pair.until(lambda: world.clock() > end)
     assert len(pair.at_listener) == len(pair.at_dialer) == 1
@@ -249,7 +249,7 @@ def test_pings_alone_keep_a_connection(world: World) -> None:
 
 @pytest.mark.parametrize("lane", ["bulk", "control", "answer"])
 def test_a_message_beyond_the_limit_ends_the_connection_unread(world: World, lane: str) -> None:
-    pair = Pair(world, timing=QUICK).joined()
+    pair = ConnectedEnds(world, timing=QUICK).joined()
     if lane == "bulk":
         huge = memoryview(bytes(HEADER_BYTES + pair.prefill.config.slot_bytes + OVERHEAD_BYTES + 1))
         pair.listener.send_bulk(_key(pair.decode), huge)
@@ -270,7 +270,7 @@ def test_a_message_beyond_the_limit_ends_the_connection_unread(world: World, lan
     assert not pair.to_dialer and not pair.to_listener
 
 
-def test_a_new_connection_of_a_peer_replaces_its_old_one(pair: Pair) -> None:
+def test_a_new_connection_of_a_peer_replaces_its_old_one(pair: ConnectedEnds) -> None:
     before = len(pair.at_listener)
     other = pair.world.rank("d", epoch=pair.decode.config.epoch, listen_host=None)
     other.loop._dialer.connect(_key(pair.prefill), pair.prefill.plane.endpoints, pair.world.clock())

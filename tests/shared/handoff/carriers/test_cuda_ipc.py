@@ -47,7 +47,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     CELL,
     END,
     LAYERS,
-    Rank,
+    PlaneRank,
     expect,
     hand_over,
     make_cache,
@@ -63,7 +63,7 @@ def refusing(*calls: str) -> FakeDevice:
 # ---- the choice --------------------------------------------------------------------------------
 
 
-def _driver(rank: Rank | HandRank) -> Any:
+def _driver(rank: PlaneRank | HandRank) -> Any:
     assert rank.device is not None
     return rank.device.driver
 
@@ -89,8 +89,8 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
     here: str, there: str, chosen: str
 ) -> None:
     with (
-        Rank("p", seed=1, carrier=there, device=FakeDevice()) as prefill,
-        Rank("d", listen_host=None, carrier=here, device=FakeDevice()) as decode,
+        PlaneRank("p", seed=1, carrier=there, device=FakeDevice()) as prefill,
+        PlaneRank("d", listen_host=None, carrier=here, device=FakeDevice()) as decode,
     ):
         hand_over(prefill, decode)
         for rank in (prefill, decode):
@@ -104,17 +104,17 @@ def test_two_ranks_with_gpus_of_one_host_agree_on_a_carrier(
 def test_a_rank_without_a_gpu_gets_kv_through_the_host(without: str) -> None:
     devices = {"prefill": FakeDevice(), "decode": FakeDevice(), without: None}
     with (
-        Rank("p", seed=1, device=devices["prefill"]) as prefill,
-        Rank("d", listen_host=None, device=devices["decode"]) as decode,
+        PlaneRank("p", seed=1, device=devices["prefill"]) as prefill,
+        PlaneRank("d", listen_host=None, device=devices["decode"]) as decode,
     ):
         hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "shared_memory"
 
 
 def test_on_another_host_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Rank("p", seed=1, carrier="cuda_ipc") as prefill:
+    with PlaneRank("p", seed=1, carrier="cuda_ipc") as prefill:
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
-        with Rank("d", listen_host=None, device=FakeDevice()) as decode:
+        with PlaneRank("d", listen_host=None, device=FakeDevice()) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failed = decode.log.wait(ReceiveFailed, 1)
             wanted = "carrier: here cuda_ipc, at d cuda_ipc,shared_memory,tcp, on two hosts"
@@ -135,10 +135,10 @@ def test_a_gpu_whose_memory_cannot_be_exported_is_done_without(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(StartupError, match=rf"--carrier cuda_ipc .*: {call}: no such luck"):
-        Rank("p", carrier="cuda_ipc", device=refusing(call)).plane.start()
+        PlaneRank("p", carrier="cuda_ipc", device=refusing(call)).plane.start()
     with (
-        Rank("p", seed=1, device=refusing(call)) as prefill,
-        Rank("d", listen_host=None, device=FakeDevice()) as decode,
+        PlaneRank("p", seed=1, device=refusing(call)) as prefill,
+        PlaneRank("d", listen_host=None, device=FakeDevice()) as decode,
     ):
         hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "shared_memory"
@@ -147,14 +147,16 @@ def test_a_gpu_whose_memory_cannot_be_exported_is_done_without(
 
 def test_memory_that_cannot_be_opened_is_not_used_and_the_reason_is_logged() -> None:
     """GPUs of one host need not reach each other."""
-    with Rank("p", seed=1, device=FakeDevice()) as prefill:
-        with Rank("d", listen_host=None, device=refusing("open")) as decode:
+    with PlaneRank("p", seed=1, device=FakeDevice()) as prefill:
+        with PlaneRank("d", listen_host=None, device=refusing("open")) as decode:
             hand_over(prefill, decode)
             joined = decode.log.wait(PeerJoined)
             assert joined.carrier == "shared_memory"
             wanted = "cannot open memory of GPU-fake from GPU-fake: open: no such luck"
             assert joined.note == wanted
-        with Rank("e", listen_host=None, carrier="cuda_ipc", device=refusing("open")) as forced:
+        with PlaneRank(
+            "e", listen_host=None, carrier="cuda_ipc", device=refusing("open")
+        ) as forced:
             forced.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
             assert "carrier: cuda_ipc only, and cannot" in forced.log.wait(ReceiveFailed, 2).reason
 
@@ -166,8 +168,8 @@ def test_two_versions_that_sum_differently_do_not_use_it(
     offers: dict[str, bytes], carriers: list[str]
 ) -> None:
     with (
-        Rank("p", device=FakeDevice()) as prefill,
-        FakeReceiver(Rank("d"), prefill, offers=offers) as receiver,
+        PlaneRank("p", device=FakeDevice()) as prefill,
+        FakeReceiver(PlaneRank("d"), prefill, offers=offers) as receiver,
     ):
         assert list(receiver.welcome.offers) == carriers
         if not carriers:
@@ -189,8 +191,8 @@ def test_a_gpus_staging_ring_is_pinned_or_the_reason_is_logged(
 ) -> None:
     for device in (FakeDevice(), refusing("pin")):
         with (
-            Rank("p", seed=1, carrier="tcp", device=device) as prefill,
-            Rank("d", listen_host=None, carrier="tcp") as decode,
+            PlaneRank("p", seed=1, carrier="tcp", device=device) as prefill,
+            PlaneRank("d", listen_host=None, carrier="tcp") as decode,
         ):
             hand_over(prefill, decode)
             assert device.driver.calls["pin"] == 1
@@ -273,14 +275,14 @@ def place(driver: FakeDriver) -> DevicePlace:
 
 
 @pytest.fixture
-def decode() -> Iterator[Rank]:
-    with Rank("d", listen_host=None, carrier="cuda_ipc") as rank:
+def decode() -> Iterator[PlaneRank]:
+    with PlaneRank("d", listen_host=None, carrier="cuda_ipc") as rank:
         yield rank
 
 
 @pytest.fixture
-def sender(decode: Rank) -> Iterator[FakeSender]:
-    with FakeSender(Rank("p", seed=1)) as sender:
+def sender(decode: PlaneRank) -> Iterator[FakeSender]:
+    with FakeSender(PlaneRank("p", seed=1)) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         yield sender
 
@@ -295,7 +297,7 @@ def sender(decode: Rank) -> Iterator[FakeSender]:
     ],
 )
 def test_an_invalid_place_loses_the_peer(
-    decode: Rank, sender: FakeSender, place: DevicePlace, offset: int, length: int, reason: str
+    decode: PlaneRank, sender: FakeSender, place: DevicePlace, offset: int, length: int, reason: str
 ) -> None:
     sender.accept(device_ring=place)
     sender.tell(offset, length)
@@ -313,14 +315,14 @@ def test_an_invalid_place_loses_the_peer(
     ],
 )
 def test_memory_that_differs_from_its_offer_is_not_used(
-    decode: Rank, sender: FakeSender, place: DevicePlace, changed: dict[str, Any], reason: str
+    decode: PlaneRank, sender: FakeSender, place: DevicePlace, changed: dict[str, Any], reason: str
 ) -> None:
     sender.accept(device_ring=replace(place, **changed))
     assert reason in decode.log.wait(ReceiveFailed, 1).reason
 
 
 def test_garbage_on_a_device_is_refused_like_garbage_on_the_wire(
-    decode: Rank, sender: FakeSender, place: DevicePlace
+    decode: PlaneRank, sender: FakeSender, place: DevicePlace
 ) -> None:
     sender.accept(device_ring=place)
     for size in (0, 3, HEADER_BYTES, 99):
@@ -394,7 +396,7 @@ def test_what_a_sender_does_after_a_frame_was_read_changes_nothing() -> None:
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -> None:
     device = device_named(name)
-    with Rank("d", listen_host=None, carrier="cuda_ipc", device=device) as decode:
+    with PlaneRank("d", listen_host=None, carrier="cuda_ipc", device=device) as decode:
         with other("cuda_ipc", "send", 77, decode.config.epoch, device=name) as process:
             sender = peer("p", 77, said(process))
             fields = {"first_token": 0, "end_token": other_process.END}
@@ -406,7 +408,7 @@ def test_a_killed_sender_fails_the_attempt_and_its_memory_is_let_go(name: str) -
             until(lambda: not device.driver.opened)
             calls = device.driver.calls
             assert calls["copy"] > 3 and calls["open"] == calls["close"] == 1
-            with Rank("p", seed=1, carrier="cuda_ipc") as again:
+            with PlaneRank("p", seed=1, carrier="cuda_ipc") as again:
                 hand_over(again, decode)
 
 
@@ -415,7 +417,7 @@ def test_a_killed_receiver_holds_nothing_and_the_next_one_gets_all(name: str) ->
     fields = {"first_token": 0, "end_token": other_process.END}
     timing = Timing(ping_seconds=0.2, silence_seconds=1.0)
     device = device_named(name)
-    with Rank("p", seed=1, carrier="cuda_ipc", device=device, timing=timing) as prefill:
+    with PlaneRank("p", seed=1, carrier="cuda_ipc", device=device, timing=timing) as prefill:
         ends = prefill.config.epoch, json.dumps(asdict(prefill.plane.endpoints))
         with (
             other("cuda_ipc", "receive", 88, *ends, device=name) as first,

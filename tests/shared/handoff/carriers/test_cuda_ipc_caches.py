@@ -15,7 +15,7 @@ from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.tests.shared.handoff.support.fake_driver import FakeDevice
-from tandem.tests.shared.handoff.support.plane_pair import Rank, until
+from tandem.tests.shared.handoff.support.plane_pair import PlaneRank, until
 
 HEADS, DIM, LAYERS, END = 4, 6, 2, 99
 SPEC = DecoderSpec(
@@ -35,7 +35,7 @@ SPEC = DecoderSpec(
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
-class Side:
+class NodeRanks:
     """The ranks of one node, whose blocks lie in some order of their own."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Side:
         self.slots = [self.table[t // block] * block + t % block for t in range(END)]
         self.ranks = [
             stack.enter_context(
-                Rank(
+                PlaneRank(
                     name,
                     epoch=ord(name),
                     cache=cache,  # type: ignore[arg-type]
@@ -85,8 +85,8 @@ class Side:
 def test_unequal_sides_hand_over_every_value(there: Any, here: Any) -> None:
     torch.manual_seed(1)
     with ExitStack() as stack:
-        prefill = Side(stack, "p", *there)
-        decode = Side(stack, "d", *here, listen_host=None)
+        prefill = NodeRanks(stack, "p", *there)
+        decode = NodeRanks(stack, "d", *here, listen_host=None)
         for side in (side for cache in prefill.caches for pair in cache.layers for side in pair):
             side.copy_(torch.randn(side.shape).clamp(-448, 448))
         for part in parts_of(decode.heads, prefill.heads):

@@ -32,7 +32,7 @@ from tandem.shared.handoff.carriers.carrier_option import AUTO
 from tandem.shared.handoff.carriers.kinds import CARRIERS, NAMES
 from tandem.shared.handoff.plane.messages import PeerJoined, ReceiveFailed
 from tandem.shared.handoff.wire.frame import DeviceFrame, Message
-from tandem.tests.shared.handoff.support.plane_pair import BLOCKS, END, Rank, expect, hand_over
+from tandem.tests.shared.handoff.support.plane_pair import BLOCKS, END, PlaneRank, expect, hand_over
 
 NAME = "datagrams"
 
@@ -139,9 +139,9 @@ def stack() -> Iterator[ExitStack]:
 
 def ranks(
     stack: ExitStack, here: type[Carrier] = DatagramCarrier, carrier: str = "auto"
-) -> tuple[Rank, Rank]:
-    prefill = Rank("p", seed=1, carriers=(DatagramCarrier, *CARRIERS), carrier="auto")
-    decode = Rank("d", listen_host=None, carriers=(here, *CARRIERS), carrier=carrier)
+) -> tuple[PlaneRank, PlaneRank]:
+    prefill = PlaneRank("p", seed=1, carriers=(DatagramCarrier, *CARRIERS), carrier="auto")
+    decode = PlaneRank("d", listen_host=None, carriers=(here, *CARRIERS), carrier=carrier)
     return stack.enter_context(prefill), stack.enter_context(decode)
 
 
@@ -176,8 +176,8 @@ def test_by_name_alone_a_peer_that_cannot_be_reached_is_refused(stack: ExitStack
 
 
 def test_a_rank_that_does_not_know_it_is_not_offered_it(stack: ExitStack) -> None:
-    prefill = stack.enter_context(Rank("p", seed=1, carriers=(DatagramCarrier, *CARRIERS)))
-    decode = stack.enter_context(Rank("d", listen_host=None))
+    prefill = stack.enter_context(PlaneRank("p", seed=1, carriers=(DatagramCarrier, *CARRIERS)))
+    decode = stack.enter_context(PlaneRank("d", listen_host=None))
     hand_over(prefill, decode)
     assert decode.log.wait(PeerJoined).carrier == "shared_memory"
 
@@ -186,6 +186,6 @@ def test_a_rank_without_the_carrier_uses_another_unless_it_is_required(stack: Ex
     prefill, decode = ranks(stack, UnavailableCarrier)
     hand_over(prefill, decode)
     assert decode.log.wait(PeerJoined).carrier == "shared_memory"
-    forced = Rank("e", listen_host=None, carriers=(UnavailableCarrier,), carrier=NAME)
+    forced = PlaneRank("e", listen_host=None, carriers=(UnavailableCarrier,), carrier=NAME)
     with pytest.raises(StartupError, match=f"--carrier {NAME} is not possible here: there are no"):
         forced.plane.start()

@@ -39,7 +39,7 @@ from tandem.tests.shared.handoff.support.other_process import go, other, peer, s
 from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCKS,
     END,
-    Rank,
+    PlaneRank,
     expect,
     hand_over,
     until,
@@ -58,11 +58,11 @@ def test_without_the_library_the_data_plane_refuses_to_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
     with pytest.raises(StartupError, match=r"pip install 'tandem-llm\[nixl\]'"):
-        Rank("p", carrier="nixl").plane.start()
+        PlaneRank("p", carrier="nixl").plane.start()
 
 
 def test_giving_back_what_was_never_lent_loses_the_peer() -> None:
-    with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         receiver.send(Kind.RELEASE)
         assert "it gave back 1 frames of 0" in prefill.log.wait(PeerLost).reason
 
@@ -109,7 +109,7 @@ class FakeAgent:
         return self.readings[-1]
 
 
-class Pair:
+class DoorbellPair:
     """A socket for doorbells, and the reader at its other end."""
 
     def __init__(self, context: zmq.Context, buffers: ReceiveBuffers) -> None:
@@ -142,16 +142,16 @@ def buffers(agent: FakeAgent) -> Iterator[ReceiveBuffers]:
 
 
 @pytest.fixture
-def pair(buffers: ReceiveBuffers) -> Iterator[Pair]:
+def pair(buffers: ReceiveBuffers) -> Iterator[DoorbellPair]:
     context = zmq.Context()
-    pair = Pair(context, buffers)
+    pair = DoorbellPair(context, buffers)
     yield pair
     pair.reader.close()
     context.destroy(linger=0)
 
 
 def test_frames_are_read_at_once_and_given_out_in_the_order_of_the_doorbells(
-    agent: FakeAgent, pair: Pair
+    agent: FakeAgent, pair: DoorbellPair
 ) -> None:
     pair.lend(3, 1, 2)
     pair.bell.send(b"a small frame")
@@ -170,7 +170,7 @@ def test_frames_are_read_at_once_and_given_out_in_the_order_of_the_doorbells(
 
 
 def test_a_slot_is_not_used_again_before_its_read_is_over(
-    agent: FakeAgent, buffers: ReceiveBuffers, pair: Pair
+    agent: FakeAgent, buffers: ReceiveBuffers, pair: DoorbellPair
 ) -> None:
     pair.lend(*range(MAX_ANNOUNCED))
     pair.reader.read(0)
@@ -197,7 +197,7 @@ def test_a_slot_is_not_used_again_before_its_read_is_over(
     assert agent.peers == [p]
 
 
-def test_a_busy_reader_leaves_doorbells_on_its_socket(pair: Pair) -> None:
+def test_a_busy_reader_leaves_doorbells_on_its_socket(pair: DoorbellPair) -> None:
     pair.lend(*range(MAX_ANNOUNCED + 3))
     assert pair.reader.descriptors()
     pair.reader.read(0)
@@ -214,7 +214,7 @@ def test_a_busy_reader_leaves_doorbells_on_its_socket(pair: Pair) -> None:
     ],
 )
 def test_a_place_that_cannot_be_is_refused(
-    offset: int, length: int, problem: str, pair: Pair
+    offset: int, length: int, problem: str, pair: DoorbellPair
 ) -> None:
     pair.bell.send(doorbell(offset, length))
     with pytest.raises(NixlError, match=problem):
@@ -222,7 +222,7 @@ def test_a_place_that_cannot_be_is_refused(
 
 
 def test_a_read_that_fails_or_takes_for_ever_ends_the_connection(
-    agent: FakeAgent, pair: Pair
+    agent: FakeAgent, pair: DoorbellPair
 ) -> None:
     pair.lend(0)
     assert pair.reader.read(100.0) is None
@@ -245,13 +245,13 @@ def nixl() -> None:
 
 @pytest.mark.usefixtures("nixl")
 def test_it_is_used_when_both_sides_ask_for_it() -> None:
-    with Rank("p", seed=1, carrier="nixl") as prefill:
-        with Rank("d", listen_host=None, carrier="nixl") as decode:
+    with PlaneRank("p", seed=1, carrier="nixl") as prefill:
+        with PlaneRank("d", listen_host=None, carrier="nixl") as decode:
             hand_over(prefill, decode)
             for rank in (prefill, decode):
                 assert rank.log.wait(PeerJoined).carrier == "nixl"
                 until(lambda rank=rank: rank.plane.stats().peers == {"nixl": 1})  # type: ignore[misc]
-        with Rank("e", listen_host=None, carrier="auto") as other:
+        with PlaneRank("e", listen_host=None, carrier="auto") as other:
             other.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
             failed = other.log.wait(ReceiveFailed, 2)
             assert "carrier: here nixl, at e shared_memory,tcp" in failed.reason
@@ -259,42 +259,48 @@ def test_it_is_used_when_both_sides_ask_for_it() -> None:
 
 
 @pytest.fixture
-def decode(nixl: None) -> Iterator[Rank]:
-    with Rank("d", listen_host=None, carrier="nixl") as rank:
+def decode(nixl: None) -> Iterator[PlaneRank]:
+    with PlaneRank("d", listen_host=None, carrier="nixl") as rank:
         yield rank
 
 
 @pytest.fixture
 def registered() -> Iterator[tuple[FakeSender, NixlAgent, NixlPlace]]:
     """A sender that greets with real memory."""
-    with FakeSender(Rank("p", seed=1, carrier="nixl")) as sender:
+    with FakeSender(PlaneRank("p", seed=1, carrier="nixl")) as sender:
         agent = NixlAgent(agent_name(sender.me.key))
         yield sender, agent, agent.register(memoryview(bytearray(64 * 2048))).place
         agent.close()
 
 
-def _greet(decode: Rank, sender: FakeSender, place: NixlPlace) -> None:
+def _greet(decode: PlaneRank, sender: FakeSender, place: NixlPlace) -> None:
     decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
     sender.accept(offers={"nixl": encode_offer(place)})
 
 
 @pytest.mark.parametrize("description", [b"", b"garbage", b"nixlSerDes|" + bytes(300)])
-def test_a_description_that_means_nothing_loses_the_peer(decode: Rank, description: bytes) -> None:
-    with FakeSender(Rank("p", carrier="nixl")) as sender:
+def test_a_description_that_means_nothing_loses_the_peer(
+    decode: PlaneRank, description: bytes
+) -> None:
+    with FakeSender(PlaneRank("p", carrier="nixl")) as sender:
         _greet(decode, sender, NixlPlace(description, 0, 4096))
         failed = decode.log.wait(ReceiveFailed, 1)
         assert "carrier: nixl only, and NIXL cannot use the description of p/0/" in failed.reason
         assert failed.retriable
 
 
-def test_the_description_of_another_agent_loses_the_peer(decode: Rank, registered: Any) -> None:
+def test_the_description_of_another_agent_loses_the_peer(
+    decode: PlaneRank, registered: Any
+) -> None:
     _, _, place = registered
-    with FakeSender(Rank("q", carrier="nixl")) as sender:
+    with FakeSender(PlaneRank("q", carrier="nixl")) as sender:
         _greet(decode, sender, place)
         assert "NIXL was given the description of 'p/0/" in decode.log.wait(ReceiveFailed, 1).reason
 
 
-def test_an_address_that_is_not_registered_loses_the_peer(decode: Rank, registered: Any) -> None:
+def test_an_address_that_is_not_registered_loses_the_peer(
+    decode: PlaneRank, registered: Any
+) -> None:
     sender, _, place = registered
     _greet(decode, sender, replace(place, address=place.address + (1 << 30)))
     sender.send(doorbell(0, 1024))
@@ -303,7 +309,7 @@ def test_an_address_that_is_not_registered_loses_the_peer(decode: Rank, register
 
 
 def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(
-    decode: Rank, registered: Any
+    decode: PlaneRank, registered: Any
 ) -> None:
     sender, _, place = registered
     _greet(decode, sender, place)
@@ -313,7 +319,7 @@ def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(
     assert "nothing heard" in failed.reason and failed.retriable
 
 
-def test_a_killed_sender_fails_the_attempt_within_three_seconds(decode: Rank) -> None:
+def test_a_killed_sender_fails_the_attempt_within_three_seconds(decode: PlaneRank) -> None:
     with other("nixl", "send", 77, decode.config.epoch) as process:
         sender = peer("p", 77, said(process))
         decode.expect(sender, 77, other_process.BLOCKS, first_token=0, end_token=other_process.END)
@@ -334,9 +340,9 @@ def _held() -> tuple[int, int, int]:
 @pytest.mark.usefixtures("nixl")
 def test_connections_that_come_and_go_leave_nothing_behind() -> None:
     def come_and_go() -> tuple[int, int, int]:
-        with Rank("p", seed=1, carrier="nixl") as prefill:
+        with PlaneRank("p", seed=1, carrier="nixl") as prefill:
             for number in range(2):
-                with Rank("d", listen_host=None, carrier="nixl") as decode:
+                with PlaneRank("d", listen_host=None, carrier="nixl") as decode:
                     hand_over(prefill, decode, number)
         return _held()
 

@@ -34,7 +34,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCK,
     BLOCKS,
     END,
-    Rank,
+    PlaneRank,
     expect,
     hand_over,
     rows,
@@ -56,8 +56,8 @@ from tandem.tests.shared.handoff.support.plane_pair import (
 )
 def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen: str) -> None:
     with (
-        Rank("p", seed=1, carrier=there) as prefill,
-        Rank("d", listen_host=None, carrier=here) as decode,
+        PlaneRank("p", seed=1, carrier=there) as prefill,
+        PlaneRank("d", listen_host=None, carrier=here) as decode,
     ):
         hand_over(prefill, decode)
         for rank in (prefill, decode):
@@ -66,9 +66,9 @@ def test_two_ranks_on_one_host_agree_on_a_carrier(here: str, there: str, chosen:
 
 
 def test_two_hosts_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Rank("p", seed=1) as prefill:
+    with PlaneRank("p", seed=1) as prefill:
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
-        with Rank("d", listen_host=None) as decode:
+        with PlaneRank("d", listen_host=None) as decode:
             hand_over(prefill, decode)
             assert decode.log.wait(PeerJoined).carrier == "tcp"
 
@@ -78,9 +78,9 @@ def test_a_forced_carrier_that_is_not_possible_is_a_refusal_by_name(
     forced: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carriers = {"prefill": "auto", "decode": "auto"} | {forced: "shared_memory"}
-    with Rank("p", seed=1, carrier=carriers["prefill"]) as prefill:
+    with PlaneRank("p", seed=1, carrier=carriers["prefill"]) as prefill:
         monkeypatch.setattr(plane_loop, "host_identity", lambda: "elsewhere")
-        with Rank("d", listen_host=None, carrier=carriers["decode"]) as decode:
+        with PlaneRank("d", listen_host=None, carrier=carriers["decode"]) as decode:
             decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
             failed = decode.log.wait(ReceiveFailed, 1)
             assert "carrier: here" in failed.reason and "on two hosts" in failed.reason
@@ -92,7 +92,7 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
         raise MemfdError("cannot map it")
 
     monkeypatch.setattr(shared_memory, "MappedRing", refuse)
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         hand_over(prefill, decode)
         joined = decode.log.wait(PeerJoined)
         assert (joined.carrier, joined.note) == ("tcp", "cannot map it")
@@ -102,8 +102,8 @@ def test_a_ring_that_cannot_be_mapped_is_done_without(monkeypatch: pytest.Monkey
 def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "can_share", lambda: False)
     with pytest.raises(StartupError, match="--carrier shared_memory is not possible here"):
-        Rank("p", carrier="shared_memory").plane.start()
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+        PlaneRank("p", carrier="shared_memory").plane.start()
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         hand_over(prefill, decode)
         assert decode.log.wait(PeerJoined).carrier == "tcp"
 
@@ -111,8 +111,8 @@ def test_a_system_without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- what a peer may not do --------------------------------------------------------------------
 
 
-def _receiver(prefill: Rank) -> FakeReceiver:
-    return FakeReceiver(Rank("d"), prefill, offers={"shared_memory": b"", "tcp": b""})
+def _receiver(prefill: PlaneRank) -> FakeReceiver:
+    return FakeReceiver(PlaneRank("d"), prefill, offers={"shared_memory": b"", "tcp": b""})
 
 
 def _bells(receiver: FakeReceiver) -> DoorbellReader:
@@ -126,7 +126,7 @@ def _ring(receiver: FakeReceiver) -> MappedRing:
 
 
 def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
-    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, END, chunk=END)
@@ -140,7 +140,7 @@ def test_slots_come_back_only_when_the_receiver_has_read_them() -> None:
 
 
 def test_giving_back_more_than_was_lent_loses_the_peer() -> None:
-    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.share()
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
@@ -152,22 +152,22 @@ def test_giving_back_more_than_was_lent_loses_the_peer() -> None:
 
 @pytest.mark.parametrize("choice", [b"carrier pigeon", b"tcp,shared_memory"])
 def test_a_choice_that_was_not_offered_loses_the_peer(choice: bytes) -> None:
-    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.send(Kind.CHOICE, payload=choice)
         assert "it chose the carrier" in prefill.log.wait(PeerLost).reason
 
 
 def test_a_choice_of_another_epoch_is_none() -> None:
-    with Rank("p", seed=1) as prefill, _receiver(prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, _receiver(prefill) as receiver:
         receiver.send(Kind.CHOICE, payload=b"tcp", receiver_epoch=3)
         until(lambda: prefill.plane.stats().frames_stale == 1)
         assert not prefill.log.of(PeerJoined)
 
 
 def test_a_place_outside_of_the_ring_loses_the_peer() -> None:
-    lender = Rank("p", seed=1)
+    lender = PlaneRank("p", seed=1)
     ring = SharedRing(4096)
-    with Rank("d", listen_host=None) as decode, FakeSender(lender) as sender:
+    with PlaneRank("d", listen_host=None) as decode, FakeSender(lender) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(ring)
         sender.lend(4000, 97)
@@ -221,7 +221,7 @@ def _returned(sender: FakeSender, counts: list[int]) -> int:
 def test_garbage_in_the_ring_is_refused_like_garbage_on_the_wire() -> None:
     ring = SharedRing(4096)
     ring.memory[:4096] = os.urandom(4096)
-    with Rank("d", listen_host=None) as decode, FakeSender(Rank("p", seed=1)) as sender:
+    with PlaneRank("d", listen_host=None) as decode, FakeSender(PlaneRank("p", seed=1)) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(ring)
         for index in range(8):
@@ -242,9 +242,9 @@ def _held() -> tuple[int, int]:
 def test_connections_that_come_and_go_leave_no_mapping_and_no_descriptor() -> None:
     before = _held()
     for _ in range(5):
-        with Rank("p", seed=1) as prefill:
+        with PlaneRank("p", seed=1) as prefill:
             for number in range(3):
-                with Rank("d", listen_host=None) as decode:
+                with PlaneRank("d", listen_host=None) as decode:
                     hand_over(prefill, decode, number)
     mappings, descriptors = _held()
     # Others in this process may let go of theirs meanwhile.

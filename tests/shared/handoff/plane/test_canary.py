@@ -16,7 +16,7 @@ from tandem.shared.handoff.plane.canary import (
 )
 from tandem.shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
 from tandem.tests.shared.handoff.support.memory_cache import MemoryCache, layer_of
-from tandem.tests.shared.handoff.support.plane_pair import Rank, make_cache
+from tandem.tests.shared.handoff.support.plane_pair import PlaneRank, make_cache
 
 Value = Callable[[int, int, int, int, int], float]
 
@@ -154,7 +154,7 @@ def test_the_prompt_is_the_same_everywhere_and_fits() -> None:
 
 
 def test_a_rank_compares_two_block_tables_on_command() -> None:
-    with Rank("d", listen_host=None, cache=make_cache(dtype="float32")) as rank:
+    with PlaneRank("d", listen_host=None, cache=make_cache(dtype="float32")) as rank:
         compare: dict[str, Any] = {
             "rounding": "float32",
             "exact_layers": LAYERS,

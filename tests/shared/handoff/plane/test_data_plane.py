@@ -10,7 +10,7 @@ import pytest
 
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.plane.messages import Received, SendFinished
-from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, Rank, rows
+from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, PlaneRank, rows
 
 pytestmark = pytest.mark.usefixtures("every_carrier")
 
@@ -26,7 +26,7 @@ def test_transfer_of_odd_size_arrives_whole_and_touches_nothing_else(
     first: int, end: int, chunk: int
 ) -> None:
     source = random.Random(end)
-    with Rank("p", seed=1) as prefill, Rank("d", seed=2, listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", seed=2, listen_host=None) as decode:
         there, here = _table(source, end), _table(source, end)
         untouched = rows(decode.cache, range(64), 0, 64 * BLOCK)
         decode.expect(prefill, 7, here, first_token=first, end_token=end)
@@ -64,14 +64,17 @@ def _two_free_ports() -> int:
 
 def test_ports_can_be_fixed_for_a_firewall() -> None:
     port = _two_free_ports()
-    with Rank("p", seed=1, listen_port=port) as prefill, Rank("d", listen_host=None) as decode:
+    with (
+        PlaneRank("p", seed=1, listen_port=port) as prefill,
+        PlaneRank("d", listen_host=None) as decode,
+    ):
         assert prefill.plane.endpoints.bulk == f"tcp://127.0.0.1:{port}"
         assert prefill.plane.endpoints.control == f"tcp://127.0.0.1:{port + 1}"
         decode.expect(prefill, 1, [0], first_token=0, end_token=1)
         with pytest.raises(StartupError, match=f"127.0.0.1:{port} for KV.*--kv-port"):
-            Rank("other", listen_port=port).plane.start()
+            PlaneRank("other", listen_port=port).plane.start()
 
 
 def test_an_address_of_another_machine_is_refused_with_the_remedy() -> None:
     with pytest.raises(StartupError, match=r"192\.0\.2\.1:\* for KV.*--kv-host"):
-        Rank("p", listen_host="192.0.2.1").plane.start()
+        PlaneRank("p", listen_host="192.0.2.1").plane.start()

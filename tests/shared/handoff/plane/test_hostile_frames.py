@@ -23,7 +23,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCK,
     HEADS,
     LAYERS,
-    Rank,
+    PlaneRank,
     expect,
     rows,
     until,
@@ -36,14 +36,14 @@ END = 2 * BLOCK
 
 
 @pytest.fixture
-def decode() -> Iterator[Rank]:
-    with Rank("d", seed=2, listen_host=None) as rank:
+def decode() -> Iterator[PlaneRank]:
+    with PlaneRank("d", seed=2, listen_host=None) as rank:
         yield rank
 
 
 @pytest.fixture
-def sender(decode: Rank) -> Iterator[FakeSender]:
-    with FakeSender(Rank("p")) as fake:
+def sender(decode: PlaneRank) -> Iterator[FakeSender]:
+    with FakeSender(PlaneRank("p")) as fake:
         fake.expected_by(decode, 7, BLOCKS, first_token=0, end_token=END)
         yield fake
         # Whatever was sent, the plane still serves: a fresh transfer goes through.
@@ -56,11 +56,11 @@ def sender(decode: Rank) -> Iterator[FakeSender]:
         )
 
 
-def _contents(decode: Rank) -> list[bytes]:
+def _contents(decode: PlaneRank) -> list[bytes]:
     return [bytes(layer) for layer in decode.cache.layers]
 
 
-def _fails(decode: Rank, sender: FakeSender, match: str) -> None:
+def _fails(decode: PlaneRank, sender: FakeSender, match: str) -> None:
     """The attempt fails with a reason, the sender is informed, and the blocks are unchanged."""
     event = decode.log.wait(ReceiveFailed, 7)
     assert match in event.reason
@@ -73,7 +73,7 @@ def _fails(decode: Rank, sender: FakeSender, match: str) -> None:
     assert _contents(decode) == after
 
 
-def test_a_valid_transfer_is_confirmed_after_its_fin(decode: Rank, sender: FakeSender) -> None:
+def test_a_valid_transfer_is_confirmed_after_its_fin(decode: PlaneRank, sender: FakeSender) -> None:
     frames = [sender.data(7, layer, layer, 0, END) for layer in range(LAYERS)]
     sender.send(*frames)
     sender.send(sender.fin(7, frames))
@@ -84,7 +84,7 @@ def test_a_valid_transfer_is_confirmed_after_its_fin(decode: Rank, sender: FakeS
 
 
 def test_a_corrupt_payload_fails_the_attempt_and_is_not_scattered(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     before = _contents(decode)
     message = bytearray(sender.data(7, 0, 0, 0, END))
@@ -95,18 +95,18 @@ def test_a_corrupt_payload_fails_the_attempt_and_is_not_scattered(
     assert decode.plane.stats().checksum_failures == 1
 
 
-def test_a_duplicated_frame_fails_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_a_duplicated_frame_fails_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     message = sender.data(7, 0, 0, 0, END)
     sender.send(message, message)
     _fails(decode, sender, "frame 0 came where 1 is next")
 
 
-def test_a_reordered_frame_fails_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_a_reordered_frame_fails_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     sender.send(sender.data(7, 1, 1, 0, END))
     _fails(decode, sender, "frame 1 came where 0 is next")
 
 
-def test_cells_that_came_before_fail_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_cells_that_came_before_fail_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     sender.send(sender.data(7, 0, 0, 0, 5), sender.data(7, 1, 0, 4, 9))
     _fails(decode, sender, "arrived before, in part")
 
@@ -115,7 +115,7 @@ def test_cells_that_came_before_fail_the_attempt(decode: Rank, sender: FakeSende
     ("layer", "first", "end"), [(LAYERS, 0, 4), (0, 0, END + 1), (60_000, 0, 1), (0, END, END + 4)]
 )
 def test_cells_outside_of_the_reservation_fail_the_attempt(
-    decode: Rank, sender: FakeSender, layer: int, first: int, end: int
+    decode: PlaneRank, sender: FakeSender, layer: int, first: int, end: int
 ) -> None:
     message = sender.data(7, 0, 0, 0, end - first, end_layer=layer + 1, first_layer=layer)
     if layer == 0:
@@ -124,13 +124,13 @@ def test_cells_outside_of_the_reservation_fail_the_attempt(
     _fails(decode, sender, "outside")
 
 
-def test_heads_of_another_slice_fail_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_heads_of_another_slice_fail_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     sender.send(sender.data(7, 0, 0, 0, END, first_head=HEADS, end_head=2 * HEADS))
     _fails(decode, sender, "heads")
 
 
 def test_a_length_that_does_not_fit_the_cells_fails_the_attempt(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     sender.send(sender.data(7, 0, 0, 0, END, end_token=END - 1))
     _fails(decode, sender, "bytes for")
@@ -138,21 +138,21 @@ def test_a_length_that_does_not_fit_the_cells_fails_the_attempt(
 
 @pytest.mark.parametrize("change", [{"count": 9}, {"digest": 1}, {"total_bytes": 5}])
 def test_a_fin_that_counts_otherwise_fails_the_attempt(
-    decode: Rank, sender: FakeSender, change: Any
+    decode: PlaneRank, sender: FakeSender, change: Any
 ) -> None:
     frames = [sender.data(7, layer, layer, 0, END) for layer in range(LAYERS)]
     sender.send(*frames, sender.fin(7, frames, **change))
     _fails(decode, sender, "the sender counts")
 
 
-def test_a_fin_before_all_cells_fails_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_a_fin_before_all_cells_fails_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     frames = [sender.data(7, 0, 0, 0, END)]
     sender.send(*frames, sender.fin(7, frames))
     _fails(decode, sender, f"fin after {END} of {LAYERS * END} cells")
 
 
 def test_a_control_frame_on_the_bulk_connection_fails_the_attempt(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     sender.send(frame.encode(sender.header(Kind.ACK, 7), frame.ack_payload(1)))
     _fails(decode, sender, "ack frame on the bulk connection")
@@ -169,7 +169,7 @@ def test_a_control_frame_on_the_bulk_connection_fails_the_attempt(
     ],
 )
 def test_unexpected_frames_are_answered_with_abort_and_do_no_harm(
-    decode: Rank, sender: FakeSender, stale: Any
+    decode: PlaneRank, sender: FakeSender, stale: Any
 ) -> None:
     before = _contents(decode)
     header, payload = frame.decode(sender.data(7, 0, 0, 0, END), 1 << 20)
@@ -187,7 +187,7 @@ def test_unexpected_frames_are_answered_with_abort_and_do_no_harm(
 
 
 def test_garbage_and_truncated_frames_are_dropped_and_the_transfer_goes_on(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     source = random.Random(3)
     good = [sender.data(7, layer, layer, 0, END) for layer in range(LAYERS)]
@@ -198,7 +198,7 @@ def test_garbage_and_truncated_frames_are_dropped_and_the_transfer_goes_on(
     assert decode.plane.stats().frames_refused >= len(bad)
 
 
-def test_frames_without_credit_fail_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_frames_without_credit_fail_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     fields = {"first_token": 0, "end_token": END, "window_bytes": 8 * BLOCK}
     decode.plane.submit(expect(sender, 8, BLOCKS, **fields))
     decode.log.wait(Expecting, 8)
@@ -206,7 +206,7 @@ def test_frames_without_credit_fail_the_attempt(decode: Rank, sender: FakeSender
     assert "without credit" in decode.log.wait(ReceiveFailed, 8).reason
 
 
-def test_an_abort_by_the_sender_ends_the_attempt(decode: Rank, sender: FakeSender) -> None:
+def test_an_abort_by_the_sender_ends_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     message = frame.encode(sender.header(Kind.ABORT, 7), b"preempted")
     sender.send_control(message)
     event = decode.log.wait(ReceiveFailed, 7)
@@ -215,7 +215,7 @@ def test_an_abort_by_the_sender_ends_the_attempt(decode: Rank, sender: FakeSende
 
 
 def test_after_the_cancel_is_acknowledged_nothing_is_scattered(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     sender.send(sender.data(7, 0, 0, 0, END))
     until(lambda: decode.plane.stats().frames_received == 1)
@@ -229,7 +229,7 @@ def test_after_the_cancel_is_acknowledged_nothing_is_scattered(
 
 
 def test_an_attempt_that_never_starts_ends_at_its_deadline(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     fields = {"first_token": 0, "end_token": END, "deadline_seconds": 0.1}
     decode.plane.submit(expect(sender, 8, BLOCKS, **fields))
@@ -237,8 +237,8 @@ def test_an_attempt_that_never_starts_ends_at_its_deadline(
     assert "not complete after 0.1 s" in event.reason
 
 
-def test_a_message_beyond_the_limit_drops_the_connection(decode: Rank) -> None:
-    with FakeSender(Rank("q")) as sender:
+def test_a_message_beyond_the_limit_drops_the_connection(decode: PlaneRank) -> None:
+    with FakeSender(PlaneRank("q")) as sender:
         sender.expected_by(decode, 8, BLOCKS, first_token=0, end_token=END)
         sender.send(bytes(10 << 20))
         assert decode.log.wait(ReceiveFailed, 8).retriable
@@ -246,7 +246,7 @@ def test_a_message_beyond_the_limit_drops_the_connection(decode: Rank) -> None:
 
 
 def test_a_cache_that_raises_ends_the_transfer_not_the_plane(
-    decode: Rank, sender: FakeSender
+    decode: PlaneRank, sender: FakeSender
 ) -> None:
     decode.plane.submit(expect(sender, 8, (9999, 1), first_token=0, end_token=END))
     decode.log.wait(Expecting, 8)

@@ -30,7 +30,7 @@ from tandem.shared.handoff.wire import greeting
 from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCKS,
     END,
-    Rank,
+    PlaneRank,
     expect,
     hand_over,
     until,
@@ -64,49 +64,49 @@ RAW = {
 
 
 @pytest.fixture(params=["locked", "open"])
-def prefill(request: pytest.FixtureRequest) -> Iterator[Rank]:
-    with Rank("p", seed=1, curve=request.param == "locked", timing=BRIEF) as rank:
+def prefill(request: pytest.FixtureRequest) -> Iterator[PlaneRank]:
+    with PlaneRank("p", seed=1, curve=request.param == "locked", timing=BRIEF) as rank:
         yield rank
 
 
 @pytest.fixture
-def locked(each_carrier: str) -> Iterator[Rank]:
-    with Rank("p", seed=1, curve=True, timing=BRIEF) as rank:
+def locked(each_carrier: str) -> Iterator[PlaneRank]:
+    with PlaneRank("p", seed=1, curve=True, timing=BRIEF) as rank:
         yield rank
 
 
-def admit(rank: Rank, *keys: str, version: int = 1) -> None:
+def admit(rank: PlaneRank, *keys: str, version: int = 1) -> None:
     rank.plane.submit(AdmitKeys(version=version, keys=keys))
     until(lambda: any(event.version == version for event in rank.log.of(KeysAdmitted)))
 
 
-def hands_over(prefill: Rank, version: int = 99) -> str:
+def hands_over(prefill: PlaneRank, version: int = 99) -> str:
     """A decode rank that the control plane has announced gets its KV; the carrier."""
-    with Rank("d", listen_host=None, curve=prefill.config.curve) as decode:
+    with PlaneRank("d", listen_host=None, curve=prefill.config.curve) as decode:
         admit(prefill, decode.plane.endpoints.key, version=version)
         hand_over(prefill, decode)
         return decode.log.wait(PeerJoined).carrier
 
 
-def ports(rank: Rank) -> list[int]:
+def ports(rank: PlaneRank) -> list[int]:
     ends = rank.plane.endpoints
     return [int(end.rpartition(":")[2]) for end in (ends.bulk, ends.control)]
 
 
-def test_an_announced_rank_is_let_in(locked: Rank, each_carrier: str) -> None:
+def test_an_announced_rank_is_let_in(locked: PlaneRank, each_carrier: str) -> None:
     assert hands_over(locked) == each_carrier
     assert locked.plane.stats().unknown_connections == locked.plane.stats().keys_refused == 0
 
 
-def test_every_start_has_a_key_of_its_own(locked: Rank) -> None:
-    with Rank("p", curve=True) as other, Rank("q") as plain:
+def test_every_start_has_a_key_of_its_own(locked: PlaneRank) -> None:
+    with PlaneRank("p", curve=True) as other, PlaneRank("q") as plain:
         keys = {rank.plane.endpoints.key for rank in (locked, other)}
         assert len(keys) == 2 and all(len(key) == 40 for key in keys)
         assert plain.plane.endpoints.key == ""
 
 
-def test_an_unannounced_rank_is_refused_and_counted(locked: Rank) -> None:
-    with Rank("d", listen_host=None, curve=True, timing=BRIEF) as decode:
+def test_an_unannounced_rank_is_refused_and_counted(locked: PlaneRank) -> None:
+    with PlaneRank("d", listen_host=None, curve=True, timing=BRIEF) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert decode.log.wait(ReceiveFailed, 1).retriable
         # Of its two sockets the second is given up when the first one is refused.
@@ -115,8 +115,8 @@ def test_an_unannounced_rank_is_refused_and_counted(locked: Rank) -> None:
     hands_over(locked)
 
 
-def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
-    with Rank("d", listen_host=None, curve=True) as decode:
+def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: PlaneRank) -> None:
+    with PlaneRank("d", listen_host=None, curve=True) as decode:
         admit(locked, decode.plane.endpoints.key)
         admit(locked, "", "no key", "\0" * 40, "~" * 40, version=2)
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
@@ -124,8 +124,8 @@ def test_a_rank_that_was_dismissed_is_a_stranger_again(locked: Rank) -> None:
         until(lambda: locked.plane.stats().keys_refused in (1, 2))
 
 
-def test_an_unlocked_rank_gets_no_answer_from_a_locked_one(locked: Rank) -> None:
-    with Rank("d", listen_host=None, timing=BRIEF) as decode:
+def test_an_unlocked_rank_gets_no_answer_from_a_locked_one(locked: PlaneRank) -> None:
+    with PlaneRank("d", listen_host=None, timing=BRIEF) as decode:
         decode.plane.submit(expect(locked, 1, BLOCKS, first_token=0, end_token=END))
         assert "only one side is locked" in decode.log.wait(ReceiveFailed, 1).reason
         until(lambda: locked.plane.stats().unknown_connections in (1, 2))
@@ -157,9 +157,12 @@ def greeted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("greeted")
-def test_an_answer_without_the_announced_key_is_rejected(locked: Rank) -> None:
+def test_an_answer_without_the_announced_key_is_rejected(locked: PlaneRank) -> None:
     """A stranger listens at the address of a prefill rank."""
-    with Rank("d", listen_host=None, curve=True) as decode, Rank("p", curve=True) as other:
+    with (
+        PlaneRank("d", listen_host=None, curve=True) as decode,
+        PlaneRank("p", curve=True) as other,
+    ):
         admit(locked, decode.plane.endpoints.key)
         command = expect(locked, 1, BLOCKS, first_token=0, end_token=END)
         fields = {name: getattr(command, name) for name in command.__slots__}
@@ -172,14 +175,14 @@ def test_an_answer_without_the_announced_key_is_rejected(locked: Rank) -> None:
 @pytest.mark.parametrize("kind", RAW)
 def test_raw_bytes_are_dropped_and_counted(kind: str, curve: bool) -> None:
     brief = Timing(ping_seconds=0.1, silence_seconds=0.2)
-    with Rank("p", curve=curve, timing=brief) as prefill:
+    with PlaneRank("p", curve=curve, timing=brief) as prefill:
         for port in ports(prefill):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(RAW[kind])
         until(lambda: prefill.plane.stats().unknown_connections == 2)
 
 
-def test_a_hundred_unknown_connections_are_no_hindrance(prefill: Rank) -> None:
+def test_a_hundred_unknown_connections_are_no_hindrance(prefill: PlaneRank) -> None:
     held = [socket.create_connection(("127.0.0.1", port)) for port in ports(prefill) * 50]
     try:
         for number, each in enumerate(held):
@@ -202,7 +205,7 @@ def _stream(port: int, first: bytes, again: bytes, most: int) -> int:
     return sent
 
 
-def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: Rank) -> None:
+def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: PlaneRank) -> None:
     """Each part of it is short enough, and more is always announced."""
     part = b"\x01\xff" + bytes(255)
     before = psutil.Process().memory_info().rss
@@ -215,7 +218,7 @@ def test_a_message_without_end_is_cut_off_and_costs_no_memory(prefill: Rank) -> 
 
 def test_a_flood_of_half_greetings_does_not_block_peers() -> None:
     """Also from a client that knows the epoch."""
-    with Rank("p", seed=1) as prefill, zmq.Context() as context:
+    with PlaneRank("p", seed=1) as prefill, zmq.Context() as context:
         flood = context.socket(zmq.DEALER)
         flood.setsockopt(zmq.LINGER, 0)
         password.show(flood, prefill.config.epoch)
@@ -241,8 +244,8 @@ def test_silent_connections_are_limited(monkeypatch: pytest.MonkeyPatch, curve: 
     monkeypatch.setattr(zmq_listener, "ListeningPort", Known)
     monkeypatch.setattr(listening_port, "MAX_UNKNOWN", 20)
     with (
-        Rank("p", seed=1, curve=curve) as prefill,
-        Rank("e", listen_host=None, curve=curve) as old,
+        PlaneRank("p", seed=1, curve=curve) as prefill,
+        PlaneRank("e", listen_host=None, curve=curve) as old,
     ):
         admit(prefill, old.plane.endpoints.key)
         hand_over(prefill, old, 5)
@@ -304,7 +307,7 @@ def _once(message: tuple[bytes, ...]) -> Any:
     return receive
 
 
-def test_a_message_beyond_a_greeting_drops_the_connection_of_a_client(prefill: Rank) -> None:
+def test_a_message_beyond_a_greeting_drops_the_connection_of_a_client(prefill: PlaneRank) -> None:
     """Also on the bulk port, where only the frames that go out are large."""
     context = zmq.Context()
     client = context.socket(zmq.DEALER)

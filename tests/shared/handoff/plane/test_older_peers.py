@@ -11,7 +11,14 @@ from tandem.shared.handoff.plane.messages import ReceiveFailed
 from tandem.shared.handoff.wire import greeting
 from tandem.shared.handoff.wire.greeting import Greeting
 from tandem.tests.shared.handoff.support.fake_peers import FakeReceiver, FakeSender
-from tandem.tests.shared.handoff.support.plane_pair import BLOCKS, END, HEADS, LAYERS, Rank, expect
+from tandem.tests.shared.handoff.support.plane_pair import (
+    BLOCKS,
+    END,
+    HEADS,
+    LAYERS,
+    PlaneRank,
+    expect,
+)
 
 # The fields that those greetings had and these lack.
 OLDER: dict[str, Any] = {
@@ -32,16 +39,16 @@ def older(sent: Greeting) -> bytes:
 
 def test_an_older_receiver_is_refused_by_name() -> None:
     with (
-        Rank("p", seed=1, carrier="auto") as prefill,
-        FakeReceiver(Rank("d"), prefill, older) as receiver,
+        PlaneRank("p", seed=1, carrier="auto") as prefill,
+        FakeReceiver(PlaneRank("d"), prefill, older) as receiver,
     ):
         assert receiver.welcome.refused == "protocol: here 2, at d 1"
 
 
 def test_an_older_sender_is_refused_by_name() -> None:
     with (
-        Rank("d", listen_host=None, carrier="auto") as decode,
-        FakeSender(Rank("p", seed=1)) as sender,
+        PlaneRank("d", listen_host=None, carrier="auto") as decode,
+        FakeSender(PlaneRank("p", seed=1)) as sender,
     ):
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(encode=older)

@@ -22,7 +22,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     BLOCK,
     HEAD_BYTES,
     LAYERS,
-    Rank,
+    PlaneRank,
     every_layer,
     make_cache,
     until,
@@ -89,11 +89,11 @@ def value(layer: int, token: int, plane: int) -> bytes:
     return bytes([layer, token, plane, 7] * (HEAD_BYTES // 4))
 
 
-def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list[Rank]:
+def ranks(stack: ExitStack, name: str, held: list[range], **config: Any) -> list[PlaneRank]:
     """One data plane for each entry, which are the heads that it holds."""
     return [
         stack.enter_context(
-            Rank(
+            PlaneRank(
                 name,
                 epoch=ord(name),
                 cache=make_cache(heads=own),
@@ -144,7 +144,7 @@ def test_unequal_sides_hand_over_every_head(receivers: int, senders: int) -> Non
 
 def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
     with ExitStack() as stack:
-        prefill = stack.enter_context(Rank("p", epoch=1, seed=1))
+        prefill = stack.enter_context(PlaneRank("p", epoch=1, seed=1))
         decode = ranks(stack, "d", held(2, 2), listen_host=None)
         for number, rank in enumerate(decode):
             span = {"heads": every_layer(range(number, number + 1))}
@@ -159,7 +159,7 @@ def test_a_cancel_ends_all_parts_of_a_transfer() -> None:
 
 
 def test_heads_that_a_rank_does_not_hold_are_refused() -> None:
-    with Rank("p", seed=1) as prefill:
+    with PlaneRank("p", seed=1) as prefill:
         span = {"first_token": 0, "end_token": END, "heads": every_layer(range(3))}
-        prefill.open(Rank("d"), 1, BLOCKS, **span)
+        prefill.open(PlaneRank("d"), 1, BLOCKS, **span)
         assert "heads [0, 3) of layer 0 are not all here" in prefill.log.wait(SendFailed, 1).reason

@@ -28,7 +28,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     CELL,
     HEAD_BYTES,
     LAYERS,
-    Rank,
+    PlaneRank,
     expect,
     make_cache,
     rows,
@@ -41,7 +41,7 @@ END = 100
 BLOCKS = tuple(range(13))
 
 
-def _run(prefill: Rank, decode: Rank, transfer_id: int, base: int = 0) -> tuple[int, ...]:
+def _run(prefill: PlaneRank, decode: PlaneRank, transfer_id: int, base: int = 0) -> tuple[int, ...]:
     """Start one whole transfer; returns the receiving block table."""
     here = tuple(range(base, base + 13))
     decode.expect(prefill, transfer_id, here, first_token=0, end_token=END)
@@ -51,8 +51,8 @@ def _run(prefill: Rank, decode: Rank, transfer_id: int, base: int = 0) -> tuple[
 
 
 def test_one_prefill_rank_serves_many_decode_ranks() -> None:
-    with Rank("p", seed=1) as prefill:
-        decodes = [Rank(f"d{i}", listen_host=None).__enter__() for i in range(4)]
+    with PlaneRank("p", seed=1) as prefill:
+        decodes = [PlaneRank(f"d{i}", listen_host=None).__enter__() for i in range(4)]
         try:
             tables = [_run(prefill, decode, i) for i, decode in enumerate(decodes)]
             for i, decode in enumerate(decodes):
@@ -66,10 +66,10 @@ def test_one_prefill_rank_serves_many_decode_ranks() -> None:
 
 @pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
 def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served() -> None:
-    with Rank("p", seed=1, max_peers=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1, max_peers=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         here = _run(prefill, decode, 1)
         decode.log.wait(Received, 1)
-        with Rank("e", listen_host=None) as late:
+        with PlaneRank("e", listen_host=None) as late:
             late.plane.submit(expect(prefill, 2, BLOCKS, first_token=0, end_token=END))
             failed = late.log.wait(ReceiveFailed, 2)
             assert "1 ranks are connected, which is the limit; see --max-peers" in failed.reason
@@ -80,8 +80,8 @@ def test_a_rank_beyond_max_peers_finds_no_place_and_the_others_are_served() -> N
 
 
 def test_many_prefill_ranks_fill_one_decode_rank() -> None:
-    with Rank("d", listen_host=None) as decode:
-        prefills = [Rank(f"p{i}", seed=i).__enter__() for i in range(4)]
+    with PlaneRank("d", listen_host=None) as decode:
+        prefills = [PlaneRank(f"p{i}", seed=i).__enter__() for i in range(4)]
         try:
             tables = [_run(prefill, decode, i, 13 * i) for i, prefill in enumerate(prefills)]
             for i, prefill in enumerate(prefills):
@@ -95,7 +95,7 @@ def test_many_prefill_ranks_fill_one_decode_rank() -> None:
 
 def test_two_nodes_send_to_each_other_at_once_over_reused_connections() -> None:
     caches = [make_cache(blocks=6 * 13, seed=seed) for seed in (1, 2)]
-    with Rank("a", cache=caches[0]) as one, Rank("b", cache=caches[1]) as two:
+    with PlaneRank("a", cache=caches[0]) as one, PlaneRank("b", cache=caches[1]) as two:
         for i in range(1, 6):
             _run(one, two, 2 * i, 13 * i)
             _run(two, one, 2 * i + 1, 13 * i)
@@ -111,9 +111,9 @@ def test_two_nodes_send_to_each_other_at_once_over_reused_connections() -> None:
 def test_a_receiver_that_grants_no_credit_does_not_slow_another() -> None:
     limits = {"window_bytes": 2 * 2048, "progress_seconds": 60.0}
     with (
-        Rank("p", seed=1) as prefill,
-        Rank("d", listen_host=None) as decode,
-        FakeReceiver(Rank("slow"), prefill) as slow,
+        PlaneRank("p", seed=1) as prefill,
+        PlaneRank("d", listen_host=None) as decode,
+        FakeReceiver(PlaneRank("slow"), prefill) as slow,
     ):
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, **limits)
         prefill.compute(1, 0, END, chunk=END)
@@ -130,15 +130,15 @@ def test_a_receiver_that_grants_no_credit_does_not_slow_another() -> None:
 
 
 def test_a_receiver_without_progress_fails_its_transfer_alone() -> None:
-    with Rank("p", seed=1) as prefill, FakeReceiver(Rank("slow"), prefill) as slow:
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("slow"), prefill) as slow:
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END, progress_seconds=0.2)
         prefill.compute(1, 0, END, chunk=END)
         assert "no progress" in prefill.log.wait(SendFailed, 1).reason
 
 
 def test_a_dead_receiver_is_noticed() -> None:
-    with Rank("p", seed=1) as prefill:
-        slow = FakeReceiver(Rank("slow"), prefill)
+    with PlaneRank("p", seed=1) as prefill:
+        slow = FakeReceiver(PlaneRank("slow"), prefill)
         prefill.open(slow, 1, BLOCKS, first_token=0, end_token=END)
         slow.__exit__()
         prefill.compute(1, 0, 50, chunk=50)
@@ -148,8 +148,8 @@ def test_a_dead_receiver_is_noticed() -> None:
 
 
 def test_a_dead_sender_is_noticed() -> None:
-    with Rank("d", listen_host=None) as decode:
-        with FakeSender(Rank("p")) as sender:
+    with PlaneRank("d", listen_host=None) as decode:
+        with FakeSender(PlaneRank("p")) as sender:
             sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
             sender.send(sender.data(1, 0, 0, 0, 8))
             until(lambda: decode.plane.stats().frames_received == 1)
@@ -159,8 +159,8 @@ def test_a_dead_sender_is_noticed() -> None:
 
 
 def test_a_sender_that_is_not_there_fails_the_attempt() -> None:
-    with Rank("d", listen_host=None) as decode:
-        with FakeSender(Rank("p")) as sender:
+    with PlaneRank("d", listen_host=None) as decode:
+        with FakeSender(PlaneRank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(command)
         assert decode.log.wait(ReceiveFailed, 1).retriable
@@ -168,7 +168,7 @@ def test_a_sender_that_is_not_there_fails_the_attempt() -> None:
 
 @pytest.mark.parametrize("socket", ["bulk", "control"])
 def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str) -> None:
-    with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
+    with PlaneRank("d", listen_host=None) as decode, FakeSender(PlaneRank("p")) as sender:
         sender.expected_by(decode, 1, BLOCKS, first_token=0, end_token=END)
         sender.end(socket)
         failed = decode.log.wait(ReceiveFailed, 1)
@@ -178,29 +178,29 @@ def test_one_connection_that_ends_is_noticed_at_once_by_the_receiver(socket: str
 
 def test_a_receiver_meets_others_after_many_connections_have_ended() -> None:
     """Both connections of a pair end at once, one while the other's end is handled."""
-    with Rank("d", listen_host=None) as decode:
+    with PlaneRank("d", listen_host=None) as decode:
         for transfer_id in range(30):
-            with FakeSender(Rank("p")) as sender:
+            with FakeSender(PlaneRank("p")) as sender:
                 sender.expected_by(decode, transfer_id, BLOCKS, first_token=0, end_token=END)
             decode.log.wait(ReceiveFailed, transfer_id)
 
 
 def test_a_port_without_a_listener_is_noticed_at_once() -> None:
-    with Rank("d", listen_host=None) as decode:
-        with FakeSender(Rank("p")) as sender:
+    with PlaneRank("d", listen_host=None) as decode:
+        with FakeSender(PlaneRank("p")) as sender:
             command = expect(sender, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(command)
         assert "nothing listens there" in decode.log.wait(ReceiveFailed, 1).reason
 
 
 def test_a_peer_that_comes_back_is_greeted_again() -> None:
-    with Rank("d", listen_host=None) as decode:
-        with Rank("p", seed=1) as prefill:
+    with PlaneRank("d", listen_host=None) as decode:
+        with PlaneRank("p", seed=1) as prefill:
             _run(prefill, decode, 1)
             decode.log.wait(Received, 1)
             prefill.log.wait(SendFinished, 1)
         decode.log.wait(PeerLost)
-        with Rank("p", seed=3) as prefill:
+        with PlaneRank("p", seed=3) as prefill:
             here = _run(prefill, decode, 2)
             decode.log.wait(Received, 2)
             prefill.log.wait(SendFinished, 2)
@@ -208,7 +208,7 @@ def test_a_peer_that_comes_back_is_greeted_again() -> None:
 
 
 def test_another_start_of_the_sender_is_refused_by_epoch() -> None:
-    with Rank("d", listen_host=None) as decode, Rank("p") as prefill:
+    with PlaneRank("d", listen_host=None) as decode, PlaneRank("p") as prefill:
         decode.plane.submit(
             expect(prefill, 1, BLOCKS, first_token=0, end_token=END, peer_epoch=12345)
         )
@@ -219,7 +219,7 @@ def test_another_start_of_the_sender_is_refused_by_epoch() -> None:
 
 def test_a_sender_of_another_shape_is_refused_by_field_and_values() -> None:
     cache = make_cache(head_bytes=HEAD_BYTES // 2)
-    with Rank("d", listen_host=None, cache=cache) as decode, Rank("p") as prefill:
+    with PlaneRank("d", listen_host=None, cache=cache) as decode, PlaneRank("p") as prefill:
         decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
         failed = decode.log.wait(ReceiveFailed, 1)
         assert "KV of layer 0: here K 8, V 8, at d K 4, V 4" in failed.reason
@@ -227,7 +227,7 @@ def test_a_sender_of_another_shape_is_refused_by_field_and_values() -> None:
 
 
 def test_a_receiver_checks_the_welcome_as_well() -> None:
-    with Rank("d", listen_host=None) as decode, FakeSender(Rank("p")) as sender:
+    with PlaneRank("d", listen_host=None) as decode, FakeSender(PlaneRank("p")) as sender:
         decode.plane.submit(expect(sender, 1, BLOCKS, first_token=0, end_token=END))
         sender.accept(layers=["latent 5"] * LAYERS)
         failed = decode.log.wait(ReceiveFailed, 1)
@@ -236,7 +236,7 @@ def test_a_receiver_checks_the_welcome_as_well() -> None:
 
 
 def test_an_ack_beyond_what_was_sent_fails_the_transfer() -> None:
-    with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
         receiver.take()
@@ -245,13 +245,13 @@ def test_an_ack_beyond_what_was_sent_fails_the_transfer() -> None:
 
 
 def test_an_ack_for_an_unknown_transfer_is_answered_with_abort() -> None:
-    with Rank("p") as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
+    with PlaneRank("p") as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         receiver.send(Kind.ACK, 77, frame.ack_payload(0))
         assert receiver.next(Kind.ABORT)[0].transfer_id == 77
 
 
 def test_acks_of_another_epoch_grant_nothing() -> None:
-    with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
         receiver.take()
@@ -263,7 +263,7 @@ def test_acks_of_another_epoch_grant_nothing() -> None:
 
 
 def test_a_nack_fails_the_attempt_with_its_reason() -> None:
-    with Rank("p", seed=1) as prefill, FakeReceiver(Rank("d"), prefill) as receiver:
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(PlaneRank("d"), prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, 1, chunk=1)
         receiver.take()
@@ -274,7 +274,7 @@ def test_a_nack_fails_the_attempt_with_its_reason() -> None:
 @pytest.mark.parametrize("phase", ["before_open", "opened", "streaming", "finished", "unknown"])
 @pytest.mark.parametrize("side", ["send", "receive"])
 def test_cancel_is_answered_in_every_phase(phase: str, side: str) -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         if phase != "unknown":
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         if phase in ("opened", "streaming", "finished"):
@@ -305,7 +305,7 @@ def test_cancel_is_answered_in_every_phase(phase: str, side: str) -> None:
 
 
 def test_an_attempt_that_is_over_cannot_be_opened_again() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         decode.plane.submit(CancelExpect(transfer_id=1, attempt=2))
         decode.plane.submit(expect(prefill, 1, BLOCKS, first_token=0, end_token=END))
         assert "is over" in decode.log.wait(ReceiveFailed, 1).reason
@@ -315,7 +315,7 @@ def test_an_attempt_that_is_over_cannot_be_opened_again() -> None:
 
 
 def test_a_newer_attempt_takes_the_place_of_the_older_one() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         for attempt in (1, 2):
             fields = {"first_token": 0, "end_token": END, "attempt": attempt}
             decode.expect(prefill, 1, BLOCKS, **fields)
@@ -328,7 +328,7 @@ def test_a_newer_attempt_takes_the_place_of_the_older_one() -> None:
 
 
 def test_a_window_of_two_cells_does_not_deadlock() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         fields = {"first_token": 0, "end_token": END, "window_bytes": 2 * CELL}
         decode.expect(prefill, 1, BLOCKS, **fields)
         prefill.open(decode, 1, BLOCKS, **fields)
@@ -338,8 +338,8 @@ def test_a_window_of_two_cells_does_not_deadlock() -> None:
 
 
 def test_a_frame_is_no_larger_than_its_receiver_takes() -> None:
-    small = Rank("d", slot_bytes=3 * CELL, listen_host=None)
-    with Rank("p", seed=1, slot_bytes=100 * CELL) as prefill, small as decode:
+    small = PlaneRank("d", slot_bytes=3 * CELL, listen_host=None)
+    with PlaneRank("p", seed=1, slot_bytes=100 * CELL) as prefill, small as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, END, chunk=END)
@@ -351,8 +351,8 @@ def test_a_frame_is_no_larger_than_its_receiver_takes() -> None:
 
 @pytest.mark.parametrize("each_carrier", ["tcp"], indirect=True)
 def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value() -> None:
-    tiny = Rank("d", slot_bytes=CELL - 1)
-    with Rank("p", seed=1) as prefill, FakeReceiver(tiny, prefill) as receiver:
+    tiny = PlaneRank("d", slot_bytes=CELL - 1)
+    with PlaneRank("p", seed=1) as prefill, FakeReceiver(tiny, prefill) as receiver:
         prefill.open(receiver, 1, BLOCKS, first_token=0, end_token=END)
         prefill.compute(1, 0, END, chunk=END)
         reason = prefill.log.wait(SendFailed, 1).reason
@@ -360,13 +360,13 @@ def test_a_receiver_that_takes_less_than_a_token_is_refused_by_value() -> None:
 
 
 def test_a_window_that_is_too_small_is_refused_by_value() -> None:
-    with Rank("p") as prefill:
-        prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END, window_bytes=CELL)
+    with PlaneRank("p") as prefill:
+        prefill.open(PlaneRank("d"), 1, BLOCKS, first_token=0, end_token=END, window_bytes=CELL)
         assert f"window of {CELL} bytes" in prefill.log.wait(SendFailed, 1).reason
 
 
 def test_a_cache_that_cannot_pack_fails_its_transfer_alone() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS[:1], first_token=0, end_token=END)
         prefill.compute(1, BLOCK, END, chunk=END)
@@ -377,8 +377,8 @@ def test_a_cache_that_cannot_pack_fails_its_transfer_alone() -> None:
 
 
 def test_stopping_fails_running_transfers() -> None:
-    with Rank("d", listen_host=None) as decode:
-        with Rank("p", seed=1) as prefill:
+    with PlaneRank("d", listen_host=None) as decode:
+        with PlaneRank("p", seed=1) as prefill:
             decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
             prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
             prefill.compute(1, 0, 50, chunk=50)
@@ -388,8 +388,8 @@ def test_stopping_fails_running_transfers() -> None:
 
 def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused() -> None:
     for _ in range(20):
-        with Rank("p") as prefill:
-            prefill.open(Rank("d"), 1, BLOCKS, first_token=0, end_token=END)
+        with PlaneRank("p") as prefill:
+            prefill.open(PlaneRank("d"), 1, BLOCKS, first_token=0, end_token=END)
             prefill.plane.submit(CancelSend(transfer_id=2, attempt=1))
         assert "shutting down" in prefill.log.wait(SendFailed, 1, seconds=1).reason
         prefill.log.wait(Cancelled, 2, seconds=1)
@@ -398,14 +398,14 @@ def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused() -> 
 
 
 def test_a_rank_that_only_receives_refuses_to_send() -> None:
-    with Rank("d", listen_host=None) as decode:
-        decode.open(Rank("e"), 1, BLOCKS, first_token=0, end_token=END)
+    with PlaneRank("d", listen_host=None) as decode:
+        decode.open(PlaneRank("e"), 1, BLOCKS, first_token=0, end_token=END)
         assert "without listen_host" in decode.log.wait(SendFailed, 1).reason
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/x", "", "tcp://", "tcp://127.0.0.1:nonsense"])
 def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint: str) -> None:
-    with Rank("d", listen_host=None) as decode, Rank("p") as prefill:
+    with PlaneRank("d", listen_host=None) as decode, PlaneRank("p") as prefill:
         command = expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         decode.plane.submit(replace(command, bulk=endpoint))
         decode.log.wait(ReceiveFailed, 1)

@@ -11,13 +11,20 @@ from tandem.shared.engine.rank.process import RankProcess
 from tandem.shared.handoff.plane.messages import CancelSend, Expecting, LayerReady, SendFinished
 from tandem.shared.handoff.plane.pending_layers import PendingLayer
 from tandem.tests.shared.handoff.support.by_hand import HandRank, World
-from tandem.tests.shared.handoff.support.plane_pair import BLOCK, LAYERS, Rank, expect, rows, until
+from tandem.tests.shared.handoff.support.plane_pair import (
+    BLOCK,
+    LAYERS,
+    PlaneRank,
+    expect,
+    rows,
+    until,
+)
 
 END = 2 * BLOCK
 BLOCKS = (4, 2)
 
 
-class Mark:
+class FakeEvent:
     """A CUDA event that the test completes."""
 
     def __init__(self) -> None:
@@ -27,7 +34,7 @@ class Mark:
         return self.passed
 
 
-def announce(rank: Rank, number: int, layer: int, computed: Callable[[], bool]) -> None:
+def announce(rank: PlaneRank, number: int, layer: int, computed: Callable[[], bool]) -> None:
     ready = LayerReady(
         transfer_id=number,
         attempt=1,
@@ -59,7 +66,7 @@ def _opened(world: World) -> tuple[HandRank, HandRank, list[int]]:
 def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
     with World("cuda_ipc") as world:
         prefill, decode, packed = _opened(world)
-        marks = [Mark() for _ in range(LAYERS)]
+        marks = [FakeEvent() for _ in range(LAYERS)]
         for layer, mark in enumerate(marks):
             announce(prefill, 1, layer, mark)
         world.turn(5)
@@ -77,7 +84,7 @@ def test_a_layer_leaves_when_it_is_computed_and_no_later_one_with_it() -> None:
 def test_layers_leave_in_the_order_of_the_stream() -> None:
     with World("tcp") as world:
         prefill, _, packed = _opened(world)
-        first, second = Mark(), Mark()
+        first, second = FakeEvent(), FakeEvent()
         announce(prefill, 1, 0, first)
         announce(prefill, 1, 1, second)
         second.passed = True  # before its stream gets there, and not polled
@@ -91,7 +98,7 @@ def test_layers_leave_in_the_order_of_the_stream() -> None:
 def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
     with World("cuda_ipc") as world:
         prefill, _, packed = _opened(world)
-        mark = Mark()
+        mark = FakeEvent()
         announce(prefill, 1, 0, mark)
         prefill.plane.submit(CancelSend(transfer_id=1, attempt=1))
         world.turn(3)
@@ -102,7 +109,7 @@ def test_announcements_for_a_cancelled_transfer_are_ignored() -> None:
 
 def test_the_plane_looks_again_by_itself() -> None:
     """No event wakes it when a GPU has finished a layer."""
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         decode.expect(prefill, 1, BLOCKS, first_token=0, end_token=END)
         prefill.open(decode, 1, BLOCKS, first_token=0, end_token=END)
         asked = [0]
@@ -135,8 +142,8 @@ def test_an_engine_marks_each_layer_once_for_all_its_sequences() -> None:
     assert hook is not None
     hook(0)
     assert [type(each) for each in plane.told] == [LayerReady, LayerReady]
-    marks: list[Mark] = []
-    rank._layer_marker = lambda: marks.append(Mark()) or marks[-1]  # type: ignore[func-returns-value]
+    marks: list[FakeEvent] = []
+    rank._layer_marker = lambda: marks.append(FakeEvent()) or marks[-1]  # type: ignore[func-returns-value]
     hook = rank._layer_hook(ExecuteStep(StepPlan(2, steps), streams))
     assert hook is not None
     plane.told.clear()

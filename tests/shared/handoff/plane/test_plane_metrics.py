@@ -9,7 +9,7 @@ from tandem.shared.handoff.plane import loop as plane_loop
 from tandem.shared.handoff.plane.messages import CancelSend, Received
 from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.node.plane_metrics import PlaneCollector
-from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, Rank, until
+from tandem.tests.shared.handoff.support.plane_pair import BLOCK, CELL, LAYERS, PlaneRank, until
 from tandem.tests.support.fake_node import FakeNode
 
 pytestmark = pytest.mark.usefixtures("each_carrier")
@@ -20,7 +20,7 @@ def prompt_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plane_loop, "REPORT_SECONDS", 0.02)
 
 
-def _latest(rank: Rank) -> dict[str, float]:
+def _latest(rank: PlaneRank) -> dict[str, float]:
     """All series of one rank, by name and labels, as it last reported them."""
     registry = CollectorRegistry()
     registry.register(PlaneCollector({0: rank.log.of(DataPlaneStats)[-1]}))
@@ -33,7 +33,7 @@ def _latest(rank: Rank) -> dict[str, float]:
     }
 
 
-def _shows(rank: Rank, **wanted: float) -> None:
+def _shows(rank: PlaneRank, **wanted: float) -> None:
     def reached() -> bool:
         if not rank.log.of(DataPlaneStats):
             return False
@@ -48,7 +48,7 @@ def _named(wanted: dict[str, float]) -> dict[str, float]:
 
 
 def test_bytes_frames_credit_and_slots_move_with_a_transfer() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         _shows(prefill, staging_slots__free=8, staging_slots__held=0)
         fields = {"first_token": 0, "end_token": BLOCK, "window_bytes": 4096}
         decode.expect(prefill, 7, [1], **fields)
@@ -63,7 +63,7 @@ def test_bytes_frames_credit_and_slots_move_with_a_transfer() -> None:
 
 
 def test_a_cancelled_transfer_gives_its_credit_back() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         fields = {"first_token": 0, "end_token": BLOCK}
         decode.expect(prefill, 7, [1], **fields)
         prefill.open(decode, 7, [2], window_bytes=4096, **fields)

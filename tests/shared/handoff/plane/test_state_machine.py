@@ -84,7 +84,7 @@ class WatchedCache(MemoryCache):
 
 
 @dataclass(slots=True)
-class Side:
+class AttemptSide:
     """One attempt on one rank: ``ended`` is the event that freed its blocks."""
 
     rank: HandRank
@@ -102,8 +102,8 @@ class Try:
     first: int
     end: int
     window: int
-    there: Side
-    here: Side
+    there: AttemptSide
+    here: AttemptSide
     rows: dict[tuple[int, int], bytes]
     computed: int = 0
     announced: list[LayerReady] = field(default_factory=list)
@@ -198,8 +198,8 @@ class Planes(RuleBasedStateMachine):
             first=first,
             end=end,
             window=window,
-            there=Side(self.prefill, there.reserve(end)),
-            here=Side(self.decode, here.reserve(end)),
+            there=AttemptSide(self.prefill, there.reserve(end)),
+            here=AttemptSide(self.decode, here.reserve(end)),
             rows={cell: self.source.randbytes(CELL) for cell in cells},
         )
         self.tries.append(one)
@@ -349,7 +349,7 @@ class Planes(RuleBasedStateMachine):
             if got or (isinstance(event, Cancelled) and event.side == "receive"):
                 self._end(rank, one.here, event)
 
-    def _end(self, rank: HandRank, side: Side, event: Event) -> None:
+    def _end(self, rank: HandRank, side: AttemptSide, event: Event) -> None:
         if side.rank is not rank:
             return
         if side.ended is None:

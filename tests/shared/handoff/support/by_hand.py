@@ -15,23 +15,14 @@ from tandem.shared.handoff.plane.data_plane import ZEROMQ
 from tandem.shared.handoff.plane.loop import PlaneLoop
 from tandem.tests.shared.handoff.support.faults import Schedule, faulty
 from tandem.tests.shared.handoff.support.memory_transport import MEMORY, Network
-from tandem.tests.shared.handoff.support.plane_pair import WAIT_SECONDS, Rank, expect
+from tandem.tests.shared.handoff.support.plane_pair import WAIT_SECONDS, PlaneRank, expect
+from tandem.tests.support.clock import SteppedClock
 
 CARRIERS = [MEMORY, "tcp", "shared_memory", "cuda_ipc"]
 TURN_SECONDS = 0.001
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class HandRank(Rank):
+class HandRank(PlaneRank):
     """A rank whose loop the test steps."""
 
     loop: PlaneLoop
@@ -79,7 +70,7 @@ class World:
         self.carrier = carrier
         self.network = Network()
         self.memory = carrier == MEMORY
-        self.fake_clock = Clock()
+        self.fake_clock = SteppedClock(1000.0)
         self.clock: Callable[[], float] = self.fake_clock if self.memory else time.monotonic
         self.transport: Transport = self.network.transport if self.memory else ZEROMQ
         if schedule is not None:
@@ -126,7 +117,7 @@ class World:
             (turn or self.turn)()
 
     def transfer(
-        self, prefill: Rank, decode: Rank, number: int, blocks: Any, **fields: Any
+        self, prefill: PlaneRank, decode: PlaneRank, number: int, blocks: Any, **fields: Any
     ) -> None:
         """Reserve, open and compute; the caller takes the turns."""
         decode.plane.submit(expect(prefill, number, blocks, **fields))

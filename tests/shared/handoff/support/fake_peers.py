@@ -32,7 +32,7 @@ from tandem.shared.handoff.plane.messages import Expecting
 from tandem.shared.handoff.wire import frame, greeting
 from tandem.shared.handoff.wire.frame import Header, Kind
 from tandem.shared.handoff.wire.greeting import Greeting
-from tandem.tests.shared.handoff.support.plane_pair import CELL, HEADS, Rank, expect, until
+from tandem.tests.shared.handoff.support.plane_pair import CELL, HEADS, PlaneRank, expect, until
 
 WAIT_MS = 10_000
 
@@ -40,7 +40,7 @@ WAIT_MS = 10_000
 class FakeSender:
     """A prefill rank that a test drives frame by frame. ``real`` lends it identity and cache."""
 
-    def __init__(self, real: Rank) -> None:
+    def __init__(self, real: PlaneRank) -> None:
         self.config, self.cache = real.config, real.cache
         self.me = greeting_of(real.config, real.cache, {TCP: b""})
         self.context = zmq.Context()
@@ -115,7 +115,7 @@ class FakeSender:
         getattr(self, socket).close(0)
 
     def expected_by(
-        self, decode: Rank, transfer_id: int, blocks: Iterable[int], **fields: Any
+        self, decode: PlaneRank, transfer_id: int, blocks: Iterable[int], **fields: Any
     ) -> None:
         decode.plane.submit(expect(self, transfer_id, blocks, **fields))
         self.accept()
@@ -187,8 +187,8 @@ class FakeReceiver:
 
     def __init__(
         self,
-        real: Rank,
-        sender: Rank,
+        real: PlaneRank,
+        sender: PlaneRank,
         encode: Callable[[Greeting], bytes] = greeting.encode,
         **changed: Any,
     ) -> None:

@@ -90,7 +90,7 @@ class Leaving:
 
 
 @dataclass(slots=True)
-class Lane:
+class FaultyLane:
     waiting: deque[Leaving] = field(default_factory=deque)
     held: Leaving | None = None  # leaves behind the next one
     open_at: float = 0.0
@@ -121,7 +121,7 @@ class _Faulty:
         self._inner = inner
         self._schedule = schedule
         self._clock = clock
-        self._lanes: dict[tuple[PeerKey, str], Lane] = {}
+        self._lanes: dict[tuple[PeerKey, str], FaultyLane] = {}
 
     def sockets(self) -> Iterable[Any]:
         return self._inner.sockets()
@@ -171,7 +171,7 @@ class _Faulty:
         """Raises PeerGoneError, as the real one does."""
         if not self._inner.is_live(peer):
             raise PeerGoneError(f"no live connection to {peer}")
-        lane = self._lanes.setdefault((peer, name), Lane())
+        lane = self._lanes.setdefault((peer, name), FaultyLane())
         fault = self._schedule.next()
         if fault is Fault.RESET:
             reset(self._inner, peer)
@@ -179,7 +179,7 @@ class _Faulty:
         self._queue(lane, leaving, fault)
         self._flush(peer, name, lane)
 
-    def _queue(self, lane: Lane, leaving: Leaving, fault: Fault | None) -> None:
+    def _queue(self, lane: FaultyLane, leaving: Leaving, fault: Fault | None) -> None:
         if fault is Fault.DROP:
             leaving.over = True
             return
@@ -216,7 +216,7 @@ class _Faulty:
         else:
             leaving.message = replace(frame, payload=frame.payload[:at])
 
-    def _flush(self, peer: PeerKey, name: str, lane: Lane) -> None:
+    def _flush(self, peer: PeerKey, name: str, lane: FaultyLane) -> None:
         """Send the messages that are due."""
         while lane.waiting and lane.open_at <= self._clock():
             leaving = lane.waiting.popleft()

@@ -47,7 +47,7 @@ class Lent:
 
 
 @dataclass(slots=True)
-class Wire:
+class MemoryWire:
     """One connection: three lanes. ``cut``: messages are lost; ``open``: the other end exists."""
 
     bulk: deque[Lent] = field(default_factory=deque)
@@ -85,7 +85,7 @@ class Network:
 
     def __init__(self) -> None:
         self.listeners: dict[str, MemoryListener] = {}
-        self.wires: list[Wire] = []
+        self.wires: list[MemoryWire] = []
         self._numbers = itertools.count(1)
 
     @property
@@ -106,11 +106,11 @@ class Network:
 
 
 @dataclass(slots=True)
-class Link:
+class MemoryLink:
     """An end's side of a connection. ``inbox`` and ``outbox`` are its lanes for control."""
 
     peer: PeerKey
-    wire: Wire
+    wire: MemoryWire
     inbox: deque[bytes]
     outbox: deque[bytes]
     heard: float
@@ -131,7 +131,7 @@ class _End:
         self._me = me
         self._limit = max_frame_bytes
         self._timing = timing
-        self._links: dict[PeerKey, Link] = {}
+        self._links: dict[PeerKey, MemoryLink] = {}
         self._notices: list[Notice] = []
 
     def sockets(self) -> Iterable[Any]:
@@ -154,12 +154,12 @@ class _End:
             self.lose(peer, "control connection is gone")
             raise PeerGoneError(f"{peer} is gone")
 
-    def _live_link(self, peer: PeerKey) -> Link:
+    def _live_link(self, peer: PeerKey) -> MemoryLink:
         if not self.is_live(peer):
             raise PeerGoneError(f"no live connection to {peer}")
         return self._links[peer]
 
-    def _taken(self, link: Link, now: float) -> Iterable[bytes]:
+    def _taken(self, link: MemoryLink, now: float) -> Iterable[bytes]:
         """Control messages of one link; one beyond the limit ends the connection unread."""
         for _ in range(CONTROL_BATCH):
             if not link.inbox:
@@ -198,7 +198,7 @@ class MemoryListener(_End):
     def __init__(self, network: Network, me: Greeting, **of: Any) -> None:
         super().__init__(network, me, **of)
         self._address = ""
-        self._hellos: deque[tuple[bytes, Wire]] = deque()
+        self._hellos: deque[tuple[bytes, MemoryWire]] = deque()
 
     def start(self) -> Endpoints:
         self._address = self._network.new_address()
@@ -208,7 +208,7 @@ class MemoryListener(_End):
     def admit(self, keys: Iterable[str]) -> None:
         """Every dialer is admitted."""
 
-    def greet(self, hello: bytes, wire: Wire) -> None:
+    def greet(self, hello: bytes, wire: MemoryWire) -> None:
         self._hellos.append((hello, wire))
 
     def send_bulk(
@@ -239,7 +239,7 @@ class MemoryListener(_End):
                     link.wire.put(link.outbox, pong)
         return taken
 
-    def _greeted(self, hello: bytes, wire: Wire, now: float) -> None:
+    def _greeted(self, hello: bytes, wire: MemoryWire, now: float) -> None:
         try:
             theirs = greeting.decode(hello)
         except FrameError:
@@ -253,7 +253,7 @@ class MemoryListener(_End):
             wire.put(wire.to_dialer, greeting.encode(answer))
             return
         self.lose(theirs.key, "the peer connected anew")
-        link = Link(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)
+        link = MemoryLink(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)
         link.max_payload = theirs.max_payload
         self._links[theirs.key] = link
         wire.put(wire.to_dialer, greeting.encode(answer))
@@ -275,9 +275,9 @@ class MemoryDialer(_End):
     def connect(self, peer: PeerKey, endpoints: Endpoints, now: float) -> None:
         if peer in self._links:
             return
-        wire = Wire()
+        wire = MemoryWire()
         self._network.wires.append(wire)
-        self._links[peer] = Link(peer, wire, wire.to_dialer, wire.to_listener, now)
+        self._links[peer] = MemoryLink(peer, wire, wire.to_dialer, wire.to_listener, now)
         self._turn.append(peer)
         listener = self._network.listeners.get(endpoints.bulk)
         if listener is not None:
@@ -294,7 +294,7 @@ class MemoryDialer(_End):
                     taken.append((link.peer, message))
         return taken
 
-    def _answered(self, link: Link, message: bytes) -> None:
+    def _answered(self, link: MemoryLink, message: bytes) -> None:
         try:
             theirs = greeting.decode(message)
             if theirs.refused:

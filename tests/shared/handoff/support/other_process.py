@@ -26,7 +26,7 @@ from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.messages import Received
 from tandem.tests.shared.handoff.support.fake_driver import device_named
 from tandem.tests.shared.handoff.support.memory_cache import MemoryCache
-from tandem.tests.shared.handoff.support.plane_pair import BLOCK, Rank, rows
+from tandem.tests.shared.handoff.support.plane_pair import BLOCK, PlaneRank, rows
 
 NONE = "none"
 END = 400
@@ -75,7 +75,7 @@ def _device(name: str) -> Gpu | None:
 
 
 def _send(carrier: str, device: str, epoch: int, peer_epoch: int) -> None:
-    with Rank("p", seed=1, epoch=epoch, carrier=carrier, device=_device(device)) as prefill:
+    with PlaneRank("p", seed=1, epoch=epoch, carrier=carrier, device=_device(device)) as prefill:
         print(json.dumps(asdict(prefill.plane.endpoints)), flush=True)
         sys.stdin.readline()
         fields = {"first_token": 0, "end_token": END, "progress_seconds": 60.0}
@@ -87,7 +87,7 @@ def _send(carrier: str, device: str, epoch: int, peer_epoch: int) -> None:
 
 
 def _receive(carrier: str, device: str, epoch: int, peer_epoch: int, endpoints: str) -> None:
-    with Rank(
+    with PlaneRank(
         "d", epoch=epoch, listen_host=None, carrier=carrier, device=_device(device)
     ) as decode:
         sender = peer("p", peer_epoch, endpoints)

@@ -63,7 +63,7 @@ def make_cache(
     return cache
 
 
-class EventLog:
+class PlaneEvents:
     """Collects events; ``wait`` returns the first one that fits, or fails the test."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class EventLog:
             return [event for event in self.events if isinstance(event, kind)]
 
 
-class Rank:
+class PlaneRank:
     """One data plane with its cache and its log. ``carrier`` is the default, which the fixture
     ``each_carrier`` sets. A rank that names CUDA IPC gets a fake device, unless it has one.
     """
@@ -117,11 +117,11 @@ class Rank:
         **config: Any,
     ) -> None:
         self.cache = cache or make_cache(seed=seed)
-        self.log = EventLog()
+        self.log = PlaneEvents()
         config.setdefault("slot_bytes", 2048)
         config.setdefault("staging_slots", 8)
         config.setdefault("timing", PATIENT)
-        config.setdefault("carrier", Rank.carrier)
+        config.setdefault("carrier", PlaneRank.carrier)
         config.setdefault("device_slot_bytes", config["slot_bytes"])
         self.config = DataPlaneConfig(node_id=name, epoch=epoch or new_epoch(), **config)
         if device is None and CUDA_IPC in self.config.carrier:
@@ -137,7 +137,7 @@ class Rank:
             device=device,
         )
 
-    def __enter__(self) -> Rank:
+    def __enter__(self) -> PlaneRank:
         self.plane.start()
         return self
 
@@ -156,7 +156,7 @@ class Rank:
             self.device.driver.check_books()
 
     def expect(
-        self, sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
+        self, sender: PlaneRank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
     ) -> None:
         """Reserve on this rank and wait until the sender has been greeted."""
         self.plane.submit(expect(sender, transfer_id, blocks, **fields))
@@ -164,7 +164,7 @@ class Rank:
         until(lambda: part in [(e.transfer_id, e.peer_rank) for e in self.log.of(Expecting)])
 
     def open(
-        self, receiver: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
+        self, receiver: PlaneRank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
     ) -> None:
         fields.setdefault("attempt", 1)
         fields.setdefault("heads", every_layer(range(HEADS)))
@@ -189,7 +189,9 @@ class Rank:
                 self.plane.layer_ready(transfer_id, attempt, layer, start, min(end, start + chunk))
 
 
-def expect(sender: Rank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any) -> Expect:
+def expect(
+    sender: PlaneRank | Any, transfer_id: int, blocks: Iterable[int], **fields: Any
+) -> Expect:
     fields.setdefault("attempt", 1)
     fields.setdefault("heads", every_layer(range(HEADS)))
     fields.setdefault("peer_epoch", sender.config.epoch)
@@ -216,7 +218,7 @@ def rows(cache: MemoryCache, blocks: Iterable[int], first: int, end: int) -> lis
     ]
 
 
-def hand_over(prefill: Rank, decode: Rank, number: int = 1) -> None:
+def hand_over(prefill: PlaneRank, decode: PlaneRank, number: int = 1) -> None:
     """One whole transfer between two running ranks, to its last byte."""
     decode.expect(prefill, number, BLOCKS, first_token=0, end_token=END)
     prefill.open(decode, number, BLOCKS, first_token=0, end_token=END)

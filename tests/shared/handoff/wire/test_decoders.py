@@ -43,7 +43,7 @@ from tandem.shared.handoff.wire import frame, greeting
 from tandem.shared.handoff.wire.codec import CodecError
 from tandem.shared.handoff.wire.frame import FrameError, Header, Kind
 from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
-from tandem.tests.shared.handoff.support.plane_pair import Rank
+from tandem.tests.shared.handoff.support.plane_pair import PlaneRank
 from tandem.tests.support.fuzz import EXTREMES, cheap, strange
 
 LIMIT = 4096
@@ -332,7 +332,7 @@ def _zmtp(length: int) -> bytes:
 @pytest.mark.parametrize("length", [1 << 32, (1 << 63) - 1, (1 << 64) - 1])
 def test_a_message_that_is_announced_too_large_ends_the_connection(length: int) -> None:
     process = psutil.Process()
-    with Rank("p") as rank:
+    with PlaneRank("p") as rank:
         for endpoint in (rank.plane.endpoints.bulk, rank.plane.endpoints.control):
             host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
             before = process.memory_info().rss

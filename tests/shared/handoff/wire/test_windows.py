@@ -16,7 +16,7 @@ from tandem.shared.models.spec import (
     DenseSpec,
     LayerSpec,
 )
-from tandem.tests.shared.handoff.support.plane_pair import CELL, LAYERS, Rank, expect, rows
+from tandem.tests.shared.handoff.support.plane_pair import CELL, LAYERS, PlaneRank, expect, rows
 
 END = 100
 HERE, THERE = tuple(range(13)), tuple(range(20, 33))
@@ -75,7 +75,7 @@ def test_what_a_window_leaves_out_is_not_sent_and_not_waited_for(
 ) -> None:
     cells = sum(END - first for first in firsts)
     span = {"first_token": 0, "end_token": END, "first_tokens": firsts}
-    with Rank("p", seed=1) as prefill, Rank("d", seed=2, listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", seed=2, listen_host=None) as decode:
         before = rows(decode.cache, THERE, 0, END)
         decode.expect(prefill, 1, THERE, **span)
         prefill.open(decode, 1, HERE, **span)
@@ -91,7 +91,7 @@ def test_what_a_window_leaves_out_is_not_sent_and_not_waited_for(
 
 
 def test_a_sender_that_sends_more_than_the_window_is_refused() -> None:
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         firsts = {"first_token": 0, "end_token": END, "first_tokens": (0, 90, 0)}
         decode.expect(prefill, 1, THERE, **firsts)
         prefill.open(decode, 1, HERE, first_token=0, end_token=END)
@@ -103,7 +103,7 @@ def test_a_sender_that_sends_more_than_the_window_is_refused() -> None:
 @pytest.mark.parametrize("firsts", [(0, 0), (0, 0, END), (0, 3, 9, 9)], ids=str)
 def test_first_tokens_that_do_not_fit_are_refused(firsts: tuple[int, ...]) -> None:
     span = {"first_token": 0, "end_token": END, "first_tokens": firsts}
-    with Rank("p", seed=1) as prefill, Rank("d", listen_host=None) as decode:
+    with PlaneRank("p", seed=1) as prefill, PlaneRank("d", listen_host=None) as decode:
         prefill.open(decode, 1, HERE, **span)
         assert f"do not fit {LAYERS} layers" in prefill.log.wait(SendFailed, 1).reason
         decode.plane.submit(expect(prefill, 1, THERE, **span))

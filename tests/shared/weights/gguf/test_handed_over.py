@@ -9,7 +9,7 @@ import torch
 
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.shared.models.test_kv_formats import Canary
+from tandem.tests.shared.models.test_kv_formats import CanaryOfRunners
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.runners import build_runner
@@ -47,7 +47,7 @@ def test_the_canary_allows_for_the_rounding_of_weights_and_for_no_other_weights(
     )
     ratios = []
     for sender in (same, other):
-        canary = Canary(sender, quantised)
+        canary = CanaryOfRunners(sender, quantised)
         canary.formats.append(kind)
         ratios.append(canary.ratio())
     assert ratios[0] < 1 < ratios[1]
