@@ -26,6 +26,7 @@ from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
 from .approvals import ApprovalAnswer
 from .request_approvals import RequestApprovals
+from .round_compaction import RoundCompaction, RoundSummary
 from .server_tools import CallOutcome
 from .turn import ModelTurn, TurnCall
 
@@ -37,7 +38,8 @@ RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The rounds of one request. ``parse`` makes the request of a body; ``most_calls`` and
-    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
+    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``. Between
+    rounds there may be a ``compaction``."""
 
     body: dict[str, Any]
     tools: Mapping[str, ServerTool]
@@ -48,6 +50,7 @@ class Rounds:
     run: RunCall
     most_rounds: int
     most_calls: int | None = None
+    compaction: RoundCompaction | None = None
 
     @cached_property
     def approved(self) -> Mapping[str, ApprovalAnswer]:
@@ -119,6 +122,10 @@ class Rounds:
             if asked or len(mine) < len(turn.calls):
                 break  # the client approves or runs the others
             following = await self._following(request, turn, executed, state, parse)
+            summary = await self._summary(request, state, generate, parse)
+            if summary is not None:
+                yield [ChoiceDelta(0, tokens=summary.tokens, compacted=summary.text)]
+                following = await self._compacted(request, summary, state, parse)
             if following is None:
                 turn.finish_reason = "length"
                 break
@@ -176,9 +183,41 @@ class Rounds:
         parse: Parsing,
     ) -> GenerationRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
+        state.prompt_tokens = 0
         if not state.has_tokens_left(turn.tokens):
             return None
         return await self._parsed(request, state, parse, lambda: state.add(turn, executed))
+
+    async def _summary(
+        self,
+        request: GenerationRequest,
+        state: _Progress,
+        generate: Callable[[GenerationRequest], Outputs],
+        parse: Parsing,
+    ) -> RoundSummary | None:
+        """The summary that comes before the next round, if that has too long a prompt."""
+        compaction = self.compaction
+        if compaction is None or not compaction.threshold < state.prompt_tokens:
+            return None
+        if state.shortest > compaction.threshold:  # the last summary was of no use
+            return None
+        name = f"{_root(request)}.summary{state.rounds}"
+        return await compaction.summary(state.body["messages"], name, generate, parse)
+
+    async def _compacted(
+        self, request: GenerationRequest, summary: RoundSummary, state: _Progress, parse: Parsing
+    ) -> GenerationRequest | None:
+        """The request of the next round, after a summary."""
+        compaction = self.compaction
+        assert compaction is not None
+
+        def shorten() -> None:
+            state.body = state.body | {"messages": compaction.compacted(summary.text)}
+
+        state.rounds -= 1  # it is the same round
+        following = await self._parsed(request, state, parse, shorten)
+        state.shortest = state.prompt_tokens
+        return following
 
     async def _parsed(
         self,
@@ -201,20 +240,25 @@ class Rounds:
 
         try:
             parsed = await parse(work)
-        except ContextError:
+        except ContextError as error:
+            state.prompt_tokens = error.length
             return None
-        name = f"{request.request_id.partition('.')[0]}.{state.rounds}"
+        state.prompt_tokens = parsed.prompt_tokens
+        name = f"{_root(request)}.{state.rounds}"
         return replace(parsed, request_id=name, stream=request.stream)
 
 
 @dataclass
 class _Progress:
-    """The body of the next round, and what has been used so far."""
+    """The body of the next round, and what has been used so far: ``prompt_tokens`` are those of the
+    next round, or 0, and ``shortest`` those after the last summary."""
 
     body: dict[str, Any]
     rounds: int = 0
     calls: int = 0
     executed: int = 0
+    prompt_tokens: int = 0
+    shortest: int = 0
 
     def resume(self, executed: Sequence[ExecutedCall]) -> None:
         """Enter the results of calls that the chat has already."""
@@ -266,6 +310,11 @@ async def _generated(
                 held += taken
     if held:
         yield held
+
+
+def _root(request: GenerationRequest) -> str:
+    """The name of the whole request, of which a round's begins with."""
+    return request.request_id.partition(".")[0]
 
 
 def _begun(index: int, call: ApprovalAnswer) -> CallDelta:

@@ -17,9 +17,10 @@ from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
+from .compaction.between_rounds import CompactionBetweenRounds
 from .compaction.compaction_events import CompactionEvents
 from .compaction.context_management import compaction_threshold
-from .compaction.summary import parse_summary
+from .compaction.summary import parse_summary, parse_summary_of
 from .compaction.summary_first import parse_within
 from .continued_conversation import ContinuedConversation, Conversations
 from .fitting_turns import parse_fitting
@@ -35,6 +36,8 @@ WITHOUT_SUMMARY = (
     *("tools", "tool_choice", "response_format", "structured_outputs", "logprobs", "top_logprobs"),
     *("stop", "ignore_eos", "thinking_token_budget", "reasoning_effort", "verbosity"),
 )
+# The limit of a response is that of its answer.
+WITHOUT_LIMIT = (*WITHOUT_SUMMARY, "max_completion_tokens")
 
 
 class Responses:
@@ -64,13 +67,15 @@ class Responses:
         threshold = compaction_threshold(asked.context_management, model, ignored)
 
         def parse(conversation: ContinuedConversation) -> GenerationRequest:
-            return parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
+            return parse_turns(
+                asked, tools, conversation, self._chat, approvals, model, options, threshold
+            )
 
         conversation = self._conversation
         if threshold is None or approvals.answers or not conversation.is_compactable:
             request = parse(conversation)
         else:
-            items, without = conversation.whole, (*WITHOUT_SUMMARY, "max_completion_tokens")
+            items, without = conversation.whole, WITHOUT_LIMIT
             request = parse_within(
                 threshold,
                 conversation,
@@ -126,18 +131,28 @@ def parse_turns(
     approvals: RequestApprovals,
     model: ServedModel,
     options: RouterOptions,
+    threshold: int | None = None,
 ) -> GenerationRequest:
-    """The chat completion that computes a response. Streams have the limits of whole answers: their
+    """The chat completion that computes a response, which is compacted between rounds with prompts
+    of more tokens than ``threshold``. Streams have the limits of whole answers: their
     last event is one."""
     if conversation.compacts:
         return _summary(asked, tools, conversation.whole, model, options)
+
+    compaction = _between_rounds(asked, tools, conversation, model, options, threshold)
 
     def parse(messages: list[Message]) -> GenerationRequest:
         turns = [*told(asked.instructions), *messages]
         body = chat_body(asked, tools, turns, is_partial=conversation.is_partial)
         most = asked.max_tool_calls
         return chat.parse(
-            body, model, options, most_calls=most, approvals=approvals, grammars=tools.grammars
+            body,
+            model,
+            options,
+            most_calls=most,
+            approvals=approvals,
+            grammars=tools.grammars,
+            compaction=compaction,
         )
 
     messages = as_messages(conversation.whole)
@@ -150,6 +165,25 @@ def parse_turns(
     elif constrained.param:
         constrained.param = tools.place_of(constrained.param)
     return request
+
+
+def _between_rounds(
+    asked: CreateResponseRequest,
+    tools: ResponseTools,
+    conversation: ContinuedConversation,
+    model: ServedModel,
+    options: RouterOptions,
+    threshold: int | None,
+) -> CompactionBetweenRounds | None:
+    if threshold is None or conversation.is_partial:
+        return None
+    sampling = chat_body(asked, tools, [], is_partial=False) | dict.fromkeys(WITHOUT_LIMIT)
+    return CompactionBetweenRounds(
+        threshold=threshold,
+        conversation=conversation,
+        instructions=asked.instructions,
+        summarize=lambda messages: parse_summary_of(sampling, messages, model, options),
+    )
 
 
 def _summary(

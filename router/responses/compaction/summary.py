@@ -11,7 +11,7 @@ from ...openai.chat_request import parse_chat
 from ...options import RouterOptions
 from ...requests.renamed_errors import fields_renamed
 from ...served_model import ServedModel
-from ..chat_turns import as_messages, told, with_alternating_turns
+from ..chat_turns import Message, as_messages, told, with_alternating_turns
 from ..input_items import Item
 from ..response_request import FIELD_NAMES
 
@@ -38,11 +38,15 @@ def parse_summary(
     if not items:
         message = "There is nothing to compact: 'input' or 'previous_response_id' is required."
         raise invalid(message, "input", "missing_required_parameter")
-    messages = [
-        *told(instructions),
-        *as_messages(items),
-        {"role": "user", "content": ASK_FOR_SUMMARY},
-    ]
+    messages = [*told(instructions), *as_messages(items)]
+    return parse_summary_of(sampling, messages, model, options)
+
+
+def parse_summary_of(
+    sampling: dict[str, Any], messages: list[Message], model: ServedModel, options: RouterOptions
+) -> GenerationRequest:
+    """As ``parse_summary``, of the messages of a chat."""
+    messages = [*messages, {"role": "user", "content": ASK_FOR_SUMMARY}]
     most = min(MAX_SUMMARY, model.max_model_len // SUMMARY_SHARE)
     limit = sampling.get("max_completion_tokens")
     fields = {

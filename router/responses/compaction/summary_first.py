@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from io import StringIO
 from typing import Any
 
 from ...generation import (
@@ -13,7 +12,6 @@ from ...generation import (
     GenerationRequest,
     Outputs,
     Parsing,
-    PromptRestarted,
     RequestAdmitted,
     ServerTool,
     ToolRounds,
@@ -22,6 +20,7 @@ from ...requests.context import ContextError
 from ..continued_conversation import ContinuedConversation
 from ..input_items import compaction_item, encoded
 from .summary import checked_summary
+from .written_summary import WrittenSummary
 
 Parse = Callable[[ContinuedConversation], GenerationRequest]
 
@@ -55,7 +54,7 @@ class SummaryFirst:
         parse: Parsing,
     ) -> Outputs:
         """The outputs of both generations as those of one: admitted once, finished once."""
-        written = _Written()
+        written = WrittenSummary()
         same: dict[str, Any] = {"priority": request.priority}
         name = f"{request.request_id}.summary"
         summary = replace(self.summary, request_id=name, stream=False, **same)
@@ -124,26 +123,3 @@ def _summarized(
 
 def _compacted(conversation: ContinuedConversation, text: str) -> ContinuedConversation:
     return conversation.with_summary(compaction_item("", encoded(text)))
-
-
-class _Written:
-    """The summary while it is written."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.text = StringIO()
-        self._admitted = False
-
-    def take(self, outputs: Sequence[Any]) -> bool:
-        """Add outputs. Returns true for those with which the request is first admitted."""
-        first = False
-        for output in outputs:
-            match output:
-                case RequestAdmitted():
-                    first, self._admitted = not self._admitted, True
-                case ChoiceDelta():
-                    self.text.write(output.text)
-                    self.tokens += output.tokens
-                case PromptRestarted():
-                    self.tokens, self.text = [], StringIO()
-        return first
