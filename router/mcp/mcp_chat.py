@@ -19,8 +19,7 @@ from .approvals import ApprovalAnswer
 from .mcp_servers import McpServers
 from .mcp_tools import Offered, as_function, is_mcp, offer_tools
 from .request_approvals import RequestApprovals
-from .round_compaction import RoundCompaction
-from .rounds import Rounds
+from .rounds import RoundCompaction, Rounds
 
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from ...shared.text.output import CallDelta
 from ..generation import (
@@ -26,13 +26,41 @@ from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
 from .approvals import ApprovalAnswer
 from .request_approvals import RequestApprovals
-from .round_compaction import RoundCompaction, RoundSummary
 from .server_tools import CallOutcome
 from .turn import ModelTurn, TurnCall
 
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
+Messages = list[dict[str, Any]]
 RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """What the model wrote instead of the conversation."""
+
+    text: str
+    tokens: list[int]
+
+
+class RoundCompaction(Protocol):
+    """Compacts the conversation of a request whose prompt has more tokens than ``threshold``."""
+
+    @property
+    def threshold(self) -> int: ...
+
+    async def summary(
+        self,
+        messages: Messages,
+        name: str,
+        generate: Callable[[GenerationRequest], Outputs],
+        parse: Parsing,
+    ) -> RoundSummary | None:
+        """Let the model write a summary, as the request ``name``; ``None`` if there is no room for
+        it, or if it is empty."""
+
+    def compacted(self, summary: str) -> Messages:
+        """The messages in which the summary stands for what the model wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from ...generation import GenerationRequest, Outputs, Parsing
-from ...mcp.round_compaction import Messages, RoundSummary
+from ...mcp.rounds import Messages, RoundSummary
 from ...requests.context import ContextError
 from ..chat_turns import as_messages, told
 from ..continued_conversation import ContinuedConversation
