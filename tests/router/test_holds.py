@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "hello",
     ),
     "completion that echoes": ("/v1/completions", {"prompt": LONG, "n": 8} | ECHO, "hello"),
+    "64 long prompts": (
+        "/v1/completions",
+        {"prompt": ["wor " * 4_000] * 64, "max_tokens": 1, "stream": True},
+        "hello",
+    ),
     "tokenize": ("/tokenize", {"prompt": LONG, "return_token_strs": True}, ""),
 }
 
@@ -113,6 +120,25 @@ async def test_large_requests_hold_the_loop_for_milliseconds(
             assert hold.seconds < HELD_SECONDS, case
     # Where arguments are objects in the answer.
     assert parsed_in and "MainThread" not in parsed_in
+
+
+async def test_a_list_of_ten_thousand_files_holds_the_loop_for_milliseconds(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "batches"
+    async with cluster(tmp_path, batch_dir=str(folder)) as c:
+        [store] = [path for path in folder.iterdir() if path.suffix == ".sqlite3"]
+        with closing(sqlite3.connect(store)) as connection, connection:
+            connection.executemany(
+                "INSERT INTO files (id, owner, purpose, filename, bytes, created_at, complete)"
+                " VALUES (?, '', 'batch', 'in.jsonl', 5, 1, 1)",
+                [(f"file-{number}",) for number in range(10_000)],
+            )
+        url = f"{c.url}/v1/files?limit=10000"
+        async with longest_hold() as hold:
+            answer = await asyncio.to_thread(httpx.get, url, timeout=60)
+        assert len(answer.json()["data"]) == 10_000, answer.text[:300]
+        assert hold.seconds < HELD_SECONDS
 
 
 async def test_a_burst_of_tokens_is_taken_in_slices(tmp_path: Path) -> None:
