@@ -5,8 +5,9 @@
 The text ``[[NAME {...}]]`` in a message of the user has the node call the tool NAME with these
 arguments; several such texts are called one after the other, each when the result of the one
 before has come. Then, and if there are none, it says ``Done:`` and the last result. For programs
-without tools, ``[[say {"text": ...}]]`` has it say a text. A request for JSON gets an object with
-the schema's properties.
+without tools, ``[[say {"text": ...}]]`` has it say a text. A request for JSON, which is also what a
+forced call is, gets an object with the schema's properties: the first number of the user's last
+message, and the first text in quotes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import re
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ TEMPLATE = (
 )
 MESSAGE = re.compile(r"<\|start\|>(\w+)\n(.*?)<\|end\|>", re.DOTALL)
 ORDER = re.compile(r"\[\[([\w.:-]+) (\{.*?\})\]\]", re.DOTALL)
+NUMBER = re.compile(r"\d{1,9}")
+QUOTED = re.compile(r"'([^'\n]{1,100})'")
 WRITTEN_AT_ONCE = 8  # tokens
 SHOWN = 200  # characters of a result
 
@@ -68,24 +72,37 @@ def _arguments(text: str) -> Any:
         return json.loads(text.replace('\\"', '"'))
 
 
-def instance_of(schema: Any) -> Any:
-    """A value of a simple schema."""
-    if "const" in schema:
-        return schema["const"]
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return instance_of(schema[several][0])
-    match schema.get("type"):
-        case "object" | None:
-            properties = schema.get("properties", {})
-            return {name: instance_of(properties.get(name, {})) for name in properties}
-        case "array":
-            return [instance_of(schema.get("items", {}))] * schema.get("minItems", 0)
-        case "boolean":
-            return False
-        case "integer" | "number":
-            return 1
-    return next(iter(schema.get("enum", ["hello"])))
+@dataclass(frozen=True)
+class Values:
+    """The number and the text that a user's message has, as values for schemas."""
+
+    number: int = 1
+    text: str = "hello"
+
+    @classmethod
+    def of(cls, prompt: str) -> Values:
+        told = [text for role, text in MESSAGE.findall(prompt) if role == "user"][-1:]
+        number, quoted = NUMBER.search("".join(told)), QUOTED.search("".join(told))
+        return cls(int(number[0]) if number else cls.number, quoted[1] if quoted else cls.text)
+
+    def instance_of(self, schema: Any) -> Any:
+        """A value of a simple schema."""
+        if "const" in schema:
+            return schema["const"]
+        for several in ("anyOf", "oneOf"):
+            if several in schema:
+                return self.instance_of(schema[several][0])
+        match schema.get("type"):
+            case "object" | None:
+                properties = schema.get("properties", {})
+                return {name: self.instance_of(properties.get(name, {})) for name in properties}
+            case "array":
+                return [self.instance_of(schema.get("items", {}))] * schema.get("minItems", 0)
+            case "boolean":
+                return False
+            case "integer" | "number":
+                return self.number
+        return next(iter(schema.get("enum", [self.text])))
 
 
 class Script:
@@ -106,10 +123,12 @@ class Script:
 
     def _text(self, request: pb.GenerateRequest) -> str:
         wanted = request.sampling.structured_outputs
-        if wanted.json:
-            return json.dumps(instance_of(json.loads(wanted.json)))
         tokenizer = self._cluster.router.registry.model().tokenizer
-        return reply_to(tokenizer.decode(request.prompt, skip_special_tokens=False))
+        prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
+        if wanted.json:
+            values = Values.of(prompt)
+            return json.dumps(values.instance_of(json.loads(wanted.json)), ensure_ascii=False)
+        return reply_to(prompt)
 
 
 async def serve(port: int, context: int, **options: Any) -> None:

