@@ -73,14 +73,14 @@ def _arguments(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Values:
+class PromptValues:
     """The number and the text that a user's message has, as values for schemas."""
 
     number: int = 1
     text: str = "hello"
 
     @classmethod
-    def of(cls, prompt: str) -> Values:
+    def of(cls, prompt: str) -> PromptValues:
         told = [text for role, text in MESSAGE.findall(prompt) if role == "user"][-1:]
         number, quoted = NUMBER.search("".join(told)), QUOTED.search("".join(told))
         return cls(int(number[0]) if number else cls.number, quoted[1] if quoted else cls.text)
@@ -126,7 +126,7 @@ class Script:
         tokenizer = self._cluster.router.registry.model().tokenizer
         prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
         if wanted.json:
-            values = Values.of(prompt)
+            values = PromptValues.of(prompt)
             return json.dumps(values.instance_of(json.loads(wanted.json)), ensure_ascii=False)
         return reply_to(prompt)
 

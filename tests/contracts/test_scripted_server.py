@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.tests.contracts.scripted_server import Values
+from tandem.tests.contracts.scripted_server import PromptValues
 
 SCHEMA = {
     "type": "object",
@@ -18,10 +18,10 @@ SCHEMA = {
 def test_values_are_those_of_the_last_message_of_the_user() -> None:
     earlier = "<|start|>user\n7 'earlier'<|end|>\n<|start|>assistant\n8 'said'<|end|>\n"
     prompt = f"{earlier}<|start|>user\nf(3) of '你好'<|end|>\n<|start|>assistant\n"
-    made = Values.of(prompt).instance_of(SCHEMA)
+    made = PromptValues.of(prompt).instance_of(SCHEMA)
     assert made == {"number": 3, "text": "你好", "one": "a", "many": [3, 3]}
 
 
 def test_a_message_without_values_has_those_of_any_other() -> None:
-    made = Values.of("<|start|>user\nhi<|end|>\n").instance_of(SCHEMA)
+    made = PromptValues.of("<|start|>user\nhi<|end|>\n").instance_of(SCHEMA)
     assert made == {"number": 1, "text": "hello", "one": "a", "many": [1, 1]}
