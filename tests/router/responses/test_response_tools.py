@@ -166,7 +166,7 @@ async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> Non
     async with served(tmp_path) as (c, client):
         c.node.reply = c.encode('{"name":"Ys"}')
         made = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
-        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "City"
+        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "PortCity"
         assert "name" in c.node.requests[-1].sampling.structured_outputs.json
         text: Any = {"format": {"type": "json_object"}}
         await client.responses.create(input="hi", text=text)
