@@ -10,6 +10,7 @@ import json
 import sqlite3
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,12 @@ from tandem.tests.router.support import (
     admitted,
     cluster,
     finished,
-    longest_hold,
+    held_briefly,
     make_model,
     tokens_event,
 )
 
 CONTEXT = 131_072
-# Of CPU. The router may take 20 ms, to which the fake node's work is added.
-HELD_SECONDS = 0.05
 OFFERING = (
     "{% for t in tools or () %}{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}{{ m.role }}{{ m.content }}"
@@ -114,10 +113,8 @@ async def test_large_requests_hold_the_loop_for_milliseconds(
         await asyncio.to_thread(post, f"{c.url}/v1/messages", CASES["messages"][1])
         for case, (path, body, reply) in CASES.items():
             c.node.reply, c.node.chunk = c.encode(reply), 8
-            async with longest_hold() as hold:
-                answer = await asyncio.to_thread(post, c.url + path, body)
+            answer = await held_briefly(partial(post, c.url + path, body))
             assert answer.status_code == 200, (case, answer.text[:500])
-            assert hold.seconds < HELD_SECONDS, case
     # Where arguments are objects in the answer.
     assert parsed_in and "MainThread" not in parsed_in
 
@@ -135,10 +132,8 @@ async def test_a_list_of_ten_thousand_files_holds_the_loop_for_milliseconds(
                 [(f"file-{number}",) for number in range(10_000)],
             )
         url = f"{c.url}/v1/files?limit=10000"
-        async with longest_hold() as hold:
-            answer = await asyncio.to_thread(httpx.get, url, timeout=60)
+        answer = await held_briefly(partial(httpx.get, url, timeout=60))
         assert len(answer.json()["data"]) == 10_000, answer.text[:300]
-        assert hold.seconds < HELD_SECONDS
 
 
 async def test_a_burst_of_tokens_is_taken_in_slices(tmp_path: Path) -> None:
@@ -156,10 +151,8 @@ async def test_a_burst_of_tokens_is_taken_in_slices(tmp_path: Path) -> None:
         c.node.script = burst
         stops = [f"hello worlds{i}" for i in range(64)]
         body = {"prompt": "hi", "n": 64, "max_tokens": 400, "stop": stops}
-        async with longest_hold() as hold:
-            answer = await asyncio.to_thread(post, f"{c.url}/v1/completions", body)
+        answer = await held_briefly(partial(post, f"{c.url}/v1/completions", body))
         assert answer.json()["choices"][63]["text"] == "hello world " * 20
-        assert hold.seconds < HELD_SECONDS
 
 
 async def test_many_continuations_are_ranked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,8 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
         | {"return_token_ids": True},
         200,
     ),
+    # More than run at once, so that most are held while they wait.
+    "held prompts": (COMPLETIONS, {"prompt": [[5] * 500] * 64, "max_tokens": 4}, 200),
     "out of all proportion": (
         COMPLETIONS,
         {"prompt": ["x"] * 512, "n": 8, "max_tokens": 400, "logprobs": 20},
@@ -227,6 +229,14 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
 # What the router may do at once is asserted in its own tests. Here all parts share two cores,
 # perhaps with other tests, so only a standstill can be distinguished.
 LATE_SECONDS = 10.0
+SCRAPES = 8
+
+
+def scrape(cluster: TestCluster) -> None:
+    """The router's page of metrics, several times at once."""
+    with ThreadPoolExecutor(SCRAPES) as pool:
+        pages = list(pool.map(get, [f"{cluster.url}/metrics"] * SCRAPES))
+    assert all("tandem_router_prompts_total" in page for page in pages)
 
 
 @contextmanager
@@ -261,6 +271,7 @@ def test_heavy_requests_delay_no_other(
             got, answer = disaggregated.post(path, body)
             if got != status:
                 unexpected[case] = answer
+            scrape(disaggregated)
     assert unexpected == {}
     disaggregated.wait_idle(*disaggregated.parts[1:])
 
