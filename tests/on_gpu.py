@@ -74,10 +74,10 @@ PARTS = (
     tests(
         "models",
         "tests/shared/models/test_on_device.py",
-        needs=("triton", "transformers", "safetensors"),
+        needs=("triton", "transformers", "safetensors", "msgpack"),
     ),
     tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py"),
-    tests("device", "tests/shared/handoff/carriers/test_gpu.py"),
+    tests("device", "tests/shared/handoff/carriers/test_gpu.py", needs=_PLANE),
     tests(
         "cuda ipc",
         "tests/shared/handoff/carriers/test_cuda_ipc.py",
@@ -138,7 +138,7 @@ def missing(packages: Iterable[str]) -> list[str]:
 def run(part: GpuPart, out: Path, device: str) -> Outcome:
     """Run a part to its end or its limit; its output goes to a file of its own."""
     if absent := missing(part.needs):
-        return Outcome(part.name, "not run", 0.0, f"needs {', '.join(absent)}")
+        return Outcome(part.name, "not run", 0.0, f"first: pip install {' '.join(absent)}")
     values = {"out": out, "device": device, "root": ROOT}
     arguments = [each.format(**values) for each in part.arguments]
     log = out / f"{part.name.replace(' ', '_')}.log"

@@ -34,7 +34,7 @@ def test_no_part_stops_the_next_and_the_table_comes_last(
     assert results(tmp_path) == {
         "bad": ("failed", "exit status 3; it fails"),
         "long": ("too long", "over 5 s; it hangs"),
-        "lacking": ("not run", "needs zmq_of_nowhere"),
+        "lacking": ("not run", "first: pip install zmq_of_nowhere"),
         "good": ("passed", "it passes"),
     }
     told = capsys.readouterr()
