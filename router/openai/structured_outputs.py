@@ -1,4 +1,5 @@
-"""Constraints on the output: ``response_format``, ``structured_outputs``, and vLLM's older names.
+"""Constraints on the output: ``response_format``, ``structured_outputs``, vLLM's older names of
+them and llama.cpp's.
 
 Their shape is checked here. The decode node compiles them before it admits the request, and its
 errors name the client's field.
@@ -65,6 +66,15 @@ ResponseFormatField = Annotated[dict[str, Any], DocumentedAs(ResponseFormat)]
 StructuredOutputsField = Annotated[dict[str, Any], DocumentedAs(StructuredOutputsObject)]
 _UNSUPPORTED = {"disable_additional_properties": (False,), "whitespace_pattern": ()}
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# Fields of a body that are one constraint each: vLLM's older names, and llama.cpp's.
+_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "grammar": "grammar",
+}
 
 
 class ConstrainedBody(BodyModel):
@@ -76,6 +86,8 @@ class ConstrainedBody(BodyModel):
     guided_regex: Annotated[Any, DocumentedAs(str)] = None
     guided_choice: Annotated[Any, DocumentedAs(list[str])] = None
     guided_grammar: Annotated[Any, DocumentedAs(str)] = None
+    json_schema: Annotated[Any, DocumentedAs(Schema)] = None
+    grammar: Annotated[Any, DocumentedAs(str)] = None
 
 
 def read_constraint(body: ConstrainedBody, ignored: set[str]) -> pb.StructuredOutputs | None:
@@ -85,9 +97,10 @@ def read_constraint(body: ConstrainedBody, ignored: set[str]) -> pb.StructuredOu
         found.append(_response_format(body.response_format, ignored))
     if body.structured_outputs is not None:
         found.append(_structured_outputs(body.structured_outputs, ignored))
-    for kind in ("json", "regex", "choice", "grammar"):
-        name = f"guided_{kind}"
-        if (value := getattr(body, name)) is not None:
+    for name, kind in _FIELDS.items():
+        value = getattr(body, name)
+        # Clients of llama.cpp send an empty grammar for none.
+        if value is not None and (name, value) != ("grammar", ""):
             found.append(constraint(kind, value, name))
     given = [one for one in found if one is not None]
     if len(given) > 1:

@@ -180,18 +180,18 @@ VALUES: tuple[Any, ...] = (
 NAMES = """
 add_generation_prompt add_special_tokens allowed_token_ids audio bad_words best_of cache_salt
 chat_template chat_template_kwargs continue_final_message documents ec_transfer_params echo
-frequency_penalty function_call functions guided_choice guided_grammar guided_json
-guided_regex ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params
-length_penalty logit_bias logits_processors logprob_token_ids logprobs max_completion_tokens
-max_tokens media_io_kwargs messages metadata min_p min_tokens mm_processor_kwargs modalities
-model n nonsense parallel_tool_calls prediction presence_penalty priority prompt
-prompt_cache_key prompt_cache_retention prompt_embeds prompt_logprobs reasoning_effort
-repetition_detection repetition_penalty response_format return_prompt_text return_token_ids
-return_tokens_as_token_ids safety_identifier seed service_tier skip_special_tokens
-spaces_between_special_tokens stop stop_token_ids store stream stream_options
-structured_outputs suffix temperature thinking_token_budget tool_choice tools top_k
-top_logprobs top_p truncate_prompt_tokens use_beam_search user verbosity vllm_xargs
-watermarking web_search_options
+frequency_penalty function_call functions grammar guided_choice guided_grammar guided_json
+guided_regex ignore_eos include_reasoning include_stop_str_in_output json_schema
+kv_transfer_params length_penalty logit_bias logits_processors logprob_token_ids logprobs
+max_completion_tokens max_tokens media_io_kwargs messages metadata min_p min_tokens
+mm_processor_kwargs modalities model n nonsense parallel_tool_calls prediction presence_penalty
+priority prompt prompt_cache_key prompt_cache_retention prompt_embeds prompt_logprobs
+reasoning_effort repetition_detection repetition_penalty response_format return_prompt_text
+return_token_ids return_tokens_as_token_ids safety_identifier seed service_tier
+skip_special_tokens spaces_between_special_tokens stop stop_token_ids store stream stream_options
+structured_outputs suffix temperature thinking_token_budget tool_choice tools top_k top_logprobs
+top_p truncate_prompt_tokens use_beam_search user verbosity vllm_xargs watermarking
+web_search_options
 """.split()  # noqa: SIM905
 OLLAMA_NAMES = """
 context format images keep_alive logprobs messages model nonsense options prompt raw shift stream

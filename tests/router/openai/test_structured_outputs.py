@@ -73,6 +73,8 @@ TAKEN: list[tuple[dict[str, Any], pb.StructuredOutputs | None]] = [
     ({"guided_regex": "a+"}, named("guided_regex", regex="a+")),
     ({"guided_choice": ["x"]}, named("guided_choice", choice=pb.ChoiceList(texts=["x"]))),
     ({"guided_grammar": 'root ::= "a"'}, named("guided_grammar", grammar='root ::= "a"')),
+    ({"grammar": 'root ::= "a"'}, named("grammar", grammar='root ::= "a"')),
+    ({"grammar": "", "json_schema": SCHEMA}, named("json_schema", json=AS_JSON)),
 ]
 
 WRONG: list[tuple[dict[str, Any], str, str | None]] = [
