@@ -251,7 +251,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         "tool_choice.mode",
     ),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "x"}}}, "text.format.type"),
     ({"max_output_tokens": CONTEXT}, "input"),
     (
