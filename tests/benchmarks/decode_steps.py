@@ -51,6 +51,7 @@ from tandem.tests.benchmarks.support.handoff_pair import (
 )
 from tandem.tests.benchmarks.support.random_model import QWEN3_42M, write_random_model
 from tandem.tests.benchmarks.support.report import write
+from tandem.tests.support.layers_ready import layer_ready
 from tandem.tests.support.runners import build_runner
 
 ROWS, CONTEXT, BLOCK_SIZE = 8, 256, 16
@@ -116,7 +117,7 @@ def send(pipe: Connection, carrier: str, core: int) -> None:
         plane.submit(open_send(number, TOKENS))
         begun = time.monotonic()
         for layer in range(LAYERS):
-            plane.layer_ready(number, 1, layer, 0, TOKENS, layer + 1)
+            layer_ready(plane, number, 1, layer, 0, TOKENS, layer + 1)
             due = begun + (layer + 1) * BYTES / LAYERS / rate
             time.sleep(max(0.0, due - time.monotonic()))
         await_event(events, SendFinished)

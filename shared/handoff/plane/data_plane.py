@@ -28,7 +28,7 @@ from ..carriers.zeromq.sockets import MAX_SOCKETS
 from .cache_port import CachePort
 from .commands import Commands
 from .loop import PlaneLoop
-from .messages import Command, Event, LayerReady, PlaneFailed
+from .messages import Command, Event, PlaneFailed
 from .pending_layers import PendingLayer
 from .settings import DataPlaneConfig
 from .stats import DataPlaneStats
@@ -101,27 +101,6 @@ class DataPlane:
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
         """
         self._commands.put(command)
-
-    def layer_ready(
-        self,
-        transfer_id: int,
-        attempt: int,
-        layer: int,
-        first_token: int,
-        end_token: int,
-        end_layer: int | None = None,
-    ) -> None:
-        """For the runner's thread, after it computed a layer of a chunk: only queues."""
-        self.submit(
-            LayerReady(
-                transfer_id=transfer_id,
-                attempt=attempt,
-                first_layer=layer,
-                end_layer=layer + 1 if end_layer is None else end_layer,
-                first_token=first_token,
-                end_token=end_token,
-            )
-        )
 
     def stats(self) -> DataPlaneStats:
         """A copy of the counters."""

@@ -39,6 +39,7 @@ from tandem.shared.handoff.plane.settings import DataPlaneConfig
 from tandem.shared.handoff.wire.greeting import Greeting, PeerKey
 from tandem.shared.handoff.wire.head_parts import HeadRun
 from tandem.tests.benchmarks.support.handoff_cache import BLOCK, CELL, HEADS, host_cache
+from tandem.tests.support.layers_ready import layer_ready
 
 MIB = 1 << 20
 LAYERS = 16
@@ -147,7 +148,7 @@ def _full_sender(
     for number in range(rounds):
         pipe.recv()
         plane.submit(open_send(number, tokens, ranks))
-        plane.layer_ready(number, 1, 0, 0, tokens, LAYERS)
+        layer_ready(plane, number, 1, 0, 0, tokens, LAYERS)
         await_event(events, SendFinished)
     pipe.recv()
     plane.stop()
@@ -256,7 +257,7 @@ def control_overhead(carrier: str, count: int = 200) -> float:
         receiver.submit(expect(number, BLOCK, sender.endpoints, ranks))
         await_event(received, Expecting)
         sender.submit(open_send(number, BLOCK, ranks))
-        sender.layer_ready(number, 1, 0, 0, BLOCK)
+        layer_ready(sender, number, 1, 0, 0, BLOCK)
         await_event(received, Received)
         times.append(time.perf_counter() - began)
         await_event(sent, SendFinished)

@@ -21,6 +21,7 @@ from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.models.spec import tensor_parallel_problem
 from tandem.tests.shared.handoff.support.plane_pair import PlaneRank, until
 from tandem.tests.support.checkpoints import mixed_kv, tiny_models
+from tandem.tests.support.layers_ready import layer_ready
 from tandem.tests.support.runners import build_runner
 
 from .test_kv_formats import logits
@@ -135,7 +136,7 @@ def hand_over(prefill: PlanesOfNode, decode: PlanesOfNode, layers: int) -> None:
     for plane in prefill.planes:
         for first in range(0, LENGTH - 1, 20):
             for layer in range(layers):
-                plane.plane.layer_ready(1, 1, layer, first, min(first + 20, LENGTH - 1))
+                layer_ready(plane.plane, 1, 1, layer, first, min(first + 20, LENGTH - 1))
     until(lambda: sum(len(plane.log.of(Received)) for plane in decode.planes) == len(parts))
 
 

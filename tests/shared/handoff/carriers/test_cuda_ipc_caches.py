@@ -16,6 +16,7 @@ from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, DenseSpec, LayerSpec
 from tandem.tests.shared.handoff.support.fake_driver import FakeDevice
 from tandem.tests.shared.handoff.support.plane_pair import PlaneRank, until
+from tandem.tests.support.layers_ready import layer_ready
 
 HEADS, DIM, LAYERS, END = 4, 6, 2, 99
 SPEC = DecoderSpec(
@@ -96,7 +97,7 @@ def test_unequal_sides_hand_over_every_value(there: Any, here: Any) -> None:
             sender.open(receiver, 1, prefill.table, dtype=receiver.cache.kv_dtype, **span)
         for rank in prefill.ranks:
             for layer in range(LAYERS):
-                rank.plane.layer_ready(1, 1, layer, 0, END)
+                layer_ready(rank.plane, 1, 1, layer, 0, END)
         for ranks, kind in ((prefill.ranks, SendFinished), (decode.ranks, Received)):
             wanted = len(parts_of(decode.heads, prefill.heads))
             until(lambda r=ranks, k=kind, n=wanted: sum(len(x.log.of(k)) for x in r) == n)  # type: ignore[misc]

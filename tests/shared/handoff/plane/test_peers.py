@@ -34,6 +34,7 @@ from tandem.tests.shared.handoff.support.plane_pair import (
     rows,
     until,
 )
+from tandem.tests.support.layers_ready import layer_ready
 
 pytestmark = pytest.mark.usefixtures("each_carrier")
 
@@ -394,7 +395,7 @@ def test_commands_queued_before_a_stop_are_answered_and_later_ones_refused() -> 
         assert "shutting down" in prefill.log.wait(SendFailed, 1, seconds=1).reason
         prefill.log.wait(Cancelled, 2, seconds=1)
         with pytest.raises(UnavailableError, match="has ended"):
-            prefill.plane.layer_ready(1, 1, 0, 0, 1)
+            layer_ready(prefill.plane, 1, 1, 0, 0, 1)
 
 
 def test_a_rank_that_only_receives_refuses_to_send() -> None:
@@ -414,10 +415,10 @@ def test_an_endpoint_that_is_no_tcp_address_fails_the_attempt(endpoint: str) -> 
 def test_a_full_command_queue_raises_an_error() -> None:
     config = DataPlaneConfig(node_id="p", epoch=1, max_commands=2)
     plane = DataPlane(config, make_cache(), lambda event: None)
-    plane.layer_ready(1, 1, 0, 0, 1)
-    plane.layer_ready(1, 1, 1, 0, 1)
+    layer_ready(plane, 1, 1, 0, 0, 1)
+    layer_ready(plane, 1, 1, 1, 0, 1)
     with pytest.raises(OverloadedError, match="2 commands"):
-        plane.layer_ready(1, 1, 2, 0, 1)
+        layer_ready(plane, 1, 1, 2, 0, 1)
     plane.stop()
 
 

@@ -29,6 +29,7 @@ from tandem.shared.handoff.plane.settings import DataPlaneConfig
 from tandem.shared.handoff.wire.head_parts import HeadRun
 from tandem.tests.shared.handoff.support.fake_driver import FakeDevice
 from tandem.tests.shared.handoff.support.memory_cache import MemoryCache, layer_of
+from tandem.tests.support.layers_ready import layer_ready
 
 E = TypeVar("E", bound=Event)
 WAIT_SECONDS = 10.0
@@ -186,7 +187,7 @@ class PlaneRank:
         """Announce layers chunk by chunk, as a prefill does."""
         for start in range(first, end, chunk):
             for layer in range(LAYERS):
-                self.plane.layer_ready(transfer_id, attempt, layer, start, min(end, start + chunk))
+                layer_ready(self.plane, transfer_id, attempt, layer, start, min(end, start + chunk))
 
 
 def expect(
