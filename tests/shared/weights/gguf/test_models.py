@@ -15,6 +15,7 @@ import transformers
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
+from tandem.kernels.reference.linear import multiplies
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
@@ -172,5 +173,9 @@ def test_a_load_needs_the_result_and_a_layer(root: Path, kind: str) -> None:
     sizes = [event for event in events if event.name() == "[memory]"]
     sizes.sort(key=lambda event: event.start_ns())
     held = list(accumulate(event.nbytes() for event in sizes))
-    assert len(model.layers) == 8 and held[-1] > 0.9 * file.stat().st_size
-    assert max(held) - held[-1] <= file.stat().st_size / 8
+    assert len(model.layers) == 8
+    size = file.stat().st_size
+    if kind != "BF16" or multiplies(torch.bfloat16):
+        assert held[-1] > 0.9 * size and max(held) - held[-1] <= size / 8
+    else:  # packed from float32, one matrix at a time, into memory that is not torch's
+        assert max(held) <= 2.5 * size / 8
