@@ -47,7 +47,7 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PromptTimes:
     """Seconds of one prompt."""
 
     step: float  # the median time between two tokens after the first
@@ -86,7 +86,9 @@ class Log:
         return [phases for _, phases in LINE.findall(self._path.read_text())]
 
 
-async def ask(port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None) -> Answer:
+async def ask(
+    port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None
+) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
     received = await complete(port, prompt, ANSWER_TOKENS)
@@ -95,7 +97,7 @@ async def ask(port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswe
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
     await complete(port, prompt, 1)
     cached = await asyncio.to_thread(log.next)
-    return Answer(
+    return PromptTimes(
         step=step,
         after=received.ttft - _sum(phases, "queue", "greet", "prefill", "transfer"),
         before=_sum(phases, "queue", "greet"),
@@ -110,9 +112,9 @@ def _sum(phases: dict[str, float], *names: str) -> float:
     return sum(phases.get(name, 0.0) for name in names)
 
 
-async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[Answer]]:
+async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
     """The same number of prompts on an idle node and beside a stream. The first of each warms."""
-    answers: dict[str, list[Answer]] = {IDLE: [], BESIDE: []}
+    answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     for number in range(rounds + 1):
         answers[IDLE].append(await ask(port, log, f"idle {number}", tokens, None))
         stream = MeasuredAnswer()
@@ -130,7 +132,7 @@ async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> Non
     await complete(port, prompt, STREAM_TOKENS, received)
 
 
-def rows(answers: dict[str, list[Answer]], about: str) -> list[dict[str, Any]]:
+def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
     """The report's: medians, in milliseconds."""
     made = []
     for where, several in answers.items():

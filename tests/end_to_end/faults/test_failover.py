@@ -104,7 +104,10 @@ def test_a_budget_of_reasoning_holds_on_the_node_that_takes_over(
         nodes[name].kill()
         _, got = answer.result()
     assert got["tandem"]["decode_nodes"] == list(nodes.keys() - {name})
-    assert got["choices"] == want["choices"] and got["usage"] == want["usage"]
+    assert got["choices"] == want["choices"]
+    # Not those of the prompt, which may be in the cache of the node that is left.
+    for count in ("completion_tokens", "completion_tokens_details"):
+        assert got["usage"][count] == want["usage"][count]
     # Each token is a byte: the budget, the rest of a character, and the marker.
     spent = got["usage"]["completion_tokens_details"]["reasoning_tokens"] / CHOICES
     assert BUDGET <= spent <= BUDGET + 3 + len("</think>")
