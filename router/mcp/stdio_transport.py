@@ -58,7 +58,11 @@ async def stdio_transport(config: McpServerConfig, most: int) -> AsyncIterator[S
             task.cancel()
         for stream in (incoming, outgoing, received, sent):
             stream.close()
-        await asyncio.shield(_end(process))
+        try:
+            await asyncio.shield(_end(process))
+        except asyncio.CancelledError:
+            _signal(process, signal.SIGTERM)  # the loop may stop before the rest is done
+            raise
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -103,11 +107,15 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     process.stdin.close()
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         if number is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            _signal(process, number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await process.wait()
             break
+    _signal(process, signal.SIGKILL)  # children that outlived it
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Signal the server and its children."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # children that outlived it
+        os.killpg(process.pid, number)
