@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from ..shared.config.sampling_config import POSITIVE
 from ..shared.config.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from ..shared.version import version
 from .errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
+
+
+def system_fingerprint(name: str, architecture: str) -> str:
+    """OpenAI's field of that name, in the form of vLLM's: the version of Tandem, and a digest of
+    the model's name and architecture."""
+    digest = blake2b(f"{name}\n{architecture}".encode(), digest_size=4).hexdigest()
+    return f"tandem-{version()}-{digest}"
 
 
 class ModelCard(BaseModel):
@@ -31,7 +40,7 @@ class ModelCard(BaseModel):
 class ServedModel:
     """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
     Requests may use the ``aliases`` too. Chat templates get the ``template_variables`` that a
-    request does not set."""
+    request does not set. Answers have the ``system_fingerprint``."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -39,6 +48,7 @@ class ServedModel:
     vocab_size: int
     created: int
     tokenizer: Tokenizer
+    system_fingerprint: str
     defaults: SamplingDefaults = NO_DEFAULTS
     template_variables: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()

@@ -21,7 +21,7 @@ from ...shared.security.addresses import is_host_port
 from ...shared.telemetry.logs import logger
 from ...shared.version import version
 from ..options import RouterOptions
-from ..served_model import ServedModel
+from ..served_model import ServedModel, system_fingerprint
 from .groups import conflict, difference, text_of
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
@@ -283,6 +283,7 @@ class Registry(RegistryServicer):
             vocab_size=card.vocab_size or self._tokenizer.vocab_size,
             created=int(self.started),
             tokenizer=self._tokenizer,
+            system_fingerprint=system_fingerprint(name, card.fingerprint),
             defaults=self._defaults.for_model(self._tokenizer.generation_config),
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),

@@ -150,6 +150,7 @@ class ChatCompletion(AnswerModel):
     created: int
     model: str
     choices: list[ChatChoice]
+    system_fingerprint: str
     usage: TokenUsage
     tandem: PlacementDetail
     prompt_token_ids: list[int] | None
@@ -200,6 +201,7 @@ class ChatCompletionChunk(AnswerModel):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    system_fingerprint: str | None = None
     usage: TokenUsage | None = None
     tandem: PlacementDetail | None = None
     prompt_token_ids: list[int] | None = None
@@ -237,6 +239,7 @@ class TextCompletion(AnswerModel):
     created: int
     model: str
     choices: list[TextChoice]
+    system_fingerprint: str
     usage: TokenUsage
     tandem: PlacementDetail
     metrics: RequestTimes | None = None
@@ -250,6 +253,7 @@ class TextCompletionChunk(AnswerModel):
     created: int
     model: str
     choices: list[TextChunkChoice]
+    system_fingerprint: str | None = None
     usage: TokenUsage | None = None
     tandem: PlacementDetail | None = None
     metrics: RequestTimes | None = None

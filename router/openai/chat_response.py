@@ -22,6 +22,7 @@ from .response_fields import (
     ContinuousUsage,
     PromptLogprobsEncoder,
     error_field,
+    fingerprint_field,
     finite,
     metrics_body,
     placement_body,
@@ -129,7 +130,7 @@ class ChatResponse:
             choice |= error_field(delta.error)
             if ended and self._has_tokens(delta):
                 choice |= self._tokens(delta)
-            events += data_event(self._chunk([choice]))
+            events += data_event(self._chunk([choice]) | fingerprint_field(self._request))
         return events
 
     def _has_tokens(self, delta: ChoiceDelta) -> bool:
@@ -159,7 +160,8 @@ class ChatResponse:
         if not self._request.include_usage:
             return b""
         extra = {"usage": self._usage(usage), "tandem": placement_body(usage)}
-        return data_event(self._chunk([]) | extra | metrics_body(self._request, usage))
+        extra |= fingerprint_field(self._request) | metrics_body(self._request, usage)
+        return data_event(self._chunk([]) | extra)
 
     def end_of_stream(self) -> bytes:
         return END_OF_STREAM
@@ -174,6 +176,7 @@ class ChatResponse:
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         body = self._head("chat.completion") | {
             "choices": [self._whole(i, choice) for i, choice in enumerate(result.choices)],
+            **fingerprint_field(self._request),
             "usage": self._usage(result.usage),
             "tandem": placement_body(result.usage),
             "prompt_token_ids": None,

@@ -18,6 +18,7 @@ from .response_fields import (
     ContinuousUsage,
     PromptLogprobsEncoder,
     error_field,
+    fingerprint_field,
     finite,
     metrics_body,
     placement_body,
@@ -96,7 +97,8 @@ class CompletionResponse:
         if not self._request.include_usage:
             return b""
         extra = {"usage": usage_body(usage), "tandem": placement_body(usage)}
-        return data_event(self._chunk([]) | extra | metrics_body(self._request, usage))
+        extra |= fingerprint_field(self._request) | metrics_body(self._request, usage)
+        return data_event(self._chunk([]) | extra)
 
     def end_of_stream(self) -> bytes:
         return END_OF_STREAM
@@ -113,6 +115,7 @@ class CompletionResponse:
         choices = [self._whole(i, choice, result) for i, choice in enumerate(result.choices)]
         body = self._head() | {
             "choices": choices,
+            **fingerprint_field(self._request),
             "usage": usage_body(result.usage),
             "tandem": placement_body(result.usage),
         }
@@ -143,6 +146,8 @@ class CompletionResponse:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = self._head() | {"choices": choices}
+        if choices and choices[0]["finish_reason"] is not None:
+            chunk |= fingerprint_field(self._request)
         if self._usage and choices:
             chunk["usage"] = self._usage.body(choices[0]["index"])
         elif self._request.include_usage:

@@ -83,6 +83,12 @@ def placement_body(usage: Usage) -> dict[str, Any]:
     }
 
 
+def fingerprint_field(request: GenerationRequest) -> dict[str, str]:
+    """OpenAI's ``system_fingerprint``. In streams only the chunks that end something have it, as in
+    vLLM: those with a finish reason, and the one with the usage."""
+    return {"system_fingerprint": request.model.system_fingerprint}
+
+
 def metrics_body(request: GenerationRequest, usage: Usage) -> dict[str, Any]:
     """vLLM's ``metrics``, of --enable-per-request-metrics, in milliseconds. ``mean_itl_ms`` is left
     out if no choice has two tokens."""

@@ -290,7 +290,12 @@ def body_answers(folder: Path) -> Table:
     """For each surface and field, the answers and the values that get each of them."""
     tokenizer = Tokenizer.load(read_tokenizer_files(make_model(folder / "model")))
     model = ServedModel(
-        name="tiny", max_model_len=CONTEXT, vocab_size=320, created=0, tokenizer=tokenizer
+        name="tiny",
+        max_model_len=CONTEXT,
+        vocab_size=320,
+        created=0,
+        tokenizer=tokenizer,
+        system_fingerprint="tandem-0-0",
     )
     valid = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
     table: Table = {}

@@ -14,6 +14,7 @@ STREAMS = Path(__file__).with_name("golden_streams")
 VARYING = (
     (re.compile(r'"(msg|toolu|chatcmpl|cmpl|call|resp|rs|fc)([_-])[\w-]+"'), r'"\1\2ID"'),
     (re.compile(r'"(created|created_at|completed_at)":[\d.]+'), r'"\1":0'),
+    (re.compile(r'"system_fingerprint":"[^"]+"'), '"system_fingerprint":"FINGERPRINT"'),
     (re.compile(r'"signature":"[^"]+"'), '"signature":"SIGNATURE"'),
     (re.compile(r'"created_at":"[^"]+"'), '"created_at":"TIME"'),
     (re.compile(r'"(\w+_duration)":\d+'), r'"\1":0'),

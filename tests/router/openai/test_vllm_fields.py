@@ -10,6 +10,8 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router import generation
+from tandem.router.served_model import system_fingerprint
+from tandem.shared.version import version
 from tandem.tests.router.support import (
     CONTEXT,
     Cluster,
@@ -71,6 +73,19 @@ async def test_logprobs_name_tokens_by_their_ids(c: Cluster) -> None:
     assert [token["token"] for token in content] == names
     assert content[0]["top_logprobs"][0]["token"].startswith("token_id:")
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
+
+
+async def test_whole_answers_and_the_ends_of_streams_have_a_system_fingerprint(c: Cluster) -> None:
+    expected = c.router.registry.model().system_fingerprint
+    assert expected == system_fingerprint("tiny", "layers=2")
+    assert expected.startswith(f"tandem-{version()}-")
+    assert expected != system_fingerprint("tiny", "layers=9")
+    for ask in (c.chat, c.complete):
+        assert (await ask()).json()["system_fingerprint"] == expected
+        streamed = await ask(n=2, stream=True, stream_options={"include_usage": True})
+        for chunk in events(streamed.text)[:-1]:
+            ends = not chunk["choices"] or chunk["choices"][0]["finish_reason"]
+            assert chunk.get("system_fingerprint") == (expected if ends else None)
 
 
 async def test_a_server_may_name_all_tokens_by_their_ids(tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def model() -> ServedModel:
         vocab_size=tokenizer.vocab_size,
         created=0,
         tokenizer=tokenizer,
+        system_fingerprint="tandem-0-0",
     )
 
 
