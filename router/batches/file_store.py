@@ -153,7 +153,8 @@ class FileStore:
         """One page of the owner's files, as OpenAI's list object."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Any]:
-            wanted, values = "owner = ? AND complete = 1", [owner]
+            wanted = "owner = ? AND complete = 1 AND COALESCE(expires_at > ?, 1)"
+            values: list[str | float] = [owner, time.time()]
             if purpose is not None:
                 wanted, values = wanted + " AND purpose = ?", [*values, purpose]
             rows, more = read_page(connection, "files", wanted, values, page)

@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tandem.router.batches import batch_runner, batch_store
+from tandem.router.batches import batch_runner
 from tandem.router.batches.batch_run import BatchRun
 from tandem.router.batches.batch_store import BatchStore
 from tandem.router.errors import ApiError
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
-from tandem.tests.router.support import Cluster, cluster, longest_hold, until
-
-CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
-EMBEDDINGS, RESPONSES = "/v1/embeddings", "/v1/responses"
-HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-
-
-def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    return {"custom_id": f"r{number}", "method": "POST", "url": url, "body": HI | body}
-
-
-def jsonl(*lines: Any) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
-
-
-def parsed(text: str) -> list[Any]:
-    return [json.loads(one) for one in text.splitlines()]
-
-
-@asynccontextmanager
-async def served(
-    tmp_path: Path, **options: Any
-) -> AsyncIterator[tuple[Cluster, openai.AsyncOpenAI]]:
-    async with cluster(tmp_path, batch_dir=str(tmp_path / "batches"), **options) as c:
-        key = options.get("api_key", "x").split(",")[0]
-        async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key=key, max_retries=0) as client:
-            yield c, client
-
-
-async def create(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Any:
-    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-    asked: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
-    return await client.batches.create(input_file_id=file.id, **asked)
-
-
-async def ended(client: openai.AsyncOpenAI, batch: Any) -> Any:
-    async with asyncio.timeout(20):
-        while batch.status in batch_store.UNFINISHED:
-            await asyncio.sleep(0.01)
-            batch = await client.batches.retrieve(batch.id)
-    return batch
+from tandem.tests.router.batches.batch_client import (
+    CHAT,
+    EMBEDDINGS,
+    HI,
+    RESPONSES,
+    create,
+    ended,
+    jsonl,
+    line,
+    parsed,
+    served,
+)
+from tandem.tests.router.support import cluster, longest_hold, until
 
 
 async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tandem.router.errors import ApiError
+from tandem.router.responses import response_store
 from tandem.router.responses.response_store import ResponseStore, StoredResponse
 from tandem.tests.router.support import Cluster, cluster
 
@@ -147,3 +148,17 @@ def test_the_store_is_bounded_and_forgets() -> None:
     now[0] = 11.0
     with pytest.raises(ApiError):
         store.get("c", "")
+
+
+def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "MAX_BYTES", 3 * response_store.RESPONSE_BYTES)
+    store = ResponseStore(100, 10.0, lambda: 0.0)
+    for name in "ab":
+        store.add(StoredResponse(owner="", body={"id": name}, items=[], conversation=[], size=100))
+    store.get("a", "")
+    store.add(StoredResponse(owner="", body={"id": "c"}, items=[], conversation=[], size=100))
+    with pytest.raises(ApiError):
+        store.get("a", "")
+    store.delete("b", "")
+    store.add(StoredResponse(owner="", body={"id": "d"}, items=[], conversation=[], size=100))
+    store.get("c", "")  # the one that was deleted has left its room
