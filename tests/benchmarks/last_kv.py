@@ -3,17 +3,17 @@
     python -m tandem.tests.benchmarks.last_kv
 
 A prefill node on one core and a decode node on the other answer prompts, one after another: on an
-idle decode node and beside a stream, in turns. The router's log says where the time to each first
-token went; what the client measured, less the prefill node's queue, greeting, prefill and KV that
-was still on its way, is what came after the last KV, and the router's own work. It is compared
-with one decode step, which is the median time between two tokens in the same round, and 10 ms.
+idle decode node and beside a stream, in turns. The decode node's trace says when the last KV was
+committed, the client when the first token came. The time between is compared with one decode step,
+which is the median time between two tokens in the same round, and 10 ms.
 
 Beside a stream the prompt's last token has to wait for the step that is running, half a step on
 average, before its own step begins.
 
 Each prompt is then sent again. Now its KV is in the prefill node's cache, and not on the decode
-node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost
-(queue, greeting, and on the decode node what is more than a step after the last KV).
+node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost.
+The router's log says how much of that was queue and greeting; on the decode node it is what is more
+than a step after the last KV.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import random
 import re
 import statistics
 import tempfile
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +36,7 @@ from tandem.tests.benchmarks.support.report import write
 from tandem.tests.benchmarks.support.sides import Side, pinned, serving
 from tandem.tests.benchmarks.support.streaming import MeasuredAnswer, complete
 from tandem.tests.end_to_end.support.cluster import until
+from tandem.tests.end_to_end.support.collector import Collector, collecting
 
 ANSWER_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000
@@ -42,7 +44,6 @@ ALLOWED_SECONDS = 0.01
 LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
 # Every prompt is prefilled elsewhere each time, but not those of the streams.
 FORGETFUL = ("--threads=1", "--no-enable-prefix-caching", "--prefill-threshold=64")
-APART = Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), FORGETFUL)))
 IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 
@@ -51,7 +52,7 @@ class PromptTimes:
     """Seconds of one prompt."""
 
     step: float  # the median time between two tokens after the first
-    after: float  # from the last KV to the client's first token
+    after: float  # from the commit of the last KV to the client's first token
     before: float  # queue and greeting
     exposed: float  # KV that was still on its way when the prompt was computed
     control: float  # of the transfer of cached KV, all that is not KV
@@ -86,20 +87,50 @@ class Log:
         return [phases for _, phases in LINE.findall(self._path.read_text())]
 
 
+class Commits:
+    """The decode node's transfers, as it traces them."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._read = 0
+
+    def next(self) -> float:
+        """When the next one was committed, by ``time.perf_counter``."""
+        until(lambda: len(self._all()) > self._read, "the trace of the transfer")
+        at = self._all()[self._read] / 1e9
+        self._read += 1
+        return at - time.time() + time.perf_counter()
+
+    def _all(self) -> list[int]:
+        spans = [span for span in self._collector.spans if span.name == "transfer"]
+        return sorted(span.events["committed"] for span in spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cluster, and what it says about each prompt."""
+
+    port: int
+    log: Log
+    commits: Commits
+
+
 async def ask(
-    port: int, log: Log, seed: str, tokens: int, stream: MeasuredAnswer | None
+    cluster: Measured, seed: str, tokens: int, stream: MeasuredAnswer | None
 ) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
-    received = await complete(port, prompt, ANSWER_TOKENS)
-    phases = await asyncio.to_thread(log.next)
+    received = await complete(cluster.port, prompt, ANSWER_TOKENS)
+    phases = await asyncio.to_thread(cluster.log.next)
+    committed = await asyncio.to_thread(cluster.commits.next)
     times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
-    await complete(port, prompt, 1)
-    cached = await asyncio.to_thread(log.next)
+    await complete(cluster.port, prompt, 1)
+    cached = await asyncio.to_thread(cluster.log.next)
+    await asyncio.to_thread(cluster.commits.next)
     return PromptTimes(
         step=step,
-        after=received.ttft - _sum(phases, "queue", "greet", "prefill", "transfer"),
+        after=received.arrivals[0] - committed,
         before=_sum(phases, "queue", "greet"),
         exposed=_sum(phases, "transfer"),
         control=_sum(cached, "queue", "greet") + max(0.0, _sum(cached, "step") - step),
@@ -112,17 +143,17 @@ def _sum(phases: dict[str, float], *names: str) -> float:
     return sum(phases.get(name, 0.0) for name in names)
 
 
-async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
+async def take_turns(cluster: Measured, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
     """The same number of prompts on an idle node and beside a stream. The first of each warms."""
     answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
     for number in range(rounds + 1):
-        answers[IDLE].append(await ask(port, log, f"idle {number}", tokens, None))
+        answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
         stream = MeasuredAnswer()
         prompt = list(range(number, number + STREAM_PROMPT))
-        task = asyncio.create_task(_stream(port, prompt, stream))
+        task = asyncio.create_task(_stream(cluster.port, prompt, stream))
         while len(stream.times) < ANSWER_TOKENS and not task.done():  # noqa: ASYNC110 - one waiter
             await asyncio.sleep(0.02)
-        answers[BESIDE].append(await ask(port, log, f"beside {number}", tokens, stream))
+        answers[BESIDE].append(await ask(cluster, f"beside {number}", tokens, stream))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     return {name: several[1:] for name, several in answers.items()}
@@ -130,6 +161,12 @@ async def take_turns(port: int, log: Log, tokens: int, rounds: int) -> dict[str,
 
 async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> None:
     await complete(port, prompt, STREAM_TOKENS, received)
+
+
+def apart(collector: Collector) -> Side:
+    """A core each. The decode node traces its transfers."""
+    traced = (*FORGETFUL, f"--otlp-endpoint={collector.url}")
+    return Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), traced)))
 
 
 def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
@@ -178,9 +215,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, pinned(cores):
         model, logs = Path(folder, "model"), Path(folder, "logs")
         count = write_random_model(model, QWEN3_42M)
-        with serving(APART, cores, model, logs, "--cpu-kernels=compiled") as port:
-            log = Log(logs / "router.log")
-            answers = asyncio.run(take_turns(port, log, options.prompt_tokens, options.rounds))
+        with (
+            collecting() as collector,
+            serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
+        ):
+            cluster = Measured(port, Log(logs / "router.log"), Commits(collector))
+            answers = asyncio.run(take_turns(cluster, options.prompt_tokens, options.rounds))
     about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
     print(write("last_kv", rows(answers, about)).read_text())
 

@@ -112,7 +112,7 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
     )
     assert second.attributes["bytes"] > 0
     states = ["greeted", "opening", "receiving", "verifying", "committed"]
-    assert second.events == states
+    assert list(second.events) == states
 
     opens = [s for s in collector.named("Prefill.Open", TRACE) if s.parent == second.id]
     assert [span.attributes["outcome"] for span in opens] == ["done"]

@@ -23,7 +23,7 @@ class Seen:
     parent: str
     error: str
     attributes: dict[str, Any]
-    events: list[str]
+    events: dict[str, int]  # nanoseconds since 1970 by name, in order
 
 
 @dataclass
@@ -75,7 +75,7 @@ def _seen(span: Any, service: str) -> Seen:
         span.parent_span_id.hex(),
         span.status.message,
         _plain(span.attributes),
-        [event.name for event in span.events],
+        {event.name: event.time_unix_nano for event in span.events},
     )
 
 
