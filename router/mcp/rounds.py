@@ -341,7 +341,7 @@ async def _generated(
 
 
 def _root(request: GenerationRequest) -> str:
-    """The name of the whole request, of which a round's begins with."""
+    """The name of the whole request, with which those of its rounds begin."""
     return request.request_id.partition(".")[0]
 
 

@@ -14,7 +14,6 @@ that is ``without`` other markers.
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 from .channels import calls_in_channels
@@ -125,7 +124,7 @@ class _CallWriter:
 
     def _fields(self, fields: list[Any], separator: str) -> str:
         """Values with names, in their order; ``more`` follows others, ``first`` does not."""
-        between, rule = self._literal(separator), partial(self._grammar.rule)
+        between, rule = self._literal(separator), self._grammar.rule
         more, first = '""', '""'
         for each in reversed(fields):
             one = rule(self._field(each))
