@@ -8,6 +8,9 @@ Parts whose packages are not installed are left out, with the reason. A table co
 
     mkdir -p P && ln -s "$PWD" P/tandem && PYTHONPATH=P python -m tandem.tests.on_gpu --out DIR
 
+Packages that a machine lacks and cannot download may be brought along, for the same version of
+Python: ``pip install --target P PACKAGE ...`` with those that the table names.
+
 ``--device emulation`` tries the parts without a GPU, over stand-ins; that measures nothing.
 """
 
@@ -212,7 +215,9 @@ def figures(out: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PARTS) -> int:
-    parser = argparse.ArgumentParser("on_gpu", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "on_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument("--device", choices=DEVICES, default="cuda")
     names = [part.name for part in parts]
