@@ -16,7 +16,7 @@ import click
 from tandem.__main__ import cli
 from tandem.commands.help_page import option_groups, title_of
 from tandem.tests.benchmarks.support.report import RESULTS
-from tandem.tests.support.metrics import NODE, PROCESS, ROUTER, registries
+from tandem.tests.support.metrics import NODE, PROCESS, ROUTER, families_of_nodes, registries
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -71,7 +71,8 @@ def metrics() -> str:
             "| series | type | meaning |",
             "| --- | --- | --- |",
         ]
-        for family in sorted(registry.collect(), key=lambda family: family.name):
+        families = [*registry.collect(), *(families_of_nodes() if whose == ROUTER else ())]
+        for family in sorted(families, key=lambda family: family.name):
             name = family.name + ("_total" if family.type == "counter" else "")
             parts.append(f"| `{name}` | {family.type} | {family.documentation} |")
     return "\n".join(parts) + "\n"

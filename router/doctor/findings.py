@@ -18,7 +18,12 @@ from ...shared.unix_sockets import UNIX
 from .survey import Survey, SurveyedNode
 
 # Reasons for local prefill in a healthy cluster.
-NEVER_REMOTE = {LocalReason.SHORT, LocalReason.NOTHING_MISSING, LocalReason.PROMPT_LOGPROBS}
+NEVER_REMOTE = {
+    LocalReason.SHORT,
+    LocalReason.NOTHING_MISSING,
+    LocalReason.PROMPT_LOGPROBS,
+    LocalReason.POOLING,
+}
 # Reasons of choice; with the other reasons a decode node tried to hand over, and could not.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
 # Fewer prompts prove nothing.

@@ -49,7 +49,11 @@ class ServeConfig:
         minimum=0,
         maximum=65535,
     )
-    log_dir: str = option("logs", "--log-dir", "Folder of the log files, one per process.")
+    log_dir: str = option(
+        "logs",
+        "--log-dir",
+        "Folder of the log files, one per process; one longer than 64 MiB becomes NAME.log.1.",
+    )
     start_timeout: float | None = option(
         None,
         "--start-timeout",

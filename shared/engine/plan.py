@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..handoff.wire.codec import Uint32s
+from ..handoff.wire.packed import Uint32s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

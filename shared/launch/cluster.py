@@ -23,6 +23,7 @@ from typing import Any
 from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
 from ..process.lifeline import LIFELINE_FD, READY_FD, read_announcements
+from .part_log import PartLog
 
 # Time that parts may take to end beyond their --drain-timeout.
 STOP_SECONDS = 10.0
@@ -47,7 +48,7 @@ class ProcessSpec:
     name: str
     arguments: list[str]
     environment: dict[str, str]
-    log: Path
+    log: PartLog
     process: subprocess.Popen[bytes]
     ready: int
     announced: bytes = field(default=b"", repr=False)
@@ -127,29 +128,28 @@ class LocalCluster:
         ``environment`` is added to the common one; it holds secrets, which other users could read
         among the arguments.
         """
-        log = self._log_dir / f"{name}.log"
-        process, ready = self._launch(log, "wb", arguments, environment)
+        log = PartLog(self._log_dir / f"{name}.log")
+        process, ready = self._launch(log, arguments, environment, fresh=True)
         part = ProcessSpec(name, arguments, environment, log, process, ready)
         self._parts.append(part)
         return part
 
     def _launch(
-        self, path: Path, mode: str, arguments: list[str], environment: Mapping[str, str]
+        self, log: PartLog, arguments: list[str], environment: Mapping[str, str], *, fresh: bool
     ) -> tuple[subprocess.Popen[bytes], int]:
         try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-            log = open(path, mode)  # noqa: SIM115
+            written = log.open(fresh=fresh)
         except OSError as error:
             raise StartupError(
                 f"cannot write logs to {self._log_dir}: {error.strerror}; see --log-dir"
             ) from None
         ready_read, ready_write = os.pipe()
-        with log:
+        with written:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tandem", *arguments],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=written,
+                stderr=written,
                 pass_fds=[ready_write, self._lifeline_read],
                 env={
                     **self._environment,
@@ -183,7 +183,8 @@ class LocalCluster:
             self.check()
             if time.monotonic() > deadline:
                 raise StartupError(
-                    f"{part.name} is not ready in time; see --start-timeout and its log {part.log}"
+                    f"{part.name} is not ready in time; see --start-timeout and its log "
+                    f"{part.log.path}"
                 )
         if chunk := os.read(part.ready, 65536):
             part.announced += chunk
@@ -192,7 +193,7 @@ class LocalCluster:
             part.process.wait(5)
         self.check()
         raise StartupError(
-            f"{part.name} closed its pipe without an announcement; see its log {part.log}"
+            f"{part.name} closed its pipe without an announcement; see its log {part.log.path}"
         )
 
     def check(self) -> None:
@@ -227,6 +228,8 @@ class LocalCluster:
             if status is not None:
                 raise StartupError(_death_notice(router, status))
             now = time.monotonic()
+            for part in self._parts:
+                part.log.shorten()
             for node in nodes:
                 self._look_after(node, now)
             decode = [node for node in nodes if node.part.arguments[0] == DECODE_NODE]
@@ -264,7 +267,7 @@ class LocalCluster:
         part = node.part
         node.restart_at, node.begun = None, now
         try:
-            process, ready = self._launch(part.log, "ab", part.arguments, part.environment)
+            process, ready = self._launch(part.log, part.arguments, part.environment, fresh=False)
         except (StartupError, OSError) as error:
             self._tell(f"{part.name} cannot be started: {error}; {node.died(now)}")
             return
@@ -309,13 +312,5 @@ class LocalCluster:
 
 
 def _death_notice(part: ProcessSpec, status: int) -> str:
-    return f"{part.name} ended with exit status {status}: {_log_tail(part.log)} (log: {part.log})"
-
-
-def _log_tail(log: Path) -> str:
-    """The last line of a log: a part that cannot start gives its reason there."""
-    try:
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1].removeprefix("tandem: ") if lines else "its log is empty"
+    said = part.log.last_line()
+    return f"{part.name} ended with exit status {status}: {said} (log: {part.log.path})"

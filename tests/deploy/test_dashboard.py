@@ -7,12 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.node_table import NodeTable
-from tandem.router.telemetry.metrics import Metrics
-from tandem.tests.support.metrics import registries
+from tandem.tests.support.metrics import families_of_nodes, registries
 
 from .deployment import DEPLOY
 
@@ -36,17 +32,10 @@ def known() -> dict[str, set[str]]:
         for family in registry.collect():
             for sample in family.samples:
                 found[sample.name] = found.get(sample.name, set()) | set(sample.labels) | added
-    for family in text_string_to_metric_families(router_page()):
+    for family in families_of_nodes():
         for sample in family.samples:
             found[sample.name] = found.get(sample.name, set()) | set(sample.labels)
     return found
-
-
-def router_page() -> str:
-    """The page of a router that has a node."""
-    nodes = NodeTable(1.0)
-    nodes.join(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), "127.0.0.1:1")
-    return Metrics(nodes).render().decode()
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tandem.router.doctor.findings import NEVER_REMOTE
+from tandem.shared.telemetry.prefill_origin import LocalReason
+
 from . import deployment as d
 from .test_dashboard import known
 
@@ -90,6 +93,13 @@ def test_bounds_that_rules_select_by_are_those_of_buckets() -> None:
     }
     used = {match for rule in RULES for match in re.findall(r'\ble="[^"]*"', rule["expr"])}
     assert used <= bounds
+
+
+def test_prompts_that_stay_local_by_choice_are_no_alarm() -> None:
+    """As for the doctor, and where the decode node is faster."""
+    (rule,) = [rule for rule in RULES if rule["alert"] == "TandemPrefilledLocally"]
+    (left_out,) = re.findall(r'reason!~"([^"]*)"', rule["expr"])
+    assert set(left_out.split("|")) == NEVER_REMOTE | {LocalReason.FASTER_HERE}
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)

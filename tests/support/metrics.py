@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router.access.key_usage import KeyUsage
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.telemetry.metrics import Metrics
+from tandem.router.telemetry.node_series import count_nodes, text
 from tandem.shared.handoff.plane.stats import DataPlaneStats
 from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.shared.security.token_interceptor import TokenInterceptor
@@ -41,3 +46,10 @@ def registries() -> Iterator[tuple[str, CollectorRegistry, set[str]]]:
     process = CollectorRegistry()
     ProcessMetrics(process, Expiring())
     yield PROCESS, process, set()
+
+
+def families_of_nodes() -> Iterator[Metric]:
+    """The router's series of its nodes, which it writes without a registry."""
+    nodes = NodeTable(1.0)
+    nodes.join(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), "127.0.0.1:1")
+    yield from text_string_to_metric_families(text(count_nodes(nodes, nodes.now()), Counter()))

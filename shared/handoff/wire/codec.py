@@ -24,11 +24,9 @@ from typing import get_type_hints as hints_of
 
 import msgpack
 
+from .packed import PACKED
+
 T = TypeVar("T")
-_PACKED = "packed"
-# Block and token ids: unsigned, at most 32 bits. On the wire in the byte order of the machine,
-# since both ends are processes of one host.
-Uint32s = Annotated[list[int], _PACKED]
 _UINT32: Final = "I"
 _SCALARS = (int, float, str, bool, bytes, NoneType)
 _SHOWN = 60
@@ -133,7 +131,7 @@ def _converter(hint: Any) -> _Converter:
         return _dataclass(hint)
     if hint in _SCALARS:
         return _scalar(hint)
-    if origin is Annotated and _PACKED in hint.__metadata__:
+    if origin is Annotated and PACKED in hint.__metadata__:
         return _packed()
     if origin is Literal:
         return _literal(hint)

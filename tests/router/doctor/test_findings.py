@@ -206,6 +206,7 @@ def test_prefill_nodes_without_prompts_are_reported(reason: str, wrong: bool) ->
     "prompts",
     [
         [("local", "below threshold", 100), ("local", "nothing missing", 100)],
+        [("local", "pooling", 100), ("local", "prompt logprobs", 100)],
         [("local", "failed: peer_lost", 4)],
         [("local", "failed: peer_lost", 40), ("remote", "", 1)],
     ],

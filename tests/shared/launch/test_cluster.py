@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +49,10 @@ if what != "slow" and "late" not in sys.argv:
     announce_ready({"address": "a:1", "key": os.environ.get("SECRET")})
 if what == "brief":
     sys.exit("tandem: it was too much")
+if "chatty" in sys.argv:
+    for number in range(100_000):
+        print(f"line {number:06}", flush=True)
+        time.sleep(0.0005)
 if "hopeless" in sys.argv:
     sys.exit("tandem: no memory")
 time.sleep(60)
@@ -188,6 +193,20 @@ def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) 
     assert other.poll() is None and not kept.kept.done()
     assert "node-0 ended with exit status -9" in kept.told[0]
     assert "it is restarted" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
+
+
+def test_the_log_of_a_part_that_writes_a_lot_stays_small(
+    keeping: Keeping, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.part_log.MAX_BYTES", 1200)
+    keeping(["decode-node", "chatty"])
+    log, earlier = tmp_path / "logs" / "node-0.log", tmp_path / "logs" / "node-0.log.1"
+
+    def lines(path: Path) -> list[int]:
+        return [int(number) for number in re.findall(r"line (\d{6})\n", path.read_text())]
+
+    until(lambda: earlier.exists() and lines(earlier)[:1] > [0], "a log set aside twice", 30)
+    until(lambda: lines(log)[:1] > [0] and b"\0" not in log.read_bytes(), "further lines", 30)
 
 
 def test_a_node_that_drains_has_left_and_is_not_missed(keeping: Keeping) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.shared.handoff.wire.codec import Codec, CodecError, Uint32s, VersionError
+from tandem.shared.handoff.wire.codec import Codec, CodecError, VersionError
+from tandem.shared.handoff.wire.packed import Uint32s
 
 
 @dataclass(frozen=True)

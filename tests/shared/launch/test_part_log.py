@@ -1,0 +1,60 @@
+"""The log of a part, which is set aside when it is long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.shared.launch.part_log import END_BYTES, PartLog
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartLog:
+    monkeypatch.setattr("tandem.shared.launch.part_log.MAX_BYTES", 10)
+    return PartLog(tmp_path / "logs" / "router.log")
+
+
+def test_a_long_log_is_set_aside_and_goes_on_at_its_start(log: PartLog) -> None:
+    earlier = log.path.with_name("router.log.1")
+    with log.open(fresh=True) as written:
+        written.write(b"ten bytes\n")
+        written.flush()
+        log.shorten()
+        assert not earlier.exists()
+        for word in (b"first", b"second"):
+            written.write(word + b" more\n")
+            written.flush()
+            log.shorten()
+        written.write(b"third\n")
+    assert log.path.read_text() == "third\n"
+    assert earlier.read_text() == "second more\n"
+
+
+def test_a_restarted_part_goes_on_and_a_new_cluster_begins_anew(log: PartLog) -> None:
+    with log.open(fresh=True) as written:
+        written.write(b"it was too much, tandem: no memory\n")
+    log.shorten()
+    with log.open(fresh=False) as written:
+        written.write(b"1\n")
+    with log.open(fresh=False) as written:
+        written.write(b"2\n")
+    assert log.path.read_text() == "1\n2\n"
+    with log.open(fresh=True):
+        assert list(log.path.parent.iterdir()) == [log.path]
+    assert log.path.read_text() == ""
+
+
+def test_a_log_that_cannot_be_set_aside_stays_whole(log: PartLog) -> None:
+    with log.open(fresh=True) as written:
+        written.write(b"more than ten bytes\n")
+    log.path.with_name("router.log.1").mkdir()
+    log.shorten()
+    assert log.path.read_text() == "more than ten bytes\n"
+
+
+def test_the_last_line_of_a_long_log(log: PartLog) -> None:
+    assert log.last_line() == "its log is empty"
+    with log.open(fresh=True) as written:
+        written.write(b"x" * 2 * END_BYTES + b"\ntandem: no memory; buy some\n")
+    assert log.last_line() == "no memory; buy some"
