@@ -37,29 +37,31 @@ def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
     )
 
 
-def scored_event(output: StepOutput) -> pb.GenerateEvent:
-    """Tokens with their logprobs."""
+def scored_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
+    """Tokens with their logprobs, whose lists are ``packed`` for a router that takes them so."""
     return pb.GenerateEvent(
         tokens=pb.Tokens(
             index=output.sequence.index,
             tokens=output.tokens,
-            logprobs=[_listed(item, output.sequence) for item in output.logprobs],
+            logprobs=[_listed(item, output.sequence, packed) for item in output.logprobs],
         )
     )
 
 
-def prompt_logprobs_events(sequence: Sequence, split: bool) -> Iterator[pb.GenerateEvent]:
+def prompt_logprobs_events(
+    sequence: Sequence, split: bool, packed: bool
+) -> Iterator[pb.GenerateEvent]:
     """At least one event. In pieces, other requests proceed in between, here and in the router;
     older routers take a single event only."""
     found = sequence.prompt_logprobs
     listed = 1 + (sequence.params.prompt_logprobs or 0)
     step = max(1, PIECE_LOGPROBS // listed if split else len(found))
     for start in range(0, max(1, len(found)), step):
-        positions = [_position(item) for item in found[start : start + step]]
+        positions = [_position(item, packed) for item in found[start : start + step]]
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 
-def finished_event(output: StepOutput) -> pb.GenerateEvent:
+def finished_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
     """End of a choice."""
     sequence, scored = output.sequence, output.stop_logprobs
     assert sequence.finish_reason is not None
@@ -70,19 +72,22 @@ def finished_event(output: StepOutput) -> pb.GenerateEvent:
             stop_token=sequence.stop_token,
             error=sequence.error,
             unfollowable=sequence.unfollowable,
-            stop_logprobs=None if scored is None else _listed(scored, sequence),
+            stop_logprobs=None if scored is None else _listed(scored, sequence, packed),
         )
     )
 
 
-def _listed(item: PositionLogprobs, sequence: Sequence) -> pb.PositionLogprobs:
-    return _position(item, ranked=not sequence.params.logprob_token_ids)
+def _listed(item: PositionLogprobs, sequence: Sequence, packed: bool) -> pb.PositionLogprobs:
+    return _position(item, packed, ranked=not sequence.params.logprob_token_ids)
 
 
-def _position(item: PositionLogprobs, *, ranked: bool = True) -> pb.PositionLogprobs:
+def _position(item: PositionLogprobs, packed: bool, *, ranked: bool = True) -> pb.PositionLogprobs:
     """Ranks of the listed tokens are known only of the most likely ones; 0 stands for unknown."""
+    chosen = pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank)
+    if packed:
+        return pb.PositionLogprobs(chosen=chosen, packed_top=item.packed_top)
     return pb.PositionLogprobs(
-        chosen=pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank),
+        chosen=chosen,
         top=[
             pb.TokenLogprob(token=token, logprob=logprob, rank=rank if ranked else 0)
             for rank, (token, logprob) in enumerate(item.top, 1)

@@ -175,7 +175,7 @@ class DecodeService(DecodeServicer):
             if call.request.sampling.logprobs > NARROW:
                 await self._put_in_turn(call, span, out)
             else:
-                await call.choices.deliver(lambda output: self._put(output, span, out))
+                await call.choices.deliver(lambda output: self._put(call, output, span, out))
 
     async def _begin_output(
         self, call: _Call, source: PrefillSource, span: RequestSpan, out: CallOutput
@@ -192,14 +192,15 @@ class DecodeService(DecodeServicer):
                 await self._put_prompt_logprobs(call, out)
             if computed:
                 out.event(embedding_event(sequence, call.request.embed))
-            self._put(output, span, out)
+            self._put(call, output, span, out)
             if begins:
                 return
 
     async def _put_prompt_logprobs(self, call: _Call, out: CallOutput) -> None:
-        leader, split = call.choices.leader, call.request.split_prompt_logprobs
+        leader, request = call.choices.leader, call.request
         if leader.params.prompt_logprobs is not None:
-            for event in prompt_logprobs_events(leader, split):
+            split, packed = request.split_prompt_logprobs, request.packed_logprobs
+            for event in prompt_logprobs_events(leader, split, packed):
                 out.event(event)
                 await out.taken()
 
@@ -207,20 +208,21 @@ class DecodeService(DecodeServicer):
         """Put large events only as fast as the router takes them."""
         while (output := await call.choices.next()) is not None:
             await out.taken()
-            self._put(output, span, out)
+            self._put(call, output, span, out)
 
-    def _put(self, output: StepOutput, span: RequestSpan, out: CallOutput) -> None:
+    def _put(self, call: _Call, output: StepOutput, span: RequestSpan, out: CallOutput) -> None:
         """One step's output of one choice."""
+        packed = call.request.packed_logprobs
         if output.tokens:
             span.output(len(output.tokens))
             if output.logprobs:
-                out.event(scored_event(output))
+                out.event(scored_event(output, packed))
             else:
                 out.tokens(output.sequence.index, output.tokens)
         if output.finish_reason is FinishReason.ERROR:
             self._engine.core.check_ranks()  # the node's failure, not the request's
         if output.finish_reason is not None:
-            out.event(finished_event(output))
+            out.event(finished_event(output, packed))
 
     async def _begin(self, request: pb.GenerateRequest) -> _Call:
         """Admit the request and begin to prefill it. The caller must ``_end`` it."""

@@ -10,7 +10,7 @@ from ..shared.errors import OverloadedError, RequestError
 
 # Requests with at most so many alternatives are bounded by the size of a step alone.
 NARROW = 64
-# Of all running requests with more: about 30 MB of a message.
+# Of all running requests with more: 16 MiB of a message.
 MOST_LOGPROBS = 1 << 21
 
 

@@ -49,12 +49,12 @@ def _base(names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), BASE)
 
 
-# The capability that each field needs if it is set, by message. ``deaths`` and
-# ``split_prompt_logprobs`` change no result where they are ignored.
+# The capability that each field needs if it is set, by message. ``deaths``,
+# ``split_prompt_logprobs`` and ``packed_logprobs`` change no result where they are ignored.
 FIELDS: dict[str, dict[str, str]] = {
     "GenerateRequest": _base(
         "request_id prompt sampling priority cache_salt prefill deadline_seconds call_id "
-        "split_prompt_logprobs deaths"
+        "split_prompt_logprobs packed_logprobs deaths"
     )
     | {"embed": EMBEDDINGS},
     "Embed": _base("pooling normalize dimensions"),

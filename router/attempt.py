@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from ..proto import tandem_pb2 as pb
 from .calls.node_events import NodeEvent, PlainTokens
+from .calls.node_logprobs import check_logprobs, piece_tokens
 from .choice import ChoiceStream
 from .cluster.node import Node
-from .echo import PIECE_TOKENS, Echo
+from .echo import Echo
 from .errors import NodeError
 from .generation import (
     ChoiceDelta,
@@ -28,6 +29,7 @@ class NodeAttempt:
     def __init__(self, request: GenerationRequest, number: int, node: Node) -> None:
         self.node = node
         self._number = number
+        self._alternatives = request.prompt_alternatives or 0
         self._echo = Echo(request, number) if request.text.echo else None
         offset = len(self._echo.text) if self._echo else 0
         first = number * request.n
@@ -39,8 +41,9 @@ class NodeAttempt:
         self.stopped: list[int] = []
 
     def take(self, events: Sequence[NodeEvent]) -> list[Output]:
-        """The outputs of events. Raises ``NodeError`` for a choice that was not requested, and
-        ``RequestError`` if the only one cannot follow its grammar."""
+        """The outputs of events. Raises ``NodeError`` for a choice that was not requested and for
+        logprobs that cannot be read, and ``RequestError`` if the only choice cannot follow its
+        grammar."""
         outputs: list[Output] = []
         for event in events:
             if isinstance(event, PlainTokens):
@@ -56,13 +59,16 @@ class NodeAttempt:
             case "usage":
                 self.served.computed = event.usage
             case "prompt_logprobs":
+                check_logprobs(event.prompt_logprobs.positions)
                 return self._prompt_scores(event.prompt_logprobs.positions)
             case "embedding":
                 return [PromptEmbedded(self._number, event.embedding.values)]
             case "tokens":
                 tokens = event.tokens
+                check_logprobs(tokens.logprobs)
                 return self._tokens(tokens.index, tokens.tokens, tokens.logprobs)
             case "finished":
+                check_logprobs([event.finished.stop_logprobs])
                 return self._ended(event.finished)
         return ()
 
@@ -90,9 +96,10 @@ class NodeAttempt:
         if self._echo:
             self._echo.score(positions)
         # An older node sends all of them at once.
+        step = piece_tokens(self._alternatives)
         return [
-            PromptScores(self._number, positions[start : start + PIECE_TOKENS])
-            for start in range(0, max(1, len(positions)), PIECE_TOKENS)
+            PromptScores(self._number, positions[start : start + step])
+            for start in range(0, max(1, len(positions)), step)
         ]
 
     def take_stopped(self) -> list[int]:

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
-from .generation import ChoiceDelta, GenerationRequest, ScoredToken
+from .calls.node_logprobs import piece_tokens
+from .generation import ChoiceDelta, GenerationRequest, ScoredToken, new_tokens
 
-# Scored tokens of one delta, so that none takes long to encode.
-PIECE_TOKENS = 64
 PIECE_CHARACTERS = 32 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ScoredPiece(Collection[ScoredToken]):
+    """Tokens of a prompt, made as they are read: to free an object for each token of a long prompt
+    would hold the loop. ``positions[first + i]`` has the logprobs of token i."""
+
+    tokens: array[int]
+    offsets: array[int]
+    positions: Sequence[pb.PositionLogprobs]
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[ScoredToken]:
+        for i, (token, offset) in enumerate(zip(self.tokens, self.offsets, strict=True)):
+            at = self.first + i
+            yield ScoredToken(token, offset, self.positions[at] if at >= 0 else None)
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == each for each in self)
 
 
 class Echo:
@@ -27,17 +50,20 @@ class Echo:
         )
         self._known = 0
         self._offset = 0
-        self._pieces: list[list[ScoredToken]] = []
+        self._piece_tokens = piece_tokens(request.prompt_alternatives or 0)
+        self._pieces: list[_ScoredPiece] = []
 
     def score(self, positions: Sequence[pb.PositionLogprobs]) -> None:
         """Add the logprobs of the next prompt tokens. The first token has none, since no token
         precedes it."""
         if not self._scores:
             return
-        if not self._known:
-            self._add(None)
-        for position in positions[: len(self._tokens) - self._known]:
-            self._add(position)
+        first = 0 if self._known else -1
+        last = min(len(positions), first + len(self._tokens) - self._known)
+        while first < last:
+            count = min(self._piece_tokens, last - first)
+            self._pieces.append(self._piece(positions, first, count))
+            first += count
 
     def deltas(self, index: int) -> Iterator[ChoiceDelta]:
         """The prompt in the form of generated output. Call it at most once for each choice."""
@@ -46,15 +72,18 @@ class Echo:
             for start in range(0, max(1, len(self.text)), PIECE_CHARACTERS):
                 yield ChoiceDelta(index, self.text[start : start + PIECE_CHARACTERS])
             return
-        starts = [piece[0].offset for piece in self._pieces]
+        starts = [piece.offsets[0] for piece in self._pieces]
         ends = [*starts[1:], len(self.text)]
         for piece, start, end in zip(self._pieces, starts, ends, strict=True):
             yield ChoiceDelta(index, self.text[start:end], [], piece)
 
-    def _add(self, position: pb.PositionLogprobs | None) -> None:
-        if self._known % PIECE_TOKENS == 0:
-            self._pieces.append([])
-        token = self._tokens[self._known]
-        self._pieces[-1].append(ScoredToken(token, self._offset, position))
-        self._known += 1
-        self._offset += len(self._detokenizer.push(token))
+    def _piece(
+        self, positions: Sequence[pb.PositionLogprobs], first: int, count: int
+    ) -> _ScoredPiece:
+        tokens = new_tokens(self._tokens[self._known : self._known + count])
+        offsets = array("Q")
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push(token))
+        self._known += count
+        return _ScoredPiece(tokens, offsets, positions, first)

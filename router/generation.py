@@ -236,7 +236,7 @@ class ChoiceDelta:
     index: int
     text: str = ""
     tokens: Sequence[int] = ()
-    scored: Sequence[ScoredToken] = ()
+    scored: Collection[ScoredToken] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     reasoning: str = ""

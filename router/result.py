@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import Any, Protocol, TypeVar
@@ -32,7 +32,7 @@ class LogprobsEncoder(Protocol[T]):
     """Logprobs in the shape of one surface, encoded as they arrive: JSON takes a tenth of the
     memory of the objects."""
 
-    def add(self, items: Sequence[T]) -> None:
+    def add(self, items: Collection[T]) -> None:
         """Encode the logprobs of the next tokens."""
 
     def body(self) -> Any:

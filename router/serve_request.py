@@ -182,6 +182,7 @@ async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest
         priority=request.priority,
         cache_salt=request.cache_salt,
         split_prompt_logprobs=True,
+        packed_logprobs=True,
         embed=None if request.embed is None else request.embed.message(),
     )
     tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()

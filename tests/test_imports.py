@@ -115,7 +115,7 @@ ROUTER = {
         "served_model",
         "surface",
     ),
-    "calls": (),
+    "calls": ("errors",),
     "cluster": ("calls", "errors", "options", "placement", "served_model"),
     "doctor": (),
     "embeddings": (
@@ -140,7 +140,10 @@ ROUTER = {
         "served_model",
     ),
     "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
-    "openai": ("errors", "generation", "http", "options", "requests", "result", "served_model"),
+    "openai": (
+        *("calls", "errors", "generation", "http", "options", "requests", "result"),
+        "served_model",
+    ),
     "placement": (),
     "requests": ("errors", "http", "options", "served_model"),
     "responses": (
@@ -156,7 +159,7 @@ ROUTER = {
         "served_model",
         "surface",
     ),
-    "beams": ("choice", "cluster", "dispatch", "echo", "errors", "generation"),
+    "beams": ("calls", "choice", "cluster", "dispatch", "echo", "errors", "generation"),
     # The routes are above everything but the application.
     "routes": (
         "access",

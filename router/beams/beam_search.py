@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from ...proto import tandem_pb2 as pb
+from ...proto.packed_logprobs import ENTRY_BYTES
+from ..calls.node_logprobs import alternatives
 from ..generation import BeamOptions
 
 
@@ -67,10 +69,10 @@ class BeamSearch:
         """Take a step; ``drawn`` has the most likely continuations of each running beam."""
         length = self.running[0].length + 1
         candidates = (
-            (beam.score + entry.logprob, beam, entry, known)
+            (beam.score + logprob, beam, (token, logprob), known)
             for beam, known in zip(self.running, drawn, strict=True)
-            for entry in known.top
-            if length > self._min_tokens or entry.token not in self._options.ends
+            for token, logprob in alternatives(known)
+            if length > self._min_tokens or token not in self._options.ends
         )
         ranked = [
             self._extended(*candidate)
@@ -94,12 +96,17 @@ class BeamSearch:
         return beam.token in self._options.ends
 
     def _extended(
-        self, score: float, beam: Beam, entry: pb.TokenLogprob, known: pb.PositionLogprobs
+        self, score: float, beam: Beam, entry: tuple[int, float], known: pb.PositionLogprobs
     ) -> Beam:
-        logprobs = None
+        token, logprob = entry
+        scored = None
         if self._listed is not None:
-            logprobs = pb.PositionLogprobs(chosen=entry, top=known.top[: self._listed])
-        return Beam(beam, entry.token, score, beam.length + 1, logprobs)
+            scored = pb.PositionLogprobs(
+                chosen=pb.TokenLogprob(token=token, logprob=logprob),
+                top=known.top[: self._listed],
+                packed_top=known.packed_top[: self._listed * ENTRY_BYTES],
+            )
+        return Beam(beam, token, score, beam.length + 1, scored)
 
     def _rate(self, score: float, length: int) -> float:
         rated: float = score / length**self._options.length_penalty

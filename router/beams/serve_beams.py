@@ -15,6 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from ...proto import tandem_pb2 as pb
+from ..calls.node_logprobs import check_logprobs, listed
 from ..choice import ChoiceStream
 from ..cluster.node import Node
 from ..dispatch import Dispatcher
@@ -86,7 +87,7 @@ async def serve_beams(
 
 async def _advance(search: BeamSearch, drawn: Sequence[pb.PositionLogprobs]) -> None:
     """Take a step. With many stop tokens it ranks a hundred thousand continuations."""
-    if sum(len(each.top) for each in drawn) <= QUICK_CANDIDATES:
+    if sum(map(listed, drawn)) <= QUICK_CANDIDATES:
         search.advance(drawn)
     else:
         await asyncio.to_thread(search.advance, drawn)
@@ -153,6 +154,7 @@ class _Steps:
                     if event.HasField("usage"):
                         computed = event.usage
                     elif event.tokens.logprobs:
+                        check_logprobs(event.tokens.logprobs)
                         return _Drawn(node, computed, event.tokens.logprobs[0])
         raise NodeError("The node ended a step of the beam search without a token.")
 

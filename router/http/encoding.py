@@ -6,6 +6,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator
 from io import StringIO
+from itertools import islice
 from typing import Any
 
 from .slices import TimeSlices
@@ -14,6 +15,7 @@ from .slices import TimeSlices
 TEXT_PIECE = 32 * 1024
 NUMBERS_PIECE = 4096
 ITEMS_PIECE = 256
+FIELDS_PIECE = 64
 # Characters and values that are encoded at once.
 AT_ONCE = 4096
 _SCALARS = frozenset((int, float, bool, type(None)))
@@ -79,14 +81,7 @@ def pieces_of(value: Any) -> Iterator[bytes]:
         return
     match value:
         case dict():
-            separator = b"{"
-            for name, item in value.items():
-                yield separator
-                yield from pieces_of(name)
-                yield b":"
-                yield from pieces_of(item)
-                separator = b","
-            yield b"}"
+            yield from _fields(value)
         case list():
             yield from _items(value)
         case EncodedArray():
@@ -102,6 +97,23 @@ def pieces_of(value: Any) -> Iterator[bytes]:
             yield b'"'
         case _:
             yield dump(value)
+
+
+def _fields(values: dict[str, Any]) -> Iterator[bytes]:
+    separator = b"{"
+    fields = iter(values.items())
+    while some := dict(islice(fields, FIELDS_PIECE)):
+        if _is_small(some):
+            yield separator + dump(some)[1:-1]
+            separator = b","
+            continue
+        for name, item in some.items():
+            yield separator
+            yield from pieces_of(name)
+            yield b":"
+            yield from pieces_of(item)
+            separator = b","
+    yield b"}"
 
 
 def _items(values: list[Any]) -> Iterator[bytes]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from io import StringIO
 from typing import Any
 
-from ...proto import tandem_pb2 as pb
 from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
+from ..calls.node_logprobs import alternatives
 from ..generation import ChoiceDelta, ExecutedCall, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.long_events import Events, joined
@@ -41,15 +41,16 @@ class TokenEntries:
     def scored(self, item: ScoredToken) -> dict[str, Any]:
         logprobs = item.logprobs
         if logprobs is None:  # impossible: only the first token of an echoed prompt has none
-            return self._entry(pb.TokenLogprob(token=item.token)) | {"top_logprobs": []}
-        top = [self._entry(entry) for entry in logprobs.top]
-        return self._entry(logprobs.chosen) | {"top_logprobs": top}
+            return self._entry(item.token, 0.0) | {"top_logprobs": []}
+        top = [self._entry(*entry) for entry in alternatives(logprobs)]
+        chosen = logprobs.chosen
+        return self._entry(chosen.token, chosen.logprob) | {"top_logprobs": top}
 
-    def _entry(self, entry: pb.TokenLogprob) -> dict[str, Any]:
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": self._name_of(entry.token),
-            "logprob": finite(entry.logprob),
-            "bytes": list(self._bytes_of(entry.token)),
+            "token": self._name_of(token),
+            "logprob": finite(logprob),
+            "bytes": list(self._bytes_of(token)),
         }
 
 
@@ -63,7 +64,7 @@ class EncodedEntries:
     def __len__(self) -> int:
         return len(self.content)
 
-    def add(self, items: Sequence[ScoredToken]) -> None:
+    def add(self, items: Collection[ScoredToken]) -> None:
         self.content.extend(map(self._entries.scored, items))
 
 
@@ -260,7 +261,7 @@ class ChatResponse:
         opening = self._request.opening_text
         return opening + choice.text.getvalue() if opening else choice.text
 
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+    def _logprobs(self, scored: Collection[ScoredToken]) -> dict[str, Any]:
         return {"content": [self._entries.scored(item) for item in scored], "refusal": None}
 
     def _usage(self, usage: Usage) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
+from ..calls.node_logprobs import alternatives
 from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
 from ..http.long_events import Events
@@ -39,7 +40,7 @@ class CompletionLogprobsEncoder:
     def __len__(self) -> int:
         return sum(map(len, self._arrays.values()))
 
-    def add(self, items: Sequence[ScoredToken]) -> None:
+    def add(self, items: Collection[ScoredToken]) -> None:
         for name, values in _logprobs(items, self._name_of).items():
             self._arrays[name].extend(values)
 
@@ -167,7 +168,8 @@ def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
 
-def _logprobs(scored: Sequence[ScoredToken], name_of: Callable[[int], str]) -> dict[str, list[Any]]:
+def _logprobs(items: Iterable[ScoredToken], name_of: Callable[[int], str]) -> dict[str, list[Any]]:
+    scored = list(items)
     return {
         "tokens": [name_of(item.token) for item in scored],
         "token_logprobs": [
@@ -181,5 +183,5 @@ def _logprobs(scored: Sequence[ScoredToken], name_of: Callable[[int], str]) -> d
 def _top(logprobs: pb.PositionLogprobs, name_of: Callable[[int], str]) -> dict[str, float]:
     """The chosen token, which comes first as in vLLM, and the alternatives; so there may be one
     more than requested."""
-    entries = (logprobs.chosen, *logprobs.top)
-    return {name_of(entry.token): finite(entry.logprob) for entry in entries}
+    entries = [(logprobs.chosen.token, logprobs.chosen.logprob), *alternatives(logprobs)]
+    return {name_of(token): finite(value) for token, value in entries}

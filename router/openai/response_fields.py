@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError
 from ...shared.text.tokenizer import Tokenizer
+from ..calls.node_logprobs import alternatives
 from ..errors import ApiError
 from ..generation import ChoiceDelta, GenerationRequest, Usage
 from ..http.encoding import EncodedArray
@@ -29,7 +30,7 @@ class PromptLogprobsEncoder:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, items: Sequence[pb.PositionLogprobs]) -> None:
+    def add(self, items: Collection[pb.PositionLogprobs]) -> None:
         self._entries.extend(_ranked(position, self._tokenizer) for position in items)
 
     def body(self) -> EncodedArray:
@@ -123,11 +124,12 @@ def finite(logprob: float) -> float:
 
 
 def _ranked(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    chosen, text_of = position.chosen, tokenizer.texts.text_of
+    ranked = [(chosen.token, chosen.logprob, chosen.rank)]
+    ranked += [
+        (token, value, rank) for rank, (token, value) in enumerate(alternatives(position), 1)
+    ]
     return {
-        str(entry.token): {
-            "logprob": finite(entry.logprob),
-            "rank": entry.rank,
-            "decoded_token": tokenizer.texts.text_of(entry.token),
-        }
-        for entry in (position.chosen, *position.top)
+        str(token): {"logprob": finite(value), "rank": rank, "decoded_token": text_of(token)}
+        for token, value, rank in ranked
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ...proto.packed_logprobs import unpack_logprobs
 from ..handoff.wire.packed import Uint32s
 
 
@@ -126,12 +127,17 @@ class TokenMasks:
 @dataclass(frozen=True, slots=True)
 class PositionLogprobs:
     """Logprobs at one position: the chosen token, its logprob and rank (1 is the most likely),
-    and the most likely tokens, best first."""
+    and the most likely tokens, best first, as ``pack_logprobs`` writes them."""
 
     token: int
     logprob: float
     rank: int
-    top: list[tuple[int, float]] = field(default_factory=list)
+    packed_top: bytes = b""
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The most likely tokens with their logprobs, best first."""
+        return unpack_logprobs(self.packed_top)
 
 
 @dataclass(frozen=True, slots=True)

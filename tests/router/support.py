@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tandem.decode_node.streams.call_stream import CallEndedError, CallOutput, CallStream
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import CAPABILITIES
+from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.proto.tandem_pb2_grpc import (
     DecodeServicer,
     RegistryStub,
@@ -95,16 +96,23 @@ def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
     return pb.GenerateEvent(usage=pb.Usage(prompt_tokens=len(request.prompt), **fields))
 
 
-def logprobs(token: int, count: int) -> pb.PositionLogprobs:
+def logprobs(token: int, count: int, *, packed: bool = True) -> pb.PositionLogprobs:
     """Arbitrary logprobs, the same for a token at any position."""
+    chosen = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
+    entries = [((token + i) % 300, -0.5 - i) for i in range(count)]
+    if packed:
+        return pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(entries))
     top = [
-        pb.TokenLogprob(token=(token + i) % 300, logprob=-0.5 - i, rank=i + 1) for i in range(count)
+        pb.TokenLogprob(token=token, logprob=logprob, rank=rank)
+        for rank, (token, logprob) in enumerate(entries, 1)
     ]
-    return pb.PositionLogprobs(chosen=pb.TokenLogprob(token=token, logprob=-0.5, rank=1), top=top)
+    return pb.PositionLogprobs(chosen=chosen, top=top)
 
 
-def tokens_event(index: int, tokens: list[int], count: int | None = None) -> pb.GenerateEvent:
-    made = [] if count is None else [logprobs(token, count) for token in tokens]
+def tokens_event(
+    index: int, tokens: list[int], count: int | None = None, *, packed: bool = True
+) -> pb.GenerateEvent:
+    made = [] if count is None else [logprobs(token, count, packed=packed) for token in tokens]
     return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=made))
 
 
@@ -156,6 +164,7 @@ class FakeDecodeNode(DecodeServicer):
         self.chunk = 1
         self.delay = 0.0
         self.prefill_node = ""
+        self.packs = True  # logprobs, as older nodes do not
         self.capabilities: frozenset[str] = CAPABILITIES
         self.server: grpc.aio.Server | None = None
         self.port = 0
@@ -208,19 +217,23 @@ class FakeDecodeNode(DecodeServicer):
             return
         sampling = request.sampling
         count = sampling.logprobs if sampling.HasField("logprobs") else None
+        packed = self.packs and request.packed_logprobs
         yield admitted()
         yield usage(request, cached_tokens=3, prefill_node=self.prefill_node)
         if sampling.HasField("prompt_logprobs"):
             count_of_prompt, scored = sampling.prompt_logprobs, request.prompt[1:]
             step = 50 if request.split_prompt_logprobs else max(1, len(scored))
             for start in range(0, max(1, len(scored)), step):
-                made = [logprobs(token, count_of_prompt) for token in scored[start : start + step]]
+                made = [
+                    logprobs(token, count_of_prompt, packed=packed)
+                    for token in scored[start : start + step]
+                ]
                 yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
         reply = self.reply[: sampling.max_tokens]
         for start in range(0, len(reply), self.chunk):
             await asyncio.sleep(self.delay)
             for index in range(sampling.n):
-                yield tokens_event(index, reply[start : start + self.chunk], count)
+                yield tokens_event(index, reply[start : start + self.chunk], count, packed=packed)
         for index in range(sampling.n):
             if len(self.reply) >= sampling.max_tokens:
                 yield finished(index, pb.FINISH_REASON_LENGTH)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..plan import PositionLogprobs
+
+# An entry of ``pack_logprobs``.
+_ENTRY = np.dtype([("token", "<u4"), ("logprob", "<f4")])
 
 
 def position_logprobs(
@@ -29,20 +33,28 @@ def position_logprobs(
     ]
 
 
-def logprobs_of(logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[int, float]]:
+def logprobs_of(logits: torch.Tensor, tokens: Sequence[int]) -> bytes:
     """The given tokens with their logprobs, from one row of fp32 logits [V]."""
-    values = logits.log_softmax(dim=-1)[list(tokens)]
-    return list(zip(tokens, values.tolist(), strict=True))
+    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    return _packed(ids, logits.log_softmax(dim=-1)[ids])
 
 
-def _best(values: torch.Tensor, top: int) -> list[list[tuple[int, float]]]:
+def _best(values: torch.Tensor, top: int) -> list[bytes]:
     if top == 0:
-        return [[] for _ in values]
+        return [b""] * len(values)
     least = values.topk(top, dim=-1).values[:, -1:]
     listed = []
     for row, floor in zip(values, least, strict=True):
         ids = (row >= floor).nonzero().flatten()
         order = row[ids].sort(descending=True, stable=True).indices[:top]
         ids = ids[order]
-        listed.append(list(zip(ids.tolist(), row[ids].tolist(), strict=True)))
+        listed.append(_packed(ids, row[ids]))
     return listed
+
+
+def _packed(ids: torch.Tensor, values: torch.Tensor) -> bytes:
+    """As ``pack_logprobs`` of each id with its fp32 value."""
+    entries = np.empty(len(ids), dtype=_ENTRY)
+    entries["token"] = ids.cpu().numpy()
+    entries["logprob"] = values.cpu().numpy()
+    return entries.tobytes()

@@ -17,6 +17,7 @@ from types import MappingProxyType
 import torch
 
 from ....kernels.reference.token_mask import TokenMask
+from ....proto.packed_logprobs import ENTRY_BYTES
 from ..plan import PositionLogprobs, RankSampling, Sampled, SamplerSpec
 from .logprobs import logprobs_of, position_logprobs
 
@@ -154,11 +155,14 @@ def _logprobs(
         return {}
     wanted = [states[row].params.logprobs or 0 for row in rows]
     found = position_logprobs(raw, [tokens[row] for row in rows], max(wanted))
-    cut = [[replace(one, top=one.top[:most])] for one, most in zip(found, wanted, strict=True)]
+    cut = [
+        [replace(one, packed_top=one.packed_top[: most * ENTRY_BYTES])]
+        for one, most in zip(found, wanted, strict=True)
+    ]
     for number, row in enumerate(rows):
         if ids := states[row].params.logprob_token_ids:
             listed = logprobs_of(raw[number], list(dict.fromkeys((tokens[row], *ids))))
-            cut[number] = [replace(found[number], top=listed)]
+            cut[number] = [replace(found[number], packed_top=listed)]
     return dict(zip(rows, cut, strict=True))
 
 

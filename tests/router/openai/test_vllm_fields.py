@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
@@ -20,6 +21,7 @@ from tandem.tests.router.support import (
     events,
     finished,
     logprobs,
+    tokens_event,
     usage,
 )
 
@@ -241,6 +243,43 @@ async def test_minus_one_stands_for_the_whole_vocabulary(
         assert f"above the maximum of {VOCABULARY}." in over.json()["error"]["message"]
         over = await c.complete(logprobs=-1, max_tokens=500, n=100)
         assert over.json()["error"]["code"] == "answer_too_large"
+
+
+async def test_logprobs_of_an_older_node_make_the_same_answers(c: Cluster) -> None:
+    def told(answer: httpx.Response) -> Any:
+        assert answer.status_code == 200, answer.text
+        varying = ("id", "created", "created_at")
+        if "data: " in answer.text:
+            return [
+                {k: v for k, v in event.items() if k not in varying}
+                for event in events(answer.text)[:-1]
+            ]
+        return {k: v for k, v in answer.json().items() if k not in varying}
+
+    async def answers() -> list[Any]:
+        return [
+            told(await c.complete("one two three", logprobs=3, prompt_logprobs=2)),
+            told(await c.complete("one two three", logprobs=3, echo=True, n=2, stream=True)),
+            told(await c.chat(logprobs=True, top_logprobs=4)),
+            told(await c.complete(n=2, use_beam_search=True, max_tokens=2, logprobs=2)),
+        ]
+
+    newer = await answers()
+    c.node.packs = False
+    assert await answers() == newer
+
+
+async def test_logprobs_that_cannot_be_read_are_the_nodes_failure(c: Cluster) -> None:
+    async def script(request: pb.GenerateRequest, _: Any) -> AsyncIterator[pb.GenerateEvent]:
+        event = tokens_event(0, [5], 2)
+        event.tokens.logprobs[0].packed_top += b"."
+        yield admitted()
+        yield event
+
+    c.node.script = script
+    assert (await c.complete(logprobs=2)).status_code == 500
+    c.node.script = None
+    assert (await c.complete(logprobs=2)).status_code == 200
 
 
 async def test_more_logprobs_than_the_server_lists_are_rejected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.shared.engine.channel import PREFIX_BYTES, body_length, framed
 from tandem.shared.engine.messages import (
     CODEC,
@@ -76,7 +77,7 @@ PLAN = StepPlan(
     [SamplerSpec(1, SAMPLING, (1 << 64) - 1, [1, 2], [3], [0], 4)],
     [11, 12],
 )
-LOGPROBS = PositionLogprobs(5, -0.5, 1, [(5, -0.5), (6, -1.25)])
+LOGPROBS = PositionLogprobs(5, -0.5, 1, pack_logprobs([(5, -0.5), (6, -1.25)]))
 RESULT = StepResult(9, [Sampled(1, [5, 6], [LOGPROBS] * 2)], {2: [LOGPROBS]}, {3: "broken"}, 0.25)
 MESSAGES: tuple[RankMessage, ...] = (
     OpenDevice(SETTINGS),

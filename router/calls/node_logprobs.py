@@ -1,0 +1,36 @@
+"""The logprobs that nodes send: read where they are written as text, and copied until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...proto import tandem_pb2 as pb
+from ...proto.packed_logprobs import ENTRY_BYTES, unpack_logprobs
+from ..errors import NodeError
+
+# Logprobs that are formatted at once: a few milliseconds, unless one token has more.
+PIECE_LOGPROBS = 64 * 21
+_PIECE_TOKENS = 64
+
+
+def check_logprobs(positions: Iterable[pb.PositionLogprobs]) -> None:
+    """Raise ``NodeError`` for logprobs that cannot be read."""
+    if any(len(position.packed_top) % ENTRY_BYTES for position in positions):
+        raise NodeError("The node sent logprobs of an invalid length.")
+
+
+def alternatives(position: pb.PositionLogprobs) -> list[tuple[int, float]]:
+    """The listed tokens with their logprobs. An older node does not pack them."""
+    if position.packed_top:
+        return unpack_logprobs(position.packed_top)
+    return [(entry.token, entry.logprob) for entry in position.top]
+
+
+def listed(position: pb.PositionLogprobs) -> int:
+    """The number of alternatives."""
+    return len(position.top) + len(position.packed_top) // ENTRY_BYTES
+
+
+def piece_tokens(count: int) -> int:
+    """Tokens that are formatted at once, of which each lists ``count`` alternatives."""
+    return max(1, min(_PIECE_TOKENS, PIECE_LOGPROBS // (1 + count)))
