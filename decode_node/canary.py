@@ -17,7 +17,11 @@ from ..shared.telemetry.tracing import step
 from .peering.peer import Peer
 from .receiving import ReceivingNode
 
+# For each part of a canary here, unless a step runs: a step, and so a prompt, may take minutes on a
+# CPU, and a hanging step is the watchdog's.
 CANARY_SECONDS = 30.0
+# For the transfer, whose two ends watch its progress.
+TRANSFER_SECONDS = 3600.0
 # Blocks become free with every sequence that ends.
 RETRY_SECONDS = 0.05
 
@@ -42,8 +46,7 @@ class Canary:
         """
         try:
             with step("canary", address=peer.address):
-                async with asyncio.timeout(CANARY_SECONDS):
-                    return await self._check(peer)
+                return await self._check(peer)
         except TimeoutError:
             raise TransferError(
                 f"{peer.address}: the canary took longer than {CANARY_SECONDS:g} s; this node or "
@@ -54,12 +57,15 @@ class Canary:
     async def _check(self, peer: Peer) -> int:
         end = self.tokens
         ours, theirs = self._sequence(end), self._sequence(None)
-        reserved = await self._reserve(theirs, end)
+        async with asyncio.timeout(CANARY_SECONDS):
+            reserved = await self._reserve(theirs, end)
         try:
             computed = self._compute(ours)
-            result = await self._node.receive(theirs, peer, secrets.randbits(63), 0, CANARY_SECONDS)
-            await computed
-            worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
+            transfer_id = secrets.randbits(63)
+            result = await self._node.receive(theirs, peer, transfer_id, 0, TRANSFER_SECONDS)
+            await self._computed(computed)
+            async with asyncio.timeout(CANARY_SECONDS):
+                worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
             self._core.cancel_received(theirs, reserved)
             self._core.cancel(ours)
@@ -76,7 +82,7 @@ class Canary:
 
     async def _reserve(self, theirs: Sequence, end: int) -> list[int]:
         """Reserve blocks as soon as there are any: a full node is the one that needs another peer.
-        The canary's deadline ends the wait."""
+        The caller's deadline ends the wait."""
         while (reserved := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
         return reserved
@@ -108,6 +114,13 @@ class Canary:
         self._core.listen(sequence, on_step)
         self._core.enqueue(sequence)
         return done
+
+    async def _computed(self, done: asyncio.Future[None]) -> None:
+        """Wait for the prefill here. Raises ``TimeoutError`` if this node computes nothing."""
+        while not done.done():
+            await asyncio.wait([done], timeout=CANARY_SECONDS)
+            if not done.done() and not self._core.stepping:
+                raise TimeoutError
 
     async def _compare(
         self, ours: Sequence, theirs: Sequence, end: int, rounding: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -108,11 +109,45 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
             node.core.cancel(sequence)
 
 
-async def test_a_canary_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
+async def test_a_canary_waits_for_a_long_step_of_any_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The node that is overloaded needs the peer most."""
+    monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.01)
+    waits, wait = Counter[int](), asyncio.wait
+
+    async def counted(*arguments: Any, **options: Any) -> Any:
+        waits[0] += 1
+        return await wait(*arguments, **options)
+
     node = FakeNode("d", 7)
     node.ranks.computes.clear()
     async with node.running():
-        with pytest.raises(TransferError, match="the canary took longer than"):
-            await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
+        canary = asyncio.create_task(Canary(DecidedTransfer(node)).check(Somewhere()))  # type: ignore[arg-type]
+        monkeypatch.setattr(asyncio, "wait", counted)
+        await until(lambda: waits[0] > 3 or canary.done())
+        monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 10.0)
         node.ranks.computes.set()
+        await canary
+
+
+async def test_a_canary_has_a_deadline_if_nothing_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
+    node = FakeNode("d", 7)  # its engine does not run
+    with pytest.raises(TransferError, match="the canary took longer than"):
+        await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
+    assert node.scheduler.idle
+
+
+async def test_a_canary_has_a_deadline_if_no_block_becomes_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tandem.decode_node.canary.CANARY_SECONDS", 0.05)
+    node = FakeNode("d", 7, blocks=8)
+    taken = node.scheduler.pool.reserve(8)
+    async with node.running():
+        with pytest.raises(TransferError, match="or has no free blocks"):
+            await Canary(DecidedTransfer(node)).check(Somewhere())  # type: ignore[arg-type]
+        node.scheduler.pool.cancel_reservation(taken)
