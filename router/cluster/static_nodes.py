@@ -66,6 +66,9 @@ class StaticNodes:
                         problem = f"does not answer: {self._credentials.explain(error)}"
                     except (PeerRefusedError, RequestError) as error:
                         problem = f"is refused: {error}"
+                    except Exception as error:  # of one node's answer, which ends no router
+                        if (problem := f"gave an answer that failed here: {error!r}") != logged:
+                            log.exception("the status of prefill node %s", address)
                     if problem and problem != logged:
                         log.warning("prefill node %s %s", address, problem)
                     logged = problem

@@ -13,10 +13,41 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from tandem.router.cluster.node_table import NodeTable
+from tandem.router.cluster.registry_service import Registry
 from tandem.router.placement.node_prefixes import PromptKeys
 from tandem.shared.kv.prefix_keys import chain_keys, pack_keys, short_key
 from tandem.shared.kv.published import PrefixDigest
 from tandem.tests.router.support import FakeDecodeNode, cluster, make_model, until
+
+
+async def test_a_static_prefill_node_whose_answer_fails_does_not_end_the_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.01)
+    asked: list[pb.StatusRequest] = []
+
+    class Named(PrefillServicer):
+        async def Status(self, request: pb.StatusRequest, context: object) -> pb.StatusReply:
+            asked.append(request)
+            return pb.StatusReply(node_id="p", epoch=1, role=pb.ROLE_PREFILL, ready=True)
+
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Registry, "_conflict", broken)
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    add_PrefillServicer_to_server(Named(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with cluster(tmp_path, nodes=0, pd_url=f"127.0.0.1:{port}") as c:
+            monkeypatch.setattr(c.router.nodes, "decode_ready", lambda: True)
+            await until(lambda: len(asked) > 5)
+            assert not any(part.done() for part in c.router.parts())
+    finally:
+        await server.stop(grace=None)
+    told = [r.getMessage() for r in caplog.records if "prefill node" in r.getMessage()]
+    assert sum("failed here: ValueError('a bug')" in line for line in told) == 1
 
 
 async def test_a_static_prefill_node_reports_its_prefixes_too(
