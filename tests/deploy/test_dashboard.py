@@ -83,3 +83,22 @@ def test_panels_lie_side_by_side() -> None:
         assert not cells & taken and max(x for x, _ in cells) < WIDTH, panel["title"]
         taken |= cells
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_what_should_stay_at_zero_has_every_door_and_every_loss() -> None:
+    (panel,) = [panel for panel in PANELS if panel["title"] == "What should stay at zero"]
+    shown = {name for target in panel["targets"] for name, _ in SERIES.findall(target["expr"])}
+    assert shown >= {
+        "tandem_calls_refused_total",
+        "tandem_registry_calls_refused_total",
+        "tandem_nodes_lost_total",
+        "tandem_nodes_refused_total",
+        "tandem_engine_steps_failed_total",
+    }
+
+
+def test_series_that_every_router_has_of_all_nodes_are_not_summed() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            if re.search(r"\btandem_nodes?_?\w*\b(?<!_total)", target["expr"]):
+                assert target["expr"].startswith("max by")
