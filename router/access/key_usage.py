@@ -81,11 +81,12 @@ class KeyUsage(Collector):
             "Requests rejected because of a limit of their key.",
             labels=["key", "limit"],
         )
-        for name, counts in self._counts.items():
+        # Copies, because the event loop counts on while a thread collects.
+        for name, counts in tuple(self._counts.items()):
             requests.add_metric([name], counts.requests)
             tokens.add_metric([name, "prompt"], counts.prompt_tokens)
             tokens.add_metric([name, "cached"], counts.cached_tokens)
             tokens.add_metric([name, "generated"], counts.completion_tokens)
-            for unit, count in counts.limited.items():
+            for unit, count in tuple(counts.limited.items()):
                 limited.add_metric([name, unit], count)
         yield from (requests, tokens, limited)

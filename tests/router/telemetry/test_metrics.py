@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.access.key_usage import MAX_NAMES, KeyUsage
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.telemetry import metrics as module
 from tandem.router.telemetry.metrics import Metrics
@@ -20,6 +23,7 @@ from tandem.tests.router.support import (
     admitted,
     cluster,
     finished,
+    held_briefly,
     tokens_event,
     until,
     usage,
@@ -96,6 +100,37 @@ async def test_an_old_page_is_rendered_again(monkeypatch: pytest.MonkeyPatch) ->
     assert not samples(await metrics.page())
     join(table, "a")
     assert samples(await metrics.page())
+
+
+async def test_a_scrape_of_many_nodes_keys_and_models_holds_the_loop_briefly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAGE_REUSE", 0.0)
+    async with cluster(tmp_path) as c:
+        for number in range(1000):
+            join(c.router.nodes, f"decode-{number:04}-of-a-long-name", total_blocks=1000)
+        for number in range(MAX_NAMES):
+            c.router.app.services.usage.limited(f"key-{number}", "requests")
+        for number in range(50):
+            c.router.metrics.requests[f"model-{number}"] += 1
+            c.router.metrics.vllm.token_gaps.of(f"model-{number}").observe(0.01, 1)
+        answer = await held_briefly(lambda: httpx.get(f"{c.url}/metrics", timeout=60))
+        for line in ('node="decode-0999-', f'key="key-{MAX_NAMES - 1}"', 'model_name="model-49"'):
+            assert line in answer.text, line
+
+
+def test_keys_that_are_first_seen_during_a_scrape_do_not_break_it() -> None:
+    usage = KeyUsage()
+
+    class Limited(Counter[str]):
+        def items(self) -> Any:
+            usage.limited("late", "tokens")
+            return super().items()
+
+    usage.of("early").limited = Limited()
+    requests, *_ = usage.collect()
+    assert [sample.labels["key"] for sample in requests.samples] == ["early"]
+    assert set(usage.all()) == {"early", "late"}
 
 
 # ---- vLLM's names -------------------------------------------------------------------------------
