@@ -154,7 +154,8 @@ class McpConnection:
             params = mcp_types.PaginatedRequestParams(cursor=cursor)
             page = await client.session.list_tools(params=params)
             for tool in page.tools:
-                size = size_of(tool.input_schema) + len(tool.description or "")
+                texts = len(tool.name) + len(tool.description or "")
+                size = size_of(tool.input_schema) + texts
                 if size > left or len(found) >= MAX_TOOLS:
                     self._warn(f"has too many tools; it is used with {len(found)} of them")
                     return tuple(found.values())

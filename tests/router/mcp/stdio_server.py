@@ -24,6 +24,15 @@ TOOLS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+# Servers with many tools, and with some large ones, by their argument.
+MANY: dict[str, Any] = {"many": lambda i: {"name": f"tool{i}"}}
+LONG: dict[str, Any] = {
+    "descriptions": lambda i: {"description": "x" * 100_000},
+    "names": lambda i: {"name": f"{i}" + "x" * 100_000},
+    "schemas": lambda i: {"inputSchema": {"type": "object", "title": "x" * 100_000}},
+}
+
+
 def text(value: Any, *, error: bool = False) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": str(value)}], "isError": error}
 
@@ -63,6 +72,12 @@ def answer(method: str, params: dict[str, Any], fault: str) -> dict[str, Any] | 
             number = int(params.get("cursor") or 0)
             tool = TOOLS[0] | {"name": f"tool{number}"}
             return {"tools": [tool] * 100, "nextCursor": str(number + 1)}
+        if fault in MANY:
+            number = int(params.get("cursor") or 0)
+            tools = [TOOLS[0] | MANY[fault](100 * number + i) for i in range(100)]
+            return {"tools": tools, "nextCursor": str(number + 1)}
+        if fault in LONG:
+            return {"tools": [TOOLS[0] | {"name": f"tool{i}"} | LONG[fault](i) for i in range(9)]}
         return {"tools": TOOLS}
     if method == "tools/call":
         return called(params["name"], params.get("arguments") or {})

@@ -15,7 +15,8 @@ import mcp_types
 import pytest
 import uvicorn
 
-from tandem.router.mcp import stdio_transport
+from tandem.router.mcp import mcp_connection, stdio_transport
+from tandem.router.mcp.mcp_connection import MAX_TOOLS
 from tandem.router.mcp.mcp_servers import McpServers
 from tandem.router.mcp.message_bounds import MAX_COST, MessageCost
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
@@ -93,6 +94,18 @@ async def test_hostile_servers_cost_only_their_tools(caplog: pytest.LogCaptureFi
             await until(partial(is_lost, servers, label))
     warned = [r.getMessage() for r in caplog.records if "is not available" in r.getMessage()]
     assert len(warned) == 4 and SECRET not in caplog.text
+
+
+async def test_the_tools_of_a_server_are_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_connection, "MAX_DEFINITIONS", 450_000)
+    counts = {"many": MAX_TOOLS, "descriptions": 4, "names": 4, "schemas": 4}
+    async with connected(*(stdio(label, label) for label in counts)) as servers:
+        for label, count in counts.items():
+            await until(partial(has_tools, servers, label))
+            assert len(servers.listings[label].tools) == count, label
+    assert caplog.text.count("has too many tools; it is used with 4 of them") == 3
 
 
 async def test_results_of_many_values_stop_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:

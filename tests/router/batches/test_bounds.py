@@ -1,0 +1,80 @@
+"""The bounds of files and batches, each met with its own error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.router.batches import batch_runner, batch_store
+from tandem.router.batches.batch_request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
+from tandem.router.batches.batch_store import BatchStore
+from tandem.router.batches.database import Database
+from tandem.router.batches.file_store import FileLimits
+from tandem.router.batches.input_lines import MAX_CUSTOM_ID
+from tandem.router.batches.stored_batch import RequestResult
+from tandem.router.batches.upload import MAX_FILENAME
+from tandem.tests.router.batches.batch_client import CHAT, create, ended, jsonl, line, served
+
+PURPOSE = {"purpose": "batch"}
+
+
+async def test_long_lines_and_ids_are_errors_of_their_lines(tmp_path: Path) -> None:
+    async with served(tmp_path, max_body_bytes=2000) as (c, client):
+        fits = line(1) | {"custom_id": "x" * MAX_CUSTOM_ID}
+        wrong = line(2) | {"custom_id": "x" * (MAX_CUSTOM_ID + 1)}
+        long = line(3, user="x" * 100_000)
+        batch = await ended(client, await create(client, jsonl(fits, wrong, long, line(4))))
+        assert batch.status == "failed"
+        found = [(error.code, error.line) for error in batch.errors.data]
+        assert found == [("invalid_custom_id", 2), ("line_too_long", 3)]
+        assert "2000 bytes" in batch.errors.data[1].message
+        assert not c.node.requests
+        batch = await ended(client, await create(client, jsonl(fits, line(4))))
+        assert batch.request_counts.completed == 2
+
+
+async def test_names_and_metadata_are_bounded(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, _):
+        for length, status in ((MAX_FILENAME, 200), (MAX_FILENAME + 1, 400)):
+            file = {"file": ("x" * length, b"a")}
+            answer = await c.client.post("/v1/files", files=file, data=PURPOSE)
+            assert answer.status_code == status, length
+        asked = {"input_file_id": "f", "endpoint": CHAT, "completion_window": "24h"}
+        for metadata in (
+            {str(number): "" for number in range(MAX_METADATA + 1)},
+            {"x" * (MAX_METADATA_NAME + 1): ""},
+            {"x": "x" * (MAX_METADATA_VALUE + 1)},
+        ):
+            answer = await c.client.post("/v1/batches", json=asked | {"metadata": metadata})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "metadata"), metadata
+
+
+async def test_batches_and_uploads_at_once_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served(tmp_path, nodes=0) as (c, client):
+        monkeypatch.setattr(batch_store, "MAX_UNFINISHED", 1)
+        first = await create(client, jsonl(line(1)))
+        asked = {"endpoint": CHAT, "completion_window": "24h"}
+        body = asked | {"input_file_id": first.input_file_id}
+        answer = await c.client.post("/v1/batches", json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "batch_limit")
+        monkeypatch.setattr(batch_runner, "MAX_UPLOADS", 0)
+        answer = await c.client.post("/v1/files", files={"file": ("a", b"a")}, data=PURPOSE)
+        assert answer.status_code == 503 and "0 files are being uploaded" in answer.text
+        monkeypatch.undo()
+        await client.batches.cancel(first.id)
+        assert (await c.client.post("/v1/batches", json=body)).status_code == 200
+
+
+async def test_results_over_the_size_of_the_store_are_not_entered(tmp_path: Path) -> None:
+    database = Database(tmp_path / "batches.sqlite3")
+    await database.open()
+    try:
+        batches = BatchStore(database, FileLimits(file_bytes=100, files=9, all_bytes=100))
+        large = RequestResult(succeeded=True, pieces=(b"x" * 101,))
+        assert not await batches.add_result("b", 1, large)
+    finally:
+        await database.close()
