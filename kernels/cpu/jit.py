@@ -55,7 +55,7 @@ def _store() -> KernelStore | None:
         return None
     store = KernelStore(Path(root) / "tandem", settings=WIDE)
     try:
-        store.files.create()
+        store.create()
     except OSError as error:
         log.warning("kernels are compiled at each start: %s", error)
         return None

@@ -18,8 +18,10 @@ import hashlib
 import os
 import pickle
 import secrets
+import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ import numpy as np
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+# An update of Tandem, numba or Python makes a new folder, of a few megabytes.
+UNUSED_SECONDS = 30 * 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -39,13 +43,18 @@ class KeptFiles:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def create(self) -> None:
-        """Create the folder. Raises ``OSError`` if that fails, or if others can change it."""
+    def create(self) -> bool:
+        """Create the folder, and note its use. True if it is new. Raises ``OSError`` if that fails,
+        or if others can change it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
+        try:
             self.path.mkdir(mode=0o700)
-        with self._opened():
-            pass
+            new = True
+        except FileExistsError:
+            new = False
+        with self._opened() as folder:
+            os.utime(folder)
+        return new
 
     def read(self, name: str) -> bytes | None:
         """The bytes of a name, if they are there and whole."""
@@ -94,6 +103,12 @@ class KernelStore:
         self._version = self._current()
         self.files = KeptFiles(root / f"kernels-{self._version}")
 
+    def create(self) -> None:
+        """Create the folder of this version; a new one replaces those that have fallen out of use.
+        Raises ``OSError``."""
+        if self.files.create():
+            _remove_unused(self.files.path.parent)
+
     def is_current(self) -> bool:
         """True while the sources are still those that this process has imported."""
         return self._current() == self._version
@@ -104,6 +119,20 @@ class KernelStore:
         for file in sorted(self._sources.glob("*.py")):
             found.update(file.read_bytes())
         return found.hexdigest()[:32]
+
+
+def _remove_unused(root: Path) -> None:
+    """Remove the folders of versions that no process has begun to use for ``UNUSED_SECONDS``.
+
+    A process that runs with one for longer has its code in memory: files that are gone are compiled
+    again, and not kept. Several processes may remove the same folders.
+    """
+    for path in root.glob("kernels-*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if mine and time.time() - found.st_mtime > UNUSED_SECONDS:
+                shutil.rmtree(path)
 
 
 class KernelCache:

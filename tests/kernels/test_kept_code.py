@@ -6,6 +6,7 @@ import ast
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ numba = pytest.importorskip("numba", reason="numba is not installed")
 jit.prepare()
 
 from tandem.kernels.cpu import exponential, kept_code  # noqa: E402
-from tandem.kernels.cpu.kept_code import KeptFiles, KernelCache, KernelStore  # noqa: E402
+from tandem.kernels.cpu.kept_code import (  # noqa: E402
+    UNUSED_SECONDS,
+    KeptFiles,
+    KernelCache,
+    KernelStore,
+)
 
 SOURCES = Path(kept_code.__file__).parent
 
@@ -96,6 +102,37 @@ def test_each_version_has_a_folder(
     assert KernelStore(tmp_path, 0).files.path != before.files.path
     # What this process compiles is of the version that it began with, or is not kept.
     assert not before.is_current()
+
+
+def test_a_new_folder_replaces_those_that_have_fallen_out_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "tandem"
+    unused, used, new = (KernelStore(root, number) for number in range(3))
+    for store in (unused, used):
+        store.create()
+        store.files.write("x", b"code")
+    (root / "others").mkdir()
+    (root / "kernels-elsewhere").symlink_to(tmp_path)
+    long_ago = time.time() - UNUSED_SECONDS - 60
+    for path in root.iterdir():
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
+    used.create()  # as at each start, which removes nothing
+    assert unused.files.read("x") == b"code"
+    new.create()
+    left = {path.name for path in root.iterdir()}
+    kept = {used.files.path.name, new.files.path.name, "others", "kernels-elsewhere"}
+    assert left == kept
+    assert used.files.read("x") == b"code" and unused.files.read("x") is None
+    unused.files.write("x", b"code")  # by a process that has begun with it
+    assert not unused.files.path.exists()
+    unused.create()
+    assert used.files.path.exists()
+    # A folder of another user is left alone.
+    os.utime(used.files.path, (long_ago, long_ago))
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    kept_code._remove_unused(root)
+    assert used.files.path.exists()
 
 
 def test_what_is_not_whole_is_not_there(tmp_path: Path) -> None:
