@@ -17,7 +17,8 @@ from .error_body import error_body
 
 # JSON has no infinity; vLLM writes this.
 LOWEST_LOGPROB = -9999.0
-END_OF_STREAM = b"data: [DONE]\n\n"
+LAST_DATA = "[DONE]"
+END_OF_STREAM = b"data: %b\n\n" % LAST_DATA.encode()
 
 
 class PromptLogprobsEncoder:

@@ -30,7 +30,9 @@ router = APIRouter(
 )
 
 
-@router.post(MESSAGES.path, **documented(MessagesRequest, AnthropicMessage, MessageEvent))
+@router.post(
+    MESSAGES.path, **documented(MessagesRequest, AnthropicMessage, MessageEvent | AnthropicError)
+)
 async def create_message(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a conversation."""
     return GenerationResponse(exchange, services.handler, MESSAGES)

@@ -12,20 +12,43 @@ SCHEMA = "#/components/schemas/{model}"
 
 
 def documented(
-    body: Any, answer: Any, events: Any = None, *, lines: Any = None, optional: bool = False
+    body: Any,
+    answer: Any,
+    events: Any = None,
+    *,
+    last: str | None = None,
+    lines: Any = None,
+    optional: bool = False,
 ) -> dict[str, Any]:
     """Arguments of a route: models of its body, which may be ``optional``, its answer, and of the
     data of streamed events, or of streamed lines. Each is a model or a union; ``components`` must
-    be given all of them."""
+    be given all of them. ``last`` is the data of a last event that is no JSON."""
     content = {"application/json": {"schema": _reference(answer)}}
     if events is not None:
-        content["text/event-stream"] = {"schema": _reference(events)}
+        content |= event_stream(events, last)
     if lines is not None:
         content["application/x-ndjson"] = {"schema": _reference(lines)}
     asked = {"application/json": {"schema": _reference(body)}}
     return {
         "openapi_extra": {"requestBody": {"required": not optional, "content": asked}},
         "responses": {200: {"content": content}},
+    }
+
+
+def event_stream(events: Any, last: str | None = None) -> dict[str, Any]:
+    """The content of a response of server-sent events. In OpenAPI 3.1 its schema is that of one
+    event, with its fields."""
+    json = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _reference(events),
+    }
+    data = json if last is None else {"anyOf": [{"const": last}, json]}
+    fields = {"event": {"type": "string"}, "data": data}
+    return {
+        "text/event-stream": {
+            "schema": {"type": "object", "required": ["data"], "properties": fields}
+        }
     }
 
 

@@ -22,6 +22,7 @@ from ..openai.answers import (
 )
 from ..openai.chat_request import ChatCompletionRequest
 from ..openai.completion_request import CompletionRequest
+from ..openai.response_fields import LAST_DATA
 from ..openai.surfaces import Completions
 from ..served_model import ModelCard
 from .documentation import documented, documented_errors
@@ -53,14 +54,21 @@ class ModelList(BaseModel):
 
 @router.post(
     McpChatCompletions.path,
-    **documented(ChatCompletionRequest, ChatCompletion, ChatCompletionChunk),
+    **documented(
+        ChatCompletionRequest, ChatCompletion, ChatCompletionChunk | OpenAIError, last=LAST_DATA
+    ),
 )
 async def create_chat_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
     return GenerationResponse(exchange, services.handler, McpChatCompletions(services.chat))
 
 
-@router.post(COMPLETIONS.path, **documented(CompletionRequest, TextCompletion, TextCompletionChunk))
+@router.post(
+    COMPLETIONS.path,
+    **documented(
+        CompletionRequest, TextCompletion, TextCompletionChunk | OpenAIError, last=LAST_DATA
+    ),
+)
 async def create_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Continue a text."""
     return GenerationResponse(exchange, services.handler, COMPLETIONS)

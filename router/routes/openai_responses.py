@@ -27,7 +27,7 @@ from ..responses.input_tokens import (
 from ..responses.response_body import ENDED
 from ..responses.response_request import CreateResponseRequest
 from ..responses.response_surface import Responses
-from .documentation import documented, documented_errors
+from .documentation import documented, documented_errors, event_stream
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, EncodedResponse, GenerationResponse
 from .services import Exchange, RouterServices, Services
@@ -179,7 +179,10 @@ async def count_input_tokens(
 
 
 @router.get(
-    "/v1/responses/{response_id}", response_model=ResponseObject, openapi_extra=STREAM_PARAMETERS
+    "/v1/responses/{response_id}",
+    response_model=ResponseObject,
+    responses={200: {"content": event_stream(ResponseEvent)}},
+    openapi_extra=STREAM_PARAMETERS,
 )
 async def show_response(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner

@@ -20,6 +20,7 @@ from ..openai.answers import (
 )
 from ..openai.chat_request import ChatCompletionRequest
 from ..openai.completion_request import CompletionRequest
+from ..openai.response_fields import LAST_DATA
 from ..openai.surfaces import ChatCompletions, Completions
 from ..options import RouterOptions
 from ..served_model import ServedModel
@@ -71,7 +72,8 @@ class Invocation:
     **documented(
         ChatCompletionRequest | CompletionRequest | CreateEmbeddingRequest,
         ChatCompletion | TextCompletion | EmbeddingList,
-        ChatCompletionChunk | TextCompletionChunk,
+        ChatCompletionChunk | TextCompletionChunk | OpenAIError,
+        last=LAST_DATA,
     ),
 )
 async def invoke(exchange: Exchange, services: RouterServices) -> Response:

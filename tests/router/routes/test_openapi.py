@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from fastapi.routing import APIRoute
 from jsonschema import Draft202012Validator
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router import app
 from tandem.router.anthropic.message_request import MessagesRequest
 from tandem.router.openai.chat_request import ChatCompletionRequest
 from tandem.router.openai.completion_request import CompletionRequest
 from tandem.router.requests.body_model import BodyModel
 from tandem.router.responses.response_request import CreateResponseRequest
-from tandem.tests.router.support import Cluster, cluster
+from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, usage
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"prompt": "hi"}
@@ -177,17 +179,61 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
+def check_events(document: dict[str, Any], path: str, stream: str, method: str = "post") -> int:
+    """Check each event of a stream, and its data, which only in the last one need not be JSON.
+    Returns their number."""
+    schema = answer_schema(document, path, method, "text/event-stream")
+    data = schema["properties"]["data"]
+    *last, of_json = data.get("anyOf", (data,))
+    events = [
+        dict(line.split(": ", 1) for line in event.splitlines())
+        for event in stream.removesuffix("\n\n").split("\n\n")
+    ]
+    for event in events:
+        check(document, schema, event)
+        if event is not events[-1] or {"const": event["data"]} not in last:
+            assert of_json["contentMediaType"] == "application/json"
+            check(document, of_json["contentSchema"], json.loads(event["data"]))
+    return len(events)
+
+
 @pytest.mark.parametrize(("path", "body"), STREAMS)
 async def test_events_are_as_documented(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     async with cluster(tmp_path, reasoning_parser="qwen3") as c:
         document = await document_of(c)
-        schema = answer_schema(document, path, "post", "text/event-stream")
         stream = await c.client.post(path, json=body)
-        lines = [line[6:] for line in stream.text.split("\n") if line.startswith("data: ")]
-        values = [json.loads(line) for line in lines if line != "[DONE]"]
-        assert len(values) > 3
-        for value in values:
-            check(document, schema, value)
+        assert check_events(document, path, stream.text) > 3
+
+
+async def test_events_that_are_read_again_are_as_documented(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        document = await document_of(c)
+        asked = {"input": "hi", "stream": True, "background": True}
+        stream = await c.client.post("/v1/responses", json=asked)
+        first = stream.text.splitlines()[1].removeprefix("data: ")
+        response_id = json.loads(first)["response"]["id"]
+        again = await c.client.get(f"/v1/responses/{response_id}?stream=true")
+        assert again.text == stream.text
+        assert check_events(document, "/v1/responses/{response_id}", again.text, "get") > 3
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_the_errors_of_streams_are_as_documented(
+    tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with cluster(tmp_path) as c:
+
+        async def dying(request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
+            yield admitted()
+            yield usage(request)
+            yield tokens_event(0, c.encode("hello"))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+        c.node.script = dying
+        document = await document_of(c)
+        stream = await c.client.post(path, json=body)
+        assert '"error"' in stream.text
+        assert check_events(document, path, stream.text) > 1
 
 
 async def test_errors_are_as_documented(tmp_path: Path) -> None:
