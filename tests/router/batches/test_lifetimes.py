@@ -1,4 +1,4 @@
-"""Files and batches that are kept for a time, or end before their requests are sent."""
+"""Files and batches within their bounds of time and room, and batches that end unread."""
 
 from __future__ import annotations
 
@@ -164,3 +164,28 @@ async def test_a_file_of_too_many_requests_fails(
         assert not c.node.requests
         batch = await ended(client, await create(client, jsonl(*map(line, range(3)))))
         assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+
+
+async def test_a_batch_whose_file_is_deleted_before_it_is_read_fails(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        with held_by_another_router(tmp_path):
+            _, client = await stack.enter_async_context(served(tmp_path))
+            batch = await create(client, jsonl(line(1)))
+            await client.files.delete(batch.input_file_id)
+        batch = await ended(client, batch)
+        assert batch.status == "failed" and batch.failed_at
+        assert [error.code for error in batch.errors.data] == ["no_file"]
+
+
+async def test_answers_that_find_no_room_are_errors_of_their_requests(tmp_path: Path) -> None:
+    content = jsonl(line(1), line(2), line(3))
+    room = len(content) + 1000  # an answer takes more than half of it
+    async with served(tmp_path, max_stored_bytes=room) as (_, client):
+        batch = await ended(client, await create(client, content))
+        assert batch.status == "completed"
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 2)
+        wrong = parsed((await client.files.content(batch.error_file_id)).text)
+        assert [one["error"]["code"] for one in wrong] == ["storage_full"] * 2
+        assert all(one["response"] is None for one in wrong)
+        with pytest.raises(openai.PermissionDeniedError, match="max-stored-bytes"):
+            await create(client, content)
