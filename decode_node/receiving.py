@@ -44,6 +44,10 @@ from .peering.peer import Peer, PeerLostError, calling
 
 # A rank notices at once that its peer is gone; the heads, a little later.
 LAST_MESSAGE_SECONDS = 1.0
+# A timeout that is noticed so late shows that this process stood still: its machine was paused, or
+# it got no CPU. Peers give a sign of life each second.
+STILL_SECONDS = 0.5
+UNREAD_SECONDS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +251,20 @@ class _Receiving:
     async def _next(self) -> object:
         """The next event. Raises ``TransferError`` if the state or the lease is overdue."""
         lease = self._peer.trust.left(self._attempt.transfer_id)
-        try:
-            # Not wait_for: before Python 3.12 it may swallow a cancellation.
-            async with asyncio.timeout(min(self._transfer.left, lease)):
-                return await self._attempt.events.get()
-        except TimeoutError:
-            raise self._overdue() from None
+        due = time.monotonic() + min(self._transfer.left, lease)
+        with contextlib.suppress(TimeoutError):
+            return await self._event(due - time.monotonic())
+        stood_still = time.monotonic() - due > STILL_SECONDS
+        if stood_still and self._peer.trust.left(self._attempt.transfer_id) > 0:
+            # What the peer has sent meanwhile is unread.
+            with contextlib.suppress(TimeoutError):
+                return await self._event(UNREAD_SECONDS)
+        raise self._overdue()
+
+    async def _event(self, seconds: float) -> object:
+        # Not wait_for: before Python 3.12 it may swallow a cancellation.
+        async with asyncio.timeout(seconds):
+            return await self._attempt.events.get()
 
     def _overdue(self) -> TransferError:
         address = self._peer.address

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -219,6 +220,46 @@ async def test_a_silent_peer_is_lost() -> None:
         error = await one.error()
         assert isinstance(error, PeerLostError)
         assert "is silent: receiving for " in str(error)
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets the clock go on by some seconds at once, as in a pause of the machine."""
+    now, lost = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now() + lost[0])
+
+    def pause(seconds: float) -> None:
+        lost[0] += seconds
+
+    return pause
+
+
+async def test_a_peer_is_not_silent_because_this_node_stood_still(
+    pause: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends meanwhile is read afterwards."""
+    monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
+    async with attempt() as one:
+        await until(lambda: bool(one.fake.opened))
+        pause(5.0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await one.fill()
+        assert (await one.result()).bytes == RANKS * 100
+
+
+async def test_a_peer_that_stays_silent_after_this_node_stood_still_is_lost(
+    pause: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
+        yield ACCEPTED
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(receiving, "UNREAD_SECONDS", 0.05)
+    async with attempt(script) as one:
+        await until(lambda: bool(one.fake.opened))
+        pause(5.0)
+        assert isinstance(await one.error(), PeerLostError)
 
 
 async def test_signs_of_life_prolong_a_transfer_until_its_request_ends() -> None:
