@@ -190,9 +190,10 @@ class Transfers:
             except TransferError as error:
                 prompt.clock.failed()
                 prompt.failure = failed(error.cause)
-                log.warning(
-                    "attempt %d at transfer %d failed: %s", number + 1, prompt.transfer_id, error
-                )
+                # Of every request during a pause, whose reason has been logged.
+                level = logging.DEBUG if isinstance(error, BackedOffError) else logging.WARNING
+                told = "attempt %d at transfer %d failed: %s"
+                log.log(level, told, number + 1, prompt.transfer_id, error)
                 if await self._has_died(candidate, error):
                     prompt.deaths.add(candidate.node_id)
                 return None

@@ -127,6 +127,18 @@ async def test_only_long_silence_and_full_nodes_cause_a_backoff(
     world.prefill_backoff.check("b", B.epoch)
 
 
+async def test_requests_do_not_fill_the_log_during_a_pause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = TransferWorld({"a": None, "b": TransferError("no blocks there")})
+    world.prefill_backoff.add("a", A.epoch, "gave no sign of life")
+    async with world.node.running():
+        await world.run(A, B)
+    told = [r.getMessage() for r in caplog.records if "attempt" in r.getMessage()]
+    assert len(told) == 1 and "no blocks there" in told[0]
+    assert world.local("failed: other") == 1
+
+
 async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> None:
     full = "1 ranks are connected, which is the limit; see --max-peers"
     world = TransferWorld({"a": TransferError(full, cause=Cause.NO_PLACE)})
