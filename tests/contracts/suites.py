@@ -40,6 +40,11 @@ SERVERS = {
     "builtin": Server(
         _serving("builtin", "--max-model-len=2048", "--api-key={key}"), model="tandem-builtin"
     ),
+    # Short answers to requests that set no limit, of which there are thousands.
+    "brief": Server(
+        _serving("builtin", "--max-model-len=2048", "--max-tokens=64", "--api-key={key}"),
+        model="tandem-builtin",
+    ),
     "scripted": Server(("tandem.tests.contracts.scripted_server", "--key={key}"), model="tiny"),
     # In float32, whose numbers are comparable to those of transformers.
     "real": Server(
@@ -156,7 +161,9 @@ SUITES = {
     "ollama": _by_pytest("ollama", "ollama"),
     "llm-comply": _by_pytest("llm_comply", "llm-comply"),
     "lm-eval": _by_pytest(*("lm_eval", "lm-eval[api]", "accelerate"), server="real", torch=True),
-    "schemathesis": Suite(("schemathesis",), (*FUZZING.split(), "Authorization: Bearer {key}")),
+    "schemathesis": Suite(
+        ("schemathesis",), (*FUZZING.split(), "Authorization: Bearer {key}"), server="brief"
+    ),
     "vllm": _of_others(
         *(VLLM, "vllm_stand_in", VLLM_TESTS),
         *("openai", "anthropic", "regex", "requests", "jsonschema", "transformers", "fastapi"),
