@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.tests.router.node_scripts import hang
 from tandem.tests.router.support import admitted, cluster, events, tokens_event, until
 
 CLIENTS, ENVOYS = "x-request-timeout", "x-envoy-expected-rq-timeout-ms"
@@ -32,6 +33,21 @@ async def test_a_request_ends_at_its_deadline(tmp_path: Path, header: str, value
         assert events(stream.text)[-1]["error"]["code"] == "deadline_exceeded"
         assert all(0 < request.deadline_seconds <= 0.3 for request in c.node.requests)
         await until(lambda: c.node.active == 0)
+
+
+async def test_hundreds_of_requests_that_time_out_leave_room_for_the_next(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        good = (await c.complete()).json()["choices"]
+        c.node.script = hang
+        asked = {"json": {"prompt": "x"}, "headers": {CLIENTS: "0.3"}}
+        late = [c.client.post("/v1/completions", **asked) for _ in range(300)]
+        answers = await asyncio.gather(*late)
+        assert {answer.status_code for answer in answers} == {504}
+        await until(lambda: c.node.active == 0)
+        handler = c.router.app.handler
+        assert handler.in_progress == handler.prompts.held == handler.answers.held == 0
+        c.node.script = None
+        assert (await c.complete()).json()["choices"] == good
 
 
 async def test_a_body_that_is_late_ends_at_the_deadline_too(tmp_path: Path) -> None:
