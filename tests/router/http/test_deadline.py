@@ -39,9 +39,9 @@ async def test_hundreds_of_requests_that_time_out_leave_room_for_the_next(tmp_pa
     async with cluster(tmp_path) as c:
         good = (await c.complete()).json()["choices"]
         c.node.script = hang
-        asked = {"json": {"prompt": "x"}, "headers": {CLIENTS: "0.3"}}
-        late = [c.client.post("/v1/completions", **asked) for _ in range(300)]
-        answers = await asyncio.gather(*late)
+        body, late = {"prompt": "x"}, {CLIENTS: "0.3"}
+        calls = (c.client.post("/v1/completions", json=body, headers=late) for _ in range(300))
+        answers = await asyncio.gather(*calls)
         assert {answer.status_code for answer in answers} == {504}
         await until(lambda: c.node.active == 0)
         handler = c.router.app.handler
