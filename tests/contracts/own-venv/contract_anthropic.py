@@ -14,7 +14,7 @@ TOOL = {
     "name": "weather",
     "description": "The weather of a city",
     "input_schema": {"type": "object", "properties": {"city": {"enum": ["Ys", "Oz"]}},
-                     "required": ["city"]},
+                     "required": ["city"], "additionalProperties": False},
 }  # fmt: skip
 
 
