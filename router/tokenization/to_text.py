@@ -19,10 +19,11 @@ class DetokenizeRequest(BodyModel):
 
 
 class DetokenizeAnswer(AnswerModel):
-    """The text of tokens, special ones included, under vLLM's name and llama.cpp's."""
+    """The text of tokens, special ones included. A request without ``model``, as llama.cpp's
+    clients send it, gets it under llama.cpp's name too."""
 
     prompt: str
-    content: str
+    content: str | None = None
 
 
 def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
@@ -32,4 +33,4 @@ def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     for i, token in enumerate(asked.tokens):
         check_token(f"tokens[{i}]", token, model.vocab_size)
     text = model.tokenizer.decode(asked.tokens, skip_special_tokens=False)
-    return {"prompt": text, "content": text}
+    return {"prompt": text} if asked.model else {"prompt": text, "content": text}

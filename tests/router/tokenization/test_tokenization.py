@@ -46,6 +46,8 @@ async def test_tokens_become_text_again(tmp_path: Path) -> None:
         tokens = (await c.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
         answer = await c.client.post("/detokenize", json={"tokens": tokens})
         assert answer.json() == {"prompt": text, "content": text}
+        of_vllm = await c.client.post("/detokenize", json={"tokens": tokens, "model": "tiny"})
+        assert of_vllm.json() == {"prompt": text}
         special = await c.client.post("/detokenize", json={"tokens": [1, 0]})
         assert special.json()["prompt"] == "<|start|><|end|>"
         empty = await c.client.post("/detokenize", json={"tokens": []})
