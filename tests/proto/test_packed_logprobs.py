@@ -36,10 +36,14 @@ def test_a_rank_packs_what_the_router_reads() -> None:
     logits = torch.randn(3, 99)
     logits[1, 5] = float("-inf")
     values = logits.log_softmax(dim=-1)
-    for top in (0, 1, 20, 99):
+    for top in (0, 1, 20, 99, 200):
         for row, found in enumerate(position_logprobs(logits, [4, 5, 6], top)):
             want = sorted(enumerate(values[row].tolist()), key=lambda entry: -entry[1])[:top]
             assert found.top == want
+    assert position_logprobs(logits[:0], [], 5) == []
+    logits[1, 7] = float("nan")
+    first, broken, last = position_logprobs(logits, [4, 5, 6], 20)
+    assert (len(first.top), len(broken.top), len(last.top)) == (20, 0, 20)
     assert unpack_logprobs(logprobs_of(logits[0], [7, 3])) == [
         (token, values[0, token].item()) for token in (7, 3)
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 
+from ....proto.packed_logprobs import ENTRY_BYTES
 from ..plan import PositionLogprobs
 
 # An entry of ``pack_logprobs``.
@@ -40,16 +42,19 @@ def logprobs_of(logits: torch.Tensor, tokens: Sequence[int]) -> bytes:
 
 
 def _best(values: torch.Tensor, top: int) -> list[bytes]:
-    if top == 0:
+    if top == 0 or not len(values):
         return [b""] * len(values)
     least = values.topk(top, dim=-1).values[:, -1:]
-    listed = []
+    found, logprobs = [], []
     for row, floor in zip(values, least, strict=True):
         ids = (row >= floor).nonzero().flatten()
         order = row[ids].sort(descending=True, stable=True).indices[:top]
-        ids = ids[order]
-        listed.append(_packed(ids, row[ids]))
-    return listed
+        found.append(ids[order])
+        logprobs.append(row[found[-1]])
+    packed = _packed(torch.cat(found), torch.cat(logprobs))
+    # A row that is not finite may have fewer.
+    ends = [ENTRY_BYTES * end for end in accumulate(map(len, found))]
+    return [packed[begin:end] for begin, end in pairwise([0, *ends])]
 
 
 def _packed(ids: torch.Tensor, values: torch.Tensor) -> bytes:
