@@ -8,11 +8,13 @@ from itertools import accumulate, pairwise
 import numpy as np
 import torch
 
-from ....proto.packed_logprobs import ENTRY_BYTES
+from ....proto.packed_logprobs import ENTRY_BYTES, pack_logprobs
 from ..plan import PositionLogprobs
 
 # An entry of ``pack_logprobs``.
 _ENTRY = np.dtype([("token", "<u4"), ("logprob", "<f4")])
+# Entries that are packed one by one faster than by numpy.
+_FEW = 32
 
 
 def position_logprobs(
@@ -59,6 +61,8 @@ def _best(values: torch.Tensor, top: int) -> list[bytes]:
 
 def _packed(ids: torch.Tensor, values: torch.Tensor) -> bytes:
     """As ``pack_logprobs`` of each id with its fp32 value."""
+    if len(ids) <= _FEW:
+        return pack_logprobs(zip(ids.tolist(), values.tolist(), strict=True))
     entries = np.empty(len(ids), dtype=_ENTRY)
     entries["token"] = ids.cpu().numpy()
     entries["logprob"] = values.cpu().numpy()
