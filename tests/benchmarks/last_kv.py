@@ -5,10 +5,9 @@
 A prefill node on one core and a decode node on the other answer prompts, one after another: on an
 idle decode node and beside a stream, in turns. The decode node's trace says when the last KV was
 committed, the client when the first token came. The time between is compared with one decode step,
-which is the median time between two tokens in the same round, and 10 ms.
-
-Beside a stream the prompt's last token has to wait for the step that is running, half a step on
-average, before its own step begins.
+which is the median time between two tokens in the same round, and 10 ms. Beside a stream half a
+step is added: the prompt's last token has to wait for the step that is running, and half of it is
+left on average.
 
 Each prompt is then sent again. Now its KV is in the prefill node's cache, and not on the decode
 node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost.
@@ -44,6 +43,7 @@ ALLOWED_SECONDS = 0.01
 LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
 # Every prompt is prefilled elsewhere each time, but not those of the streams.
 FORGETFUL = ("--threads=1", "--no-enable-prefix-caching", "--prefill-threshold=64")
+STEPS = {1.0: "a decode step", 1.5: "a decode step and a half"}
 IDLE, BESIDE = "on an idle decode node", "beside a stream"
 
 
@@ -51,6 +51,7 @@ IDLE, BESIDE = "on an idle decode node", "beside a stream"
 class PromptTimes:
     """Seconds of one prompt."""
 
+    steps: float  # those that its first token may take: its own, and half of one beside a stream
     step: float  # the median time between two tokens after the first
     after: float  # from the commit of the last KV to the client's first token
     before: float  # queue and greeting
@@ -60,8 +61,8 @@ class PromptTimes:
 
     @property
     def ratio(self) -> float:
-        """Over a decode step and 10 ms."""
-        return self.after / (self.step + ALLOWED_SECONDS)
+        """Over those steps and 10 ms."""
+        return self.after / (self.steps * self.step + ALLOWED_SECONDS)
 
     @property
     def share(self) -> float:
@@ -129,6 +130,7 @@ async def ask(
     cached = await asyncio.to_thread(cluster.log.next)
     await asyncio.to_thread(cluster.commits.next)
     return PromptTimes(
+        steps=1.0 if stream is None else 1.5,
         step=step,
         after=received.arrivals[0] - committed,
         before=_sum(phases, "queue", "greet"),
@@ -173,7 +175,8 @@ def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, An
     """The report's: medians, in milliseconds."""
     made = []
     for where, several in answers.items():
-        step = 1e3 * statistics.median(one.step for one in several)
+        steps = several[0].steps
+        wait = 1e3 * steps * statistics.median(one.step for one in several)
         moving = 1e3 * statistics.median(one.moving for one in several)
         made += [
             {
@@ -181,7 +184,7 @@ def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, An
                 "value": 1e3 * statistics.median(one.after for one in several),
                 "unit": "ms",
                 "goal": "<=1",
-                "against": f"a decode step and 10 ms ({step + 1e3 * ALLOWED_SECONDS:.1f} ms)",
+                "against": f"{STEPS[steps]} and 10 ms ({wait + 1e3 * ALLOWED_SECONDS:.1f} ms)",
                 "ratio": statistics.median(one.ratio for one in several),
             },
             {
