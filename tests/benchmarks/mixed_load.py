@@ -8,7 +8,8 @@ several rounds of them:
 
 - disaggregated: a prefill node on one core and a decode node on the other, one thread each;
 - aggregated: one node on both cores, two threads, prompts in chunks of the full token budget;
-- aggregated, chunks cut by time: the same with the default ``--itl-target``.
+- aggregated, chunks cut by time: the same with the default ``--itl-target``;
+- aggregated replicas: two nodes of one thread, each on a core of its own, behind one router.
 
 Each side has a router of its own. Routers and load generator may use both cores, so they take time
 from the nodes of every side, as they would in service. The sides that are not measured are idle.
@@ -24,8 +25,9 @@ streams only while it prefills, so the ratio is the share of time in which it do
 decode step takes on one core over what it takes on two.
 
 Threads that wait for each other suffer more from a busy neighbour than threads that do not, so a
-noisy machine favours the disaggregated side. Rounds in which others took more than a twentieth of
-the cores are therefore measured again, and the quietest ones count; what others took is reported.
+noisy machine favours the sides whose nodes have one thread. Rounds in which others took more than a
+twentieth of the cores are therefore measured again, and the quietest ones count; what others took
+is reported.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ from tandem.tests.benchmarks.support.random_model import QWEN3_42M, write_random
 from tandem.tests.benchmarks.support.report import write
 from tandem.tests.benchmarks.support.sides import (
     APART,
+    REPLICAS,
     START_SECONDS,
     TOGETHER,
     WHOLE_CHUNKS,
@@ -65,6 +68,10 @@ SETTLE_SECONDS = 2.0
 CALIBRATIONS = 3
 FINISH_SECONDS = 60.0
 QUIET_SHARE = 0.05
+
+
+# The sides that the pair is compared with. Goals are for the first.
+AGGREGATED = (WHOLE_CHUNKS, TOGETHER, REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +138,15 @@ class LoadWindow:
 class LoadRound:
     """The same load on each side."""
 
-    apart: LoadWindow
-    together: LoadWindow
-    cut: LoadWindow  # together, with chunks cut by time
+    windows: Mapping[str, LoadWindow]  # by the side's name
+
+    @property
+    def apart(self) -> LoadWindow:
+        return self.windows[APART.name]
 
     @property
     def others(self) -> float:
-        return max(self.apart.others, self.together.others, self.cut.others)
+        return max(window.others for window in self.windows.values())
 
 
 # ---- the load ----------------------------------------------------------------------------------
@@ -239,15 +248,15 @@ def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, pinned(cores), ExitStack() as stack:
         model, logs = Path(folder, "model"), Path(folder, "logs")
         parameters = write_random_model(model, QWEN3_42M)
-        ports = [
-            stack.enter_context(
+        ports = {
+            side.name: stack.enter_context(
                 serving(side, cores, model, logs / side.name, f"--cpu-kernels={kernels}")
             )
-            for side in (APART, WHOLE_CHUNKS, TOGETHER)
-        ]
+            for side in (APART, *AGGREGATED)
+        }
         for load in LOADS:
             # All are calibrated, so that each is as warm as the others; the first one counts.
-            alone, *_ = [asyncio.run(calibrate(port, load)) for port in ports]
+            alone, *_ = [asyncio.run(calibrate(port, load)) for port in ports.values()]
             interval = alone / load.busy
             # The last comes early enough to be answered within the window.
             arrivals = [interval * i for i in range(int(seconds / interval))]
@@ -261,15 +270,23 @@ def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
 
 
 def _take_turns(
-    ports: Sequence[int], load: MixedLoad, arrivals: Sequence[float], seconds: float, rounds: int
+    ports: Mapping[str, int],
+    load: MixedLoad,
+    arrivals: Sequence[float],
+    seconds: float,
+    rounds: int,
 ) -> list[LoadRound]:
     """The quietest ``rounds`` of at most twice as many."""
     done: list[LoadRound] = []
     for number in range(2 * rounds):
         name = f"{load.name}/{number}"
-        windows = [asyncio.run(measure(port, name, load, arrivals, seconds)) for port in ports]
-        done.append(LoadRound(*windows))
-        print(*(f"  {_summary(window)}" for window in windows), sep="\n", flush=True)
+        windows = {
+            side: asyncio.run(measure(port, name, load, arrivals, seconds))
+            for side, port in ports.items()
+        }
+        done.append(LoadRound(windows))
+        for side, window in windows.items():
+            print(f"  {side}: {_summary(window)}", flush=True)
         if sum(one.others <= QUIET_SHARE for one in done) == rounds:
             break
     return sorted(done, key=lambda one: one.others)[:rounds]
@@ -291,18 +308,15 @@ def _rows(done: list[LoadRound], load: MixedLoad, about: str, prompts: int) -> l
     rows = []
     for metric, unit, scale, figure in FIGURES:
         ours = [figure(one.apart) * scale for one in done]
-        for name, goal, peers in (
-            (WHOLE_CHUNKS.name, load.goals.get(metric, ""), [one.together for one in done]),
-            (TOGETHER.name, "", [one.cut for one in done]),
-        ):
-            theirs = [figure(peer) * scale for peer in peers]
+        for side in AGGREGATED:
+            theirs = [figure(one.windows[side.name]) * scale for one in done]
             rows.append(
                 {
                     "metric": f"mixed load ({about}): {metric}",
                     "value": statistics.median(ours),
                     "unit": unit,
-                    "goal": goal,
-                    "against": f"{name} ({statistics.median(theirs):.4g} {unit})",
+                    "goal": load.goals.get(metric, "") if side is WHOLE_CHUNKS else "",
+                    "against": f"{side.name} ({statistics.median(theirs):.4g} {unit})",
                     "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
                 }
             )
