@@ -8,6 +8,7 @@ import grpc
 from prometheus_client.registry import Collector
 
 from ...proto.tandem_pb2_grpc import add_RegistryServicer_to_server
+from ...shared.security.connection_limits import connection_limits
 from ...shared.security.credentials import Credentials, check_exposure
 from ...shared.security.token_interceptor import TokenInterceptor
 from ..options import RouterOptions
@@ -15,7 +16,7 @@ from ..options import RouterOptions
 if TYPE_CHECKING:
     from ..cluster.registry_service import Registry
 
-# A node usually has one call at a time; more of them wait, and fail only in a flood.
+# A node usually has one connection with one call at a time; only a flood has more.
 REGISTRY_CALLS_A_NODE = 2
 
 
@@ -43,11 +44,12 @@ class RegistryFront:
         """
         options, host = self._options, self._options.registry_host
         check_exposure(self._credentials, options.insecure, {"--registry-host": host})
+        most = max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes)
         # With SO_REUSEPORT a second router on the port would silently take half of the calls.
         self._grpc = grpc.aio.server(
-            options=(("grpc.so_reuseport", 0),),
+            options=(("grpc.so_reuseport", 0), *connection_limits(most)),
             interceptors=(self._interceptor,),
-            maximum_concurrent_rpcs=max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes),
+            maximum_concurrent_rpcs=most,
         )
         self.port = self._credentials.bind(self._grpc, host, options.registry_port, "the registry")
         return self.port

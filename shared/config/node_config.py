@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from . import fields
 from .fields import option, split_addresses
+from .limits import MAX_CONNECTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,12 @@ class NodeConfig:
         "--drain-timeout",
         "Seconds for running requests to finish after SIGTERM.",
         minimum=0.0,
+    )
+    max_connections: int = option(
+        MAX_CONNECTIONS,
+        "--max-connections",
+        "Maximum number of connections to the control plane; further ones are closed at once.",
+        minimum=1,
     )
     stats_interval: float = fields.stats_interval()
 

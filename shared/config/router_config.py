@@ -10,6 +10,7 @@ from . import fields
 from .access_config import AccessConfig
 from .batch_config import BatchConfig
 from .fields import option, split_addresses
+from .limits import MAX_CONNECTIONS
 from .mcp_config import McpConfig
 from .sampling_config import SamplingConfig
 
@@ -113,7 +114,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         minimum=1,
     )
     max_connections: int = option(
-        4096,
+        MAX_CONNECTIONS,
         "--max-connections",
         "Maximum number of HTTP connections; further ones are closed at once.",
         minimum=1,

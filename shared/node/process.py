@@ -31,6 +31,7 @@ from ..handoff.inbox import Inbox
 from ..models.fingerprint import fingerprint_text
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
+from ..security.connection_limits import connection_limits
 from ..security.credentials import INSECURE, Credentials, check_exposure, is_loopback
 from ..security.token_interceptor import TokenInterceptor
 from ..telemetry.process_metrics import ProcessMetrics
@@ -165,7 +166,8 @@ class _Front:
     async def open(cls, node: NodeConfig, credentials: Credentials) -> _Front:
         """Raises ``StartupError`` if a port is taken."""
         interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
-        server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=(interceptor,))
+        options = [*_SERVER_OPTIONS, *connection_limits(node.max_connections)]
+        server = grpc.aio.server(options=options, interceptors=(interceptor,))
         port = credentials.bind(server, node.host, node.port, "the control plane")
         folder = folder_of(node.host)
         address = node.host if folder else f"{_visible(node.host)}:{port}"

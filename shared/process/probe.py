@@ -1,7 +1,7 @@
 """``/health``, ``/ready`` and ``/metrics``, for kubelets and Prometheus.
 
 A node has no other HTTP, and a router's HTTP port is for its clients, so this is a few lines on
-asyncio's server instead of a framework: one GET per connection, bounded in size and time.
+asyncio's server instead of a framework: one GET per connection, bounded in number, size and time.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ Page = bytes | Awaitable[bytes]
 
 _LIMIT = 8192
 _SECONDS = 5.0
+# At once; each ends within a few seconds.
+MAX_PROBES = 2048
 
 
 class ProbeServer:
@@ -27,6 +29,7 @@ class ProbeServer:
         self._ready: Callable[[], bool] = lambda: False
         self._metrics: Callable[[], Page] = lambda: b""
         self._server: asyncio.Server | None = None
+        self._open = 0
 
     def show(self, ready: Callable[[], bool], metrics: Callable[[], Page]) -> None:
         """Answer ``/ready`` and ``/metrics`` by these from now on."""
@@ -36,7 +39,7 @@ class ProbeServer:
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raises ``StartupError`` if it is taken."""
         try:
-            self._server = await asyncio.start_server(self._answer, host, port, limit=_LIMIT)
+            self._server = await asyncio.start_server(self._serve, host, port, limit=_LIMIT)
         except OSError as error:
             raise StartupError(
                 f"cannot listen on {host}:{port} for probes: {error.strerror}; choose another "
@@ -47,6 +50,15 @@ class ProbeServer:
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open <= MAX_PROBES:
+                await self._answer(reader, writer)
+        finally:
+            self._open -= 1
+            writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(
@@ -63,7 +75,6 @@ class ProbeServer:
                 + (b"" if method == b"HEAD" else body)
             )
             await asyncio.wait_for(writer.drain(), _SECONDS)
-        writer.close()
 
     async def _route(self, line: bytes) -> tuple[str, str, bytes]:
         text = "text/plain; charset=utf-8"

@@ -310,17 +310,21 @@ def _check_pair(certificate: str, key: str) -> None:
     try:
         # The password keeps OpenSSL from asking the terminal for one.
         context.load_cert_chain(certificate, key, password="")
-    except ssl.SSLError as error:
+    except OSError as error:  # the library's, or the file is gone meanwhile
         raise StartupError(
             f"--tls-cert {certificate} and --tls-key {key} are not a certificate and its "
-            f"unencrypted key: {error.reason or error}"
+            f"unencrypted key: {_reason(error)}"
         ) from None
 
 
 def _check_authority(path: str) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
-    except ssl.SSLError as error:
+    except OSError as error:  # the library's, or the file is gone meanwhile
         raise StartupError(
-            f"--tls-ca {path} has no certificate that can be read: {error.reason or error}"
+            f"--tls-ca {path} has no certificate that can be read: {_reason(error)}"
         ) from None
+
+
+def _reason(error: OSError) -> str:
+    return str(getattr(error, "reason", None) or error.strerror or error)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tandem.shared.errors import StartupError
+from tandem.shared.process import probe
 from tandem.shared.process.probe import ProbeServer
 
 
@@ -92,3 +93,18 @@ async def test_a_taken_port_is_a_startup_error(node_and_port: tuple[ProbedNode, 
     _, port = node_and_port
     with pytest.raises(StartupError, match=f"{port}.*--health-port"):
         await ProbeServer().start("127.0.0.1", port)
+
+
+async def test_connections_beyond_the_limit_are_closed_at_once(
+    node_and_port: tuple[ProbedNode, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "MAX_PROBES", 2)
+    _, port = node_and_port
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    refused, _ = silent[-1]
+    assert await refused.read() == b""
+    for reader, writer in silent:
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+    assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
