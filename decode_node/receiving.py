@@ -38,15 +38,14 @@ from ..shared.handoff.plane.messages import (
 )
 from ..shared.handoff.transfer import DecodeState, decode_transfer_state
 from ..shared.handoff.wire.layer_windows import first_tokens
+from ..shared.process.standstill import within
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.telemetry.tracing import current, metadata
 from .peering.peer import Peer, PeerLostError, calling
 
 # A rank notices at once that its peer is gone; the heads, a little later.
 LAST_MESSAGE_SECONDS = 1.0
-# A timeout that is noticed so late shows that this process stood still: its machine was paused, or
-# it got no CPU. Peers give a sign of life each second.
-STILL_SECONDS = 0.5
+# After a standstill of this process. Peers give a sign of life each second.
 UNREAD_SECONDS = 1.5
 
 
@@ -250,21 +249,17 @@ class _Receiving:
 
     async def _next(self) -> object:
         """The next event. Raises ``TransferError`` if the state or the lease is overdue."""
-        lease = self._peer.trust.left(self._attempt.transfer_id)
-        due = time.monotonic() + min(self._transfer.left, lease)
         with contextlib.suppress(TimeoutError):
-            return await self._event(due - time.monotonic())
-        stood_still = time.monotonic() - due > STILL_SECONDS
-        if stood_still and self._peer.trust.left(self._attempt.transfer_id) > 0:
-            # What the peer has sent meanwhile is unread.
-            with contextlib.suppress(TimeoutError):
-                return await self._event(UNREAD_SECONDS)
+            return await within(
+                min(self._transfer.left, self._lease_left()),
+                self._attempt.events.get,
+                afterwards=UNREAD_SECONDS,
+                unless=lambda: self._lease_left() <= 0,
+            )
         raise self._overdue()
 
-    async def _event(self, seconds: float) -> object:
-        # Not wait_for: before Python 3.12 it may swallow a cancellation.
-        async with asyncio.timeout(seconds):
-            return await self._attempt.events.get()
+    def _lease_left(self) -> float:
+        return self._peer.trust.left(self._attempt.transfer_id)
 
     def _overdue(self) -> TransferError:
         address = self._peer.address

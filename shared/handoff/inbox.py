@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ..config.limits import MAX_PEERS
+from ..process.standstill import within
 from .connections import Connections
 from .plane.messages import (
     CancelExpect,
@@ -50,6 +51,11 @@ class ExpectedAttempt:
     @property
     def busy_ranks(self) -> set[int]:
         return {rank for rank, _ in self.busy}
+
+    async def over(self) -> None:
+        """Wait until no rank touches its blocks any longer."""
+        while self.busy:
+            await self.events.get()
 
     def mark_busy(self, rank: int, command: Command) -> None:
         """Mark the blocks that a command hands to a rank as busy."""
@@ -140,9 +146,7 @@ class Inbox:
             command = kind(transfer_id=attempt.transfer_id, attempt=attempt.attempt)
             self._send(rank, command)
         try:
-            async with asyncio.timeout(QUIET_SECONDS):
-                while attempt.busy:
-                    await attempt.events.get()
+            await within(QUIET_SECONDS, attempt.over, afterwards=QUIET_SECONDS)
         except TimeoutError:
             self._on_plane_failed(
                 f"a rank did not confirm within {QUIET_SECONDS:g} s that transfer "

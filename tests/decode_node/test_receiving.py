@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -35,6 +34,7 @@ from tandem.shared.handoff.plane.messages import (
 )
 from tandem.shared.handoff.wire.head_parts import parts_of
 from tandem.tests.decode_node.fake_prefill import ACCEPTED, FakePrefill, accepts, done, prefill
+from tandem.tests.support.clock import pausing
 from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
 from tandem.tests.support.waiting import until
 
@@ -222,22 +222,11 @@ async def test_a_silent_peer_is_lost() -> None:
         assert "is silent: receiving for " in str(error)
 
 
-@pytest.fixture
-def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets the clock go on by some seconds at once, as in a pause of the machine."""
-    now, lost = time.monotonic, [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now() + lost[0])
-
-    def pause(seconds: float) -> None:
-        lost[0] += seconds
-
-    return pause
-
-
 async def test_a_peer_is_not_silent_because_this_node_stood_still(
-    pause: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What it sends meanwhile is read afterwards."""
+    pause = pausing(monkeypatch)
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
         await until(lambda: bool(one.fake.opened))
@@ -249,8 +238,10 @@ async def test_a_peer_is_not_silent_because_this_node_stood_still(
 
 
 async def test_a_peer_that_stays_silent_after_this_node_stood_still_is_lost(
-    pause: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    pause = pausing(monkeypatch)
+
     async def script(request: pb.OpenRequest, context: Any) -> AsyncIterator[pb.OpenEvent]:
         yield ACCEPTED
         await asyncio.Event().wait()

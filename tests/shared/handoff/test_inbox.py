@@ -10,6 +10,7 @@ from tandem.shared.handoff import inbox as module
 from tandem.shared.handoff.inbox import ExpectedAttempt, Inbox
 from tandem.shared.handoff.plane.messages import CancelExpect, Cancelled, Expect
 from tandem.shared.handoff.wire.head_parts import HeadRun
+from tandem.tests.support.clock import pausing
 
 RANKS = 2
 EXPECT = Expect(
@@ -70,3 +71,18 @@ async def test_a_rank_that_does_not_confirm_takes_its_node_with_it(
     await head.inbox.close(attempt, sending=False)
     [reason] = head.lost
     assert "did not confirm within 0.05 s that transfer 1 is cancelled" in reason
+
+
+async def test_a_head_that_stood_still_reads_what_its_ranks_have_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pause, head = pausing(monkeypatch), Head()
+    closing = asyncio.create_task(head.inbox.close(head.expecting(), sending=False))
+    await asyncio.sleep(0)
+    pause(60.0)
+    for _ in range(50):
+        await asyncio.sleep(0)
+    for rank in range(RANKS):
+        head.confirm(rank)
+    await asyncio.wait_for(closing, 10)
+    assert head.lost == []
