@@ -8,6 +8,14 @@ from collections.abc import Callable
 from ..shared.engine.core import EngineCore
 from ..shared.engine.sequence import Sequence, StepOutput
 
+# Of the logprobs of one request that wait until its router takes them: dozens of tokens that list a
+# whole vocabulary.
+MOST_HELD_BYTES = 64 << 20
+
+
+class SlowReaderError(Exception):
+    """The router takes a request's logprobs too slowly."""
+
 
 class Choices:
     """The n sequences of a request. Their call owns them, and calls ``cancel`` however it ends.
@@ -19,8 +27,11 @@ class Choices:
         self._core = core
         self._sequences = sequences
         self._open = dict(enumerate(sequences))
-        # Bounded by n x max_tokens small messages, so a slow reader cannot grow it further.
+        # Bounded by n x max_tokens small messages, and logprobs by their size, so a slow reader
+        # cannot grow it further.
         self._outputs: asyncio.Queue[StepOutput | None] = asyncio.Queue()
+        self._held_bytes = 0  # of the logprobs in it
+        self._overflowed = False
         self._take: Callable[[StepOutput], None] | None = None
         self._ended: asyncio.Future[None]
 
@@ -28,9 +39,13 @@ class Choices:
         self._core.listen(self.leader, self._hear)
 
     async def next(self) -> StepOutput | None:
-        """The next output of a choice that has not ended; ``None`` once all have."""
+        """The next output of a choice that has not ended; ``None`` once all have. Raises
+        ``SlowReaderError``."""
         while self._open:
+            if self._overflowed:
+                raise SlowReaderError
             output = await self._outputs.get()
+            self._held_bytes -= _logprob_bytes(output)
             if output is None or output.sequence.index not in self._open:
                 continue
             if output.finish_reason is not None:
@@ -51,7 +66,10 @@ class Choices:
 
     def _hear(self, output: StepOutput) -> None:
         if self._take is None:
-            self._outputs.put_nowait(output)
+            self._held_bytes += _logprob_bytes(output)
+            self._overflowed = self._overflowed or self._held_bytes > MOST_HELD_BYTES
+            if not self._overflowed:
+                self._outputs.put_nowait(output)
         else:
             self._pass_on(output, self._take)
 
@@ -92,3 +110,8 @@ class Choices:
         for sequence in self._sequences:
             self._core.cancel(sequence)
             self._core.release_held(sequence)  # of one that was computed for its hidden states
+
+
+def _logprob_bytes(output: StepOutput | None) -> int:
+    """The size of an output's logprobs."""
+    return 0 if output is None else sum(len(each.packed_top) for each in output.logprobs)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.plan import PositionLogprobs
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
+from ..shared.telemetry.prefill_origin import LocalReason
 from .transfers import PrefillSource
 
 # Logprobs of prompt tokens that go into one event, unless one token has more: a few milliseconds.
@@ -31,7 +32,7 @@ def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
             remote_tokens=sequence.received,
             remote_cached_tokens=source.cached if remote else 0,
             prefill_node=source.node if remote else "",
-            local_reason="" if remote else source.reason,
+            local_reason="" if remote else source.reason or LocalReason.PREEMPTED,
             first_token=source.clock.spent,
         )
     )

@@ -20,6 +20,10 @@ class FirstTokenClock:
         self._since = clock()
         self.spent = pb.FirstToken()
 
+    def reserved(self) -> None:
+        """There are blocks to receive the prompt in."""
+        self.spent.queue_seconds += self._lap()
+
     def greeted(self) -> None:
         self.spent.greet_seconds += self._lap()
 

@@ -95,6 +95,7 @@ class Transfers:
             core.enqueue(sequence)
             return self._local(reason, clock)
         reserved = await core.reserve_in_turn(sequence, end)
+        clock.reserved()
         # The choice may have changed meanwhile.
         usable, reason = self._choose(sequence, candidates, deadline)
         prompt = _Prompt(

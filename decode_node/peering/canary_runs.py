@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...shared.causes import Cause
 from ...shared.errors import PeerRefusedError, TransferError
-from ...shared.node.metrics import NodeMetrics
+from ...shared.node.metrics import FAILED, MISMATCH, PASSED, NodeMetrics
 from .peer import Peer
 from .refused_peers import RefusedPeers
 
@@ -86,15 +86,15 @@ class CanaryRuns:
         try:
             await self._check(peer)
         except TransferError as error:
-            outcome = "failed"
+            outcome = FAILED
             if isinstance(error, PeerRefusedError):
-                outcome = "mismatch"
+                outcome = MISMATCH
                 self._refused.add(peer.address, peer.node_id, peer.epoch, error)
             log.warning("the canary of %s: %s", peer.address, error)
             self._metrics.canaries.labels(outcome).inc()
             return error
         log.info("the canary of %s passed in %.3f s", peer.address, time.monotonic() - begun)
-        self._metrics.canaries.labels("passed").inc()
+        self._metrics.canaries.labels(PASSED).inc()
         if len(self._passed) >= self._max_peers:
             del self._passed[next(iter(self._passed))]
         self._passed[peer.node_id] = peer.epoch

@@ -62,6 +62,8 @@ class Outbox:
 
     def drop(self, call: int) -> None:
         """Forget what waits of a call: the router wants no more of it."""
+        if self._full or self._closed:
+            return  # its stream has ended, with all of its calls
         if call in self._evented:
             self._evented.discard(call)
             self._events = deque(event for event in self._events if event.call != call)

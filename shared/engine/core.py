@@ -256,12 +256,12 @@ class EngineCore:
         self.check_ranks()
         if not self._scheduler.asking and (reserved := self.reserve(sequence, end)) is not None:
             return reserved
-        granted = asyncio.get_running_loop().create_future()
+        granted, asked_at = asyncio.get_running_loop().create_future(), time.monotonic()
         self._reserving[sequence] = granted
         self._scheduler.ask(sequence, end)
         self._wake()
         try:
-            return await granted
+            reserved = await granted
         except asyncio.CancelledError:
             if self._reserving.pop(sequence, None) is not None:
                 self._scheduler.cancel(sequence)
@@ -269,6 +269,8 @@ class EngineCore:
                 self._scheduler.cancel_received(sequence, granted.result())
             self._wake()
             raise
+        sequence.reserving_seconds = time.monotonic() - asked_at
+        return reserved
 
     def commit_received(
         self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
@@ -352,7 +354,8 @@ class EngineCore:
         for sequence in self._scheduler.take_started():
             sequence.started_at = time.monotonic()
             if sequence.queued_at:  # not one that shares its leader's prompt
-                self.on_started(sequence.started_at - sequence.queued_at)
+                queued = sequence.started_at - sequence.queued_at
+                self.on_started(sequence.reserving_seconds + queued)
                 if not sequence.private:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached

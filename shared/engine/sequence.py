@@ -94,6 +94,7 @@ class Sequence:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
+    reserving_seconds: float = 0.0  # that it waited for blocks to receive its prompt in
     queued_at: float = 0.0  # when it could first be scheduled
     started_at: float = 0.0  # when it first was
     known_to_ranks: bool = False

@@ -166,6 +166,7 @@ def read_rope_table(
     theta = rope.number("rope_theta", theta)
     dim = int(head_dim * _rotated_part(rope, partial, part))
     scaling = _scaling(rope, config, dim)
+    rope.get("finetuned")  # how the weights came to be
     rope.finish()
     return RopeSpec(theta=theta, dim=dim, scaling=scaling)
 

@@ -21,6 +21,9 @@ from .engine_metrics import QUEUE_SECONDS, EngineCollector
 from .plane_metrics import PlaneCollector
 from .transfer_metrics import TransferMetrics
 
+# Outcomes of canaries. Each has its series from the start, so that its first event is an increase.
+CANARY_OUTCOMES = PASSED, FAILED, MISMATCH = "passed", "failed", "mismatch"
+
 
 class NodeMetrics:
     """Metrics of the node ``node_id``. ``planes`` are its ranks' last reports. A role that grants
@@ -57,6 +60,8 @@ class NodeMetrics:
             ["outcome"],
             registry=self.registry,
         )
+        for outcome in CANARY_OUTCOMES:
+            self.canaries.labels(outcome)
         self.live_transfers = Gauge(
             "tandem_transfers_live", "Transfers in flight.", registry=self.registry
         )

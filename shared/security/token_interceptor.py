@@ -18,6 +18,8 @@ log = logging.getLogger("tandem.security")
 # Repeated calls by a stranger must not fill the log.
 QUIET_SECONDS = 10.0
 
+NO_TOKEN, WRONG_TOKEN = "no token", "wrong token"
+
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
 
 
@@ -27,12 +29,12 @@ def token_problem(credentials: Credentials, shown: str | bytes) -> str:
     if not tokens:
         return ""
     if not shown:
-        return "no token"
+        return NO_TOKEN
     given = shown if isinstance(shown, bytes) else shown.encode()
     expected = [(TOKEN_PREFIX + token).encode() for token in tokens]
     # All are compared, so that the time taken does not tell which one is close.
     known = sum(hmac.compare_digest(given, one) for one in expected)
-    return "" if known else "wrong token"
+    return "" if known else WRONG_TOKEN
 
 
 def shown_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
@@ -53,6 +55,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         self.refused = Counter(
             series, "Calls without the cluster's token, by reason.", ["reason"], registry=None
         )
+        for reason in (NO_TOKEN, WRONG_TOKEN):
+            self.refused.labels(reason)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails

@@ -20,6 +20,7 @@ class LocalReason(StrEnum):
     SHORT = "below threshold"
     FASTER_HERE = "faster here"
     TOO_LATE_THERE = "too late there"
+    PREEMPTED = "preempted"  # it was received, and lost its blocks before its first step
     OTHER = "other"
 
 

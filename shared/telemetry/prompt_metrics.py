@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+PROMPTS = "tandem_prompts_total"
 RECENT = "tandem_prompts_recent"
 RECENT_SECONDS = 300.0
 # The window of recent prompts advances in steps of this.
@@ -27,7 +28,7 @@ class PromptMetrics(Collector):
     ) -> None:
         self._clock = clock
         self._all = Counter(
-            "tandem_prompts",
+            PROMPTS,
             "Prompts of a decode node, by where they were prefilled and why not elsewhere.",
             ["where", "reason"],
             registry=registry,

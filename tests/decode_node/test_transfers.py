@@ -307,7 +307,9 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
     async with waiting_for_blocks(world) as (filling, give_back):
         assert world.tried == []
         give_back()
-        assert (await filling).node == "a"
+        source = await filling
+        assert source.node == "a"
+        assert source.clock.spent.queue_seconds >= world.sequence.reserving_seconds > 0
 
 
 async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:

@@ -99,6 +99,7 @@ class Preemption:
         self._queues.remove(sequence)
         self._tables.release(sequence)
         if not sequence.outputs:
+            sequence.received = 0
             sequence.prompt_logprobs.clear()
             sequence.hidden.clear()
         sequence.preemptions += 1

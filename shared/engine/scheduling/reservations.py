@@ -122,7 +122,7 @@ class Reservations:
         missing, queues = self._tables.missing, self._queues
         ends = ((s, min(s.length + GROWTH_TOKENS, self._end(s))) for s in queues.running)
         growth = sum(missing(sequence, end) for sequence, end in ends)
-        slots = self._max_seqs - len(queues.running)
+        slots = max(0, self._max_seqs - len(queues.running))  # private ones need none
         earlier = (s for s in queues.waiting[:slots] if queues.first(s, newcomer))
         return growth + sum(missing(sequence, sequence.target) for sequence in earlier)
 

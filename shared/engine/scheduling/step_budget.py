@@ -23,7 +23,9 @@ class StepBudget:
         """The tokens that a sequence may compute of the ``missing`` ones."""
         if self.prompts is None or missing <= SMALL_PROMPT:
             return min(missing, self.left)
-        return min(missing, self.left, self.prompts)
+        # A chunk as small as that would not count, so every long prompt would get one.
+        left = self.prompts if self.prompts > SMALL_PROMPT else 0
+        return min(missing, self.left, left)
 
     def grant(self, sequence: Sequence, tokens: int) -> None:
         self._add(-tokens)

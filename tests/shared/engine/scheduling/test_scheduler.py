@@ -48,6 +48,19 @@ def test_long_prompts_are_chunked_and_decodes_go_first() -> None:
     assert [(row.sequence_id, len(row.tokens)) for row in plan.sequences] == [(1, 1), (2, 15)]
 
 
+def test_the_rest_of_a_limit_beside_streams_is_given_to_no_long_prompt() -> None:
+    """A chunk that is too small to count would be given to each of them."""
+    scheduler = make(blocks=200, max_num_seqs=99, max_num_batched_tokens=400)
+    scheduler.add(sequence(1, 4, max_tokens=8))
+    run_step(scheduler)
+    scheduler.add(sequence(2, 56))
+    for n in range(3, 13):
+        scheduler.add(sequence(n, 70))
+    plan = scheduler.schedule(64)
+    assert plan is not None
+    assert {row.sequence_id: len(row.tokens) for row in plan.sequences} == {1: 1, 2: 56}
+
+
 def test_a_sequence_ends_at_eos_and_the_stop_token_is_not_output() -> None:
     scheduler = make()
     scheduler.add(sequence(1, 3))

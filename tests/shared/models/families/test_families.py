@@ -216,7 +216,12 @@ def test_bookkeeping_does_not_matter() -> None:
 
 def test_yarn_stretches_the_context() -> None:
     """``max_position_embeddings`` may count the stretch already or not."""
-    table = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    table = {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+        "finetuned": True,
+    }
     for stated in (1024, 4096):
         assert spec_of(rope_scaling=table, max_position_embeddings=stated).max_position == 4096
     assert spec_of(rope_scaling=table, max_position_embeddings=5120).max_position == 5120
