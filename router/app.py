@@ -207,6 +207,7 @@ class App:
             lambda endpoint, owner: openai_batches.surface_of(endpoint, owner, self.services),
             self._access.owner_named,
             self._usage,
+            access_log=options.access_log,
         )
         return Batches(Path(options.batch_dir), options, answers)
 
@@ -219,7 +220,7 @@ class App:
         failure.request_id = exchange.request_id
         exchange.access.error = failure.code or failure.kind
         if exchange.path not in PROBES:  # a poll that comes too early is no failed request
-            self.services.metrics.errors.labels(str(failure.status)).inc()
+            self.services.metrics.count_error(failure.status)
         shape = self._error_shape(exchange)
         try:
             if exchange.streaming:

@@ -36,7 +36,7 @@ class NodeAttempt:
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
         # Surfaces with one choice have no error for it alone; of the best choices none may fail.
         self._fails_as_one = request.choices == 1 or request.best is not None
-        self.served = ServedPrompt(node.node_id)
+        self.served = ServedPrompt(node.node_id, number)
         self.finished = False
         self.stopped: list[int] = []
 
@@ -65,7 +65,7 @@ class NodeAttempt:
                 return [PromptEmbedded(self._number, event.embedding.values)]
             case "tokens":
                 tokens = event.tokens
-                check_logprobs(tokens.logprobs)
+                check_logprobs(tokens.logprobs, len(tokens.tokens))
                 return self._tokens(tokens.index, tokens.tokens, tokens.logprobs)
             case "finished":
                 check_logprobs([event.finished.stop_logprobs])

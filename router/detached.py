@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,7 @@ async def run_detached(
     response: HeldResponse,
     computed: Coroutine[Any, Any, None],
     options: RouterOptions,
+    count_error: Callable[[int], None],
 ) -> None:
     """Wait until the response is ``computed``, and tell it how it ended. ``held`` are the limits
     within which it runs."""
@@ -47,6 +48,7 @@ async def run_detached(
         except Exception as error:
             failure = _failure(error, options)
             work.access.error = failure.code or failure.kind
+            count_error(failure.status)
             last = response.abandoned(failure)
         finally:
             if work.log is not None:

@@ -89,7 +89,8 @@ class Dispatcher:
                 # "No room" is more useful to a client than the failure of a later node.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
-                self._deaths += self._started
+                # A node that ends requests because it drains has not died of this one.
+                self._deaths += self._started and not isinstance(error, DrainingError)
             finally:
                 inflight.end()
                 self._nodes.prefills.end(prefill)

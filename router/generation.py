@@ -309,6 +309,7 @@ class ServedPrompt:
     """The decode node of one prompt, and that node's report of the prompt's prefill."""
 
     node: str
+    number: int = 0
     computed: pb.Usage = field(default_factory=pb.Usage)
 
 
@@ -327,8 +328,8 @@ class Timings:
 
 @dataclass(slots=True)
 class Usage:
-    """Sums over all prompts and choices of a request. ``served`` has the prompts by number, each
-    as soon as a node has it."""
+    """Sums over all prompts and choices of a request. ``served`` has each prompt as soon as a node
+    has it, also the prompts of later rounds."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -338,7 +339,7 @@ class Usage:
     remote_cached_tokens: int = 0  # of the remote ones, those that prefill nodes had
     prefill_nodes: list[str] = field(default_factory=list)
     decode_nodes: list[str] = field(default_factory=list)
-    served: dict[int, ServedPrompt] = field(default_factory=dict)
+    served: list[ServedPrompt] = field(default_factory=list)
     timings: Timings | None = None  # once the last token is there
 
     def add(self, served: ServedPrompt) -> None:

@@ -43,10 +43,14 @@ log = logger("router")
 
 # Arguments that are parsed within a millisecond.
 SHORT_CALLS = 16 * 1024
+# For what follows the end of a response.
+CLEANUP_SECONDS = 5.0
 # Turns of requests that come from no connection.
 BACKGROUND_CLIENT = "background"
 
 T = TypeVar("T")
+# Makes an answer of a body; adds the body's unknown names to the set.
+Work = Callable[[Any, ServedModel, set[str]], dict[str, Any]]
 
 
 class GenerateHandler:
@@ -64,7 +68,7 @@ class GenerateHandler:
         self._options = options
         self._nodes = nodes
         self._registry = registry
-        self._metrics = metrics
+        self.metrics = metrics
         self._tracer = tracer
         self._limits = limits
         self._parsers = ParserPools(options.parse_timeout)
@@ -118,13 +122,14 @@ class GenerateHandler:
                 work = self._answer(exchange, request, response, memory, deadline)
                 await self._unless_gone(exchange, work, deadline)
 
-    async def compute(
-        self, exchange: HttpExchange, work: Callable[[Any, ServedModel], dict[str, Any]]
-    ) -> None:
+    async def compute(self, exchange: HttpExchange, work: Work) -> None:
         """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
         self._limits.count_request(exchange)
+        ignored: set[str] = set()
         with self._slot(), self.answers.share() as memory:
-            answer = await encode(await self._read(exchange, work))
+            made = await self._read(exchange, lambda body, model: work(body, model, ignored))
+            self._unknown.note(ignored)
+            answer = await encode(made)
             memory.take(sum(map(len, answer)))
             await exchange.respond_in_pieces(200, answer, JSON_TYPE)
 
@@ -145,14 +150,16 @@ class GenerateHandler:
             return replace(parsed, stream=False, priority=BACKGROUND_PRIORITY)
 
         deadline = asyncio.get_running_loop().time() + self._options.request_timeout
-        request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
-        self._unknown.note(request.ignored)
-        response = surface.response(request, int(time.time()))
-        reserved = self._reserved(client, request)
-        with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
-            prompts.take(request.prompt_tokens)
-            work = self._whole(request, response, client.access, memory, deadline)
-            return await _by(deadline, work)
+        with serving(self._tracer, "request", "", route=surface.path) as span:
+            request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
+            self._unknown.note(request.ignored)
+            span.set(**_attributes(request))
+            response = surface.response(request, int(time.time()))
+            reserved = self._reserved(client, request)
+            with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
+                prompts.take(request.prompt_tokens)
+                work = self._whole(request, response, client.access, memory, deadline)
+                return await _by(deadline, work)
 
     def _reserved(
         self, exchange: LimitedRequest, request: GenerationRequest
@@ -180,7 +187,8 @@ class GenerateHandler:
                 work.log.hold(limits.enter_context(self.answers.share()))
             held = limits.pop_all()
         computed = _by(deadline, self._compute_detached(request, response, work, deadline))
-        run = run_detached(held, work, response, computed, self._options)
+        count_error = self.metrics.count_error
+        run = run_detached(held, work, response, computed, self._options, count_error)
         task = asyncio.create_task(run)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -194,7 +202,7 @@ class GenerateHandler:
         deadline: float,
     ) -> None:
         usage = work.access.usage
-        with RequestMetrics(self._metrics, request, work.access) as metrics:
+        with RequestMetrics(self.metrics, request, work.access) as metrics:
             served = self._outputs(request, work.access, deadline)
             async with aclosing(served) as outputs:
                 if work.log is not None:
@@ -266,6 +274,10 @@ class GenerateHandler:
         self._tasks.add(task)
         try:
             await asyncio.wait((task, gone), timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if (
+                exchange.complete and not task.done()
+            ):  # the end of a response looks like a disconnect
+                await asyncio.wait((task,), timeout=CLEANUP_SECONDS)
             if not task.done():
                 raise ClientGoneError if gone.done() else DeadlineError(LATE)
             if task.cancelled():
@@ -293,7 +305,7 @@ class GenerateHandler:
             return
         if isinstance(response, HeldResponse):
             response.hold(memory)
-        with RequestMetrics(self._metrics, request, access) as metrics:
+        with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs, kept_alive(exchange, response):
                 await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
@@ -321,7 +333,7 @@ class GenerateHandler:
         """The JSON of an answer that is not streamed."""
         usage = access.usage
         collector = _collector(request, response, memory)
-        with RequestMetrics(self._metrics, request, access) as metrics:
+        with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs:
                 if request.wide and isinstance(collector, ResultCollector):

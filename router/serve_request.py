@@ -86,9 +86,10 @@ async def _serve_prompt(
         async for node, arrived in events:
             if attempt is None or attempt.node is not node:
                 if attempt is not None:
+                    usage.served.remove(attempt.served)
                     yield [PromptRestarted(number)]
                 attempt = NodeAttempt(request, number, node)
-                usage.served[number] = attempt.served
+                usage.served.append(attempt.served)
             outputs = await _taken(attempt, arrived)
             # At once, because a client that reads slowly would keep the choice running.
             for index in attempt.stopped and attempt.take_stopped():

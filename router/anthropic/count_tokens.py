@@ -20,9 +20,8 @@ class TokenCount(AnswerModel):
     input_tokens: int
 
 
-def count_prompt_tokens(body: Any, model: ServedModel) -> dict[str, Any]:
+def count_prompt_tokens(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
     """The answer to a body. Raises ``RequestError``."""
-    ignored: set[str] = set()
     asked = CountTokensRequest.read(body, ignored)
     model.check_name(asked.model)
     prompt = read_prompt(asked, model, ignored)

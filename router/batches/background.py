@@ -26,7 +26,7 @@ log = logger("router")
 class BackgroundAnswers:
     """Serves requests that come from no connection; errors become answers too. ``surface_of`` makes
     the surface of an endpoint for an owner. Requests count against the limits of the key that
-    ``owner_named`` finds, and in its usage."""
+    ``owner_named`` finds, and in its usage; ``access_log`` has a line of each."""
 
     def __init__(
         self,
@@ -34,11 +34,14 @@ class BackgroundAnswers:
         surface_of: Callable[[str, str], Surface],
         owner_named: Callable[[str], KeyOwner],
         usage: KeyUsage,
+        *,
+        access_log: bool,
     ) -> None:
         self._handler = handler
         self._surface_of = surface_of
         self._owner_named = owner_named
         self._usage = usage
+        self._access_log = access_log
 
     async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundAnswer:
         """The answer to the body in a line, which has been validated."""
@@ -51,8 +54,9 @@ class BackgroundAnswers:
                 surface, lambda model: _body(line, model), len(line), client
             )
         except Exception as error:
-            return _failed(error)
-        self._usage.count(access)
+            return self._failed(error, access)
+        access.status = 200
+        self._note(access)
         usage = access.usage
         return BackgroundAnswer(
             status=200,
@@ -66,20 +70,30 @@ class BackgroundAnswers:
             ),
         )
 
+    def _failed(self, error: Exception, access: AccessRecord) -> BackgroundAnswer:
+        failure = to_api_error(error, retry_after=1)
+        if failure is None:
+            log.error("a request of a batch failed", exc_info=error)
+            failure = internal_error()
+        # Too much to do, no node at the moment, or a limit of the key: it is tried again.
+        waits = any(name == b"retry-after" for name, _ in failure.headers)
+        passing = failure.status == 503 or waits
+        if not passing:
+            access.status, access.error = failure.status, failure.code or failure.kind
+            self._handler.metrics.count_error(failure.status)
+            self._note(access)
+        return BackgroundAnswer(
+            status=failure.status,
+            request_id=uuid.uuid4().hex,
+            body=[dump(error_body(failure))],
+            passing=passing,
+        )
 
-def _failed(error: Exception) -> BackgroundAnswer:
-    failure = to_api_error(error, retry_after=1)
-    if failure is None:
-        log.error("a request of a batch failed", exc_info=error)
-        failure = internal_error()
-    # Too much to do, no node at the moment, or a limit of the key.
-    waits = any(name == b"retry-after" for name, _ in failure.headers)
-    return BackgroundAnswer(
-        status=failure.status,
-        request_id=uuid.uuid4().hex,
-        body=[dump(error_body(failure))],
-        passing=failure.status == 503 or waits,
-    )
+    def _note(self, access: AccessRecord) -> None:
+        """Count and log a request that has ended."""
+        self._usage.count(access)
+        if self._access_log:
+            access.log()
 
 
 def _body(line: bytes, model: ServedModel) -> Any:

@@ -69,10 +69,10 @@ async def serve_beams(
         drawn = await steps.draw(search.running)
         if first:
             first = False
-            served = ServedPrompt(drawn[0].node.node_id, drawn[0].usage)
+            served = ServedPrompt(drawn[0].node.node_id, number, drawn[0].usage)
             usage.prompt_tokens += len(request.prompts[number].tokens)
             usage.add(served)
-            usage.served[number] = served
+            usage.served.append(served)
             yield [RequestAdmitted()]
         await _advance(search, [step.logprobs for step in drawn])
     echo = Echo(request, number) if request.text.echo else None

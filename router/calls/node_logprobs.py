@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ...proto import tandem_pb2 as pb
 from ...proto.packed_logprobs import ENTRY_BYTES, unpack_logprobs
@@ -13,8 +13,11 @@ PIECE_LOGPROBS = 64 * 21
 _PIECE_TOKENS = 64
 
 
-def check_logprobs(positions: Iterable[pb.PositionLogprobs]) -> None:
-    """Raise ``NodeError`` for logprobs that cannot be read."""
+def check_logprobs(positions: Collection[pb.PositionLogprobs], tokens: int | None = None) -> None:
+    """Raise ``NodeError`` for logprobs that cannot be read, or that are neither none nor those of
+    so many ``tokens``."""
+    if positions and tokens is not None and len(positions) != tokens:
+        raise NodeError(f"The node sent {tokens} tokens with the logprobs of {len(positions)}.")
     if any(len(position.packed_top) % ENTRY_BYTES for position in positions):
         raise NodeError("The node sent logprobs of an invalid length.")
 

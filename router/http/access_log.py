@@ -57,7 +57,7 @@ class AccessRecord:
     @property
     def cached_tokens(self) -> int:
         """Of the prompt tokens, those that nodes had."""
-        computed = [prompt.computed for prompt in self.usage.served.values()]
+        computed = [prompt.computed for prompt in self.usage.served]
         return sum(one.cached_tokens + one.remote_cached_tokens for one in computed)
 
     @property
@@ -78,7 +78,7 @@ class AccessRecord:
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"error": self.error, "client_gone": self.gone, "key": self.key}
         if self.model:
-            served = list(self.usage.served.values())
+            served = self.usage.served
             fields |= {
                 "model": self.model,
                 "prompt_tokens": self.prompt_tokens,
@@ -96,11 +96,12 @@ class AccessRecord:
 
     def phases(self) -> dict[str, float]:
         """Seconds until the first token by phase; the router's are what the node's phases leave.
-        Empty for several prompts, where it is unknown whose token was the first."""
-        if len(self.usage.served) != 1 or self.first_token_seconds is None:
+        Empty for several prompts, where it is unknown whose token was the first. Of several rounds
+        they are the first one's."""
+        served = self.usage.served
+        if not served or any(one.number for one in served) or self.first_token_seconds is None:
             return {}
-        (served,) = self.usage.served.values()
-        spent = _seconds(served.computed.first_token)
+        spent = _seconds(served[0].computed.first_token)
         rest = max(0.0, self.first_token_seconds - sum(spent.values()))
         return {"router": round(rest, 4)} | spent if spent else {}
 

@@ -29,9 +29,9 @@ class ClientGoneError(Exception):
 
 
 class HttpExchange:
-    """A request and its response. ``started``: the status has been sent. ``streaming``: it began a
-    stream. ``closes``: the connection ends with this response. ``id_header``: an API's own header
-    for the request's id, beside ours."""
+    """A request and its response. ``started``: the status has been sent. ``complete``: so has all
+    the rest. ``streaming``: it began a stream. ``closes``: the connection ends with this response.
+    ``id_header``: an API's own header for the request's id, beside ours."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
         self._scope = scope
@@ -50,6 +50,7 @@ class HttpExchange:
         self.owner = ANYBODY
         self.headers: list[tuple[bytes, bytes]] = []  # of any response
         self.started = False
+        self.complete = False
         self.streaming = False
         self.writes = 0  # so far
         self.closes = False
@@ -222,6 +223,7 @@ class HttpExchange:
             self._writing_since = None
         if self._cut:
             raise ClientGoneError
+        self.complete = not more
 
     def _check_write(self) -> None:
         """Cut the connection if the current write takes too long. One timer serves all writes,

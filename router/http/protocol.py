@@ -62,10 +62,11 @@ class _Lingering:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. ``bounded`` sets ``options`` and ``error_body``."""
+    """One connection. ``bounded`` sets the attributes of the class."""
 
     options: RouterOptions
     error_body: Callable[[ApiError], Any]
+    count_error: Callable[[int], None]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,6 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_open = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
+        self._served: Any = None  # the request that is served, before those that are pipelined
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.options.max_connections:
@@ -88,7 +90,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         if isinstance(self.transport, _Lingering):
             self.transport.lost()
+        served = self._served
+        if served is not None and served is not self.cycle and not served.response_complete:
+            # uvicorn tells the last of pipelined requests only.
+            served.disconnected = True
+            served.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
@@ -123,6 +134,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._disarm()
         super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            # uvicorn reads no further until it is this one's turn, and notices no disconnection.
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Reject what the parser could not parse: because of ``_refusal``, or as invalid HTTP."""
@@ -183,6 +197,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self.options.access_log:  # method and path may be unknown
             AccessRecord("-", "-", status=error.status, error=error.code or error.kind).log()
+        type(self).count_error(error.status)
         body = dump(type(self).error_body(error))
         self.transport.write(
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
@@ -191,7 +206,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(options: RouterOptions, error_body: Callable[[ApiError], Any]) -> type[BoundedProtocol]:
+def bounded(
+    options: RouterOptions,
+    error_body: Callable[[ApiError], Any],
+    count_error: Callable[[int], None],
+) -> type[BoundedProtocol]:
     """The protocol class with these options; uvicorn creates the instances itself."""
-    attributes = {"options": options, "error_body": staticmethod(error_body)}
+    attributes = {
+        "options": options,
+        "error_body": staticmethod(error_body),
+        "count_error": staticmethod(count_error),
+    }
     return type("RouterProtocol", (BoundedProtocol,), attributes)

@@ -58,9 +58,11 @@ def running(model: ServedModel) -> dict[str, Any]:
     return {name: value for name, value in entry(model).items() if name != "modified_at"} | loaded
 
 
-def show(body: Any, model: ServedModel, options: RouterOptions) -> dict[str, Any]:
+def show(
+    body: Any, model: ServedModel, options: RouterOptions, ignored: set[str]
+) -> dict[str, Any]:
     """The answer to a body of /api/show. Raises ``RequestError``."""
-    asked = ShowRequest.read(body, set())
+    asked = ShowRequest.read(body, ignored)
     check_name(asked.model or asked.name or "?", model)
     template = model.tokenizer.template
     source = "" if template is None else template.source

@@ -57,7 +57,7 @@ class HttpFront:
         """Accept connections. Raises ``StartupError`` if the server ends at once."""
         config = uvicorn.Config(
             self._outermost,
-            http=bounded(self._options, error_body),
+            http=bounded(self._options, error_body, self._app.services.metrics.count_error),
             ws="none",
             lifespan="off",
             log_config=None,

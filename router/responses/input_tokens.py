@@ -39,11 +39,10 @@ class InputTokenCount(AnswerModel):
 
 def input_token_counter(
     chat: McpChat, conversations: Conversations, options: RouterOptions
-) -> Callable[[Any, ServedModel], dict[str, Any]]:
+) -> Callable[[Any, ServedModel, set[str]], dict[str, Any]]:
     """The function that answers a body. It raises ``RequestError`` or ``ApiError``."""
 
-    def count(body: Any, model: ServedModel) -> int:
-        ignored: set[str] = set()
+    def count(body: Any, model: ServedModel, ignored: set[str]) -> int:
         asked = CountInputTokensRequest.read(body, ignored)
         check_response(asked, ignored)
         tools = read_response_tools(asked.tools, ignored)
@@ -60,7 +59,7 @@ def input_token_counter(
             turns = chat_body(asked, tools, messages, is_partial=conversation.is_partial)
             return chat.count_tokens(turns, model, options)
 
-    return lambda body, model: {
+    return lambda body, model, ignored: {
         "object": "response.input_tokens",
-        "input_tokens": count(body, model),
+        "input_tokens": count(body, model, ignored),
     }

@@ -103,8 +103,8 @@ async def show_ollama_model(exchange: Exchange, services: RouterServices) -> Res
     """The served model."""
     exchange.speak_ollama(LINES)
 
-    def work(body: Any, model: ServedModel) -> dict[str, Any]:
-        return show(body, model, services.options)
+    def work(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
+        return show(body, model, services.options, ignored)
 
     return ComputedResponse(exchange, services.handler, work)
 

@@ -3,16 +3,14 @@ calls to each token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..handler import GenerateHandler
+from ..handler import GenerateHandler, Work
 from ..http.encoding import encode
 from ..http.exchange import JSON_TYPE, HttpExchange
-from ..served_model import ServedModel
 from ..surface import Surface
 
 
@@ -48,7 +46,7 @@ class ComputedResponse(Response):
         self,
         exchange: HttpExchange,
         handler: GenerateHandler,
-        work: Callable[[Any, ServedModel], dict[str, Any]],
+        work: Work,
     ) -> None:
         super().__init__()
         self._exchange = exchange

@@ -21,6 +21,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # that scrapes take a small share of a core with any number of nodes.
 PAGE_REUSE = 10.0
 MAX_PAGE_SECONDS = 1.0
+# Statuses whose series exist from the start, so that their first event is an increase.
+SERVER_ERRORS = (500, 503, 504)
 
 
 class Metrics:
@@ -64,6 +66,12 @@ class Metrics:
         self.errors = Counter(
             "tandem_request_errors", "Answers with an error, by status.", ("status",), registry=own
         )
+        for status in SERVER_ERRORS:
+            self.errors.labels(str(status))
+
+    def count_error(self, status: int) -> None:
+        """Count an answer with an error, or one of a stream that had begun."""
+        self.errors.labels(str(status)).inc()
 
     def count_sources(self, model: str, usage: Usage) -> None:
         """Count where the KV of a finished request came from."""

@@ -7,7 +7,14 @@ import time
 from collections import Counter as Counts
 
 from ...shared.telemetry.tracing import current
-from ..generation import ChoiceDelta, GenerationRequest, Output, Timings, Usage
+from ..generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    Output,
+    PromptRestarted,
+    Timings,
+    Usage,
+)
 from ..http.access_log import AccessRecord, prefill_origin
 from .metrics import Metrics
 
@@ -31,7 +38,7 @@ class RequestMetrics:
         self._first: dict[int, float] = {}  # by choice, as the others
         self._last: dict[int, float] = {}
         self._counts: Counts[int] = Counts()
-        self._finished = 0
+        self._reasons: dict[int, str] = {}  # of the choices that have finished
 
     def __enter__(self) -> RequestMetrics:
         self._start = self._access.begun = time.monotonic()
@@ -41,11 +48,11 @@ class RequestMetrics:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, (asyncio.CancelledError, GeneratorExit)):
-            unfinished = self._request.choices - self._finished
+            unfinished = self._request.choices - len(self._reasons)
             self._metrics.vllm.counter("request_success", self._name, ABORTED).inc(unfinished)
         self._metrics.requests[self._name] -= 1
         self._metrics.unstarted[self._name] -= not self._last
-        served = self._access.usage.served.values()
+        served = self._access.usage.served
         origins = Counts(prefill_origin(one) for one in served if one.computed.prompt_tokens)
         for origin, count in origins.items():
             self._metrics.prompts.labels(*origin).inc(count)
@@ -54,6 +61,8 @@ class RequestMetrics:
         """Observe an output when it is written."""
         if isinstance(output, ChoiceDelta):
             self._count_delta(output)
+        elif isinstance(output, PromptRestarted):
+            self._forget(output.prompt)
 
     def finish(self, usage: Usage) -> None:
         """Observe the end of the request, when every choice has finished, and note its times."""
@@ -114,7 +123,7 @@ class RequestMetrics:
         if delta.finish_reason is not None:
             reason = FINISHED_REASONS.get(delta.finish_reason, delta.finish_reason)
             self._metrics.vllm.counter("request_success", self._name, reason).inc()
-            self._finished += 1
+            self._reasons[delta.index] = delta.finish_reason
             self._access.finish_reasons[delta.finish_reason] += 1
             self._count_choice(delta.index)
 
@@ -141,6 +150,20 @@ class RequestMetrics:
         current().set(**{f"first_token_{name}": spent for name, spent in phases.items()})
         for name, spent in phases.items():
             self._metrics.phases.labels(name).observe(spent)
+
+    def _forget(self, prompt: int) -> None:
+        """Take back what the choices of a prompt have had, since another node begins anew. Counters
+        and histograms keep it: it was generated."""
+        begun = bool(self._last)
+        for index in range(prompt * self._request.n, (prompt + 1) * self._request.n):
+            self._access.output_tokens -= self._counts.pop(index, 0)
+            self._first.pop(index, None)
+            self._last.pop(index, None)
+            if reason := self._reasons.pop(index, ""):
+                self._access.finish_reasons -= Counts([reason])
+        if begun and not self._last:
+            self._metrics.unstarted[self._name] += 1
+            self._access.first_token_seconds = None
 
     def _count_choice(self, index: int) -> None:
         """Observe a choice that has finished."""

@@ -26,9 +26,9 @@ class DetokenizeAnswer(AnswerModel):
     content: str | None = None
 
 
-def detokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+def detokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
     """The answer to a body. Raises ``RequestError``."""
-    asked = DetokenizeRequest.read(body, set())
+    asked = DetokenizeRequest.read(body, ignored)
     model.check_name(asked.model)
     for i, token in enumerate(asked.tokens):
         check_token(f"tokens[{i}]", token, model.vocab_size)

@@ -82,18 +82,18 @@ class TokenizeContentAnswer(AnswerModel):
     tokens: list[int] | list[TokenPiece]
 
 
-def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
+def tokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
     """The answer to a body. Raises ``RequestError``."""
     if isinstance(body, dict) and "content" in body and not body.keys() & {"prompt", "messages"}:
-        return _tokenize_content(TokenizeContentRequest.read(body, set()), model)
+        return _tokenize_content(TokenizeContentRequest.read(body, ignored), model)
     is_chat = isinstance(body, dict) and "messages" in body
     asked: TokenizeTextRequest | TokenizeChatRequest
     if is_chat:
-        asked = chat = TokenizeChatRequest.read(body, set())
+        asked = chat = TokenizeChatRequest.read(body, ignored)
         model.check_name(chat.model)
-        tokens = _chat_tokens(chat, model)
+        tokens = _chat_tokens(chat, model, ignored)
     else:
-        asked = text = TokenizeTextRequest.read(body, set())
+        asked = text = TokenizeTextRequest.read(body, ignored)
         model.check_name(text.model)
         tokens = model.tokenizer.encode(
             text.prompt,
@@ -108,11 +108,11 @@ def tokenize(body: Any, model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel) -> list[int]:
+def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str]) -> list[int]:
     template = model.tokenizer.template
     messages, tools = with_written_tools(
-        read_messages(chat.messages, model, set()),
-        shown_tools(chat.tools, set()),
+        read_messages(chat.messages, model, ignored),
+        shown_tools(chat.tools, ignored),
         "" if template is None else template.source,
     )
     return model.tokenizer.encode_chat(

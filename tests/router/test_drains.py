@@ -44,7 +44,7 @@ async def test_a_drain_lets_streams_finish_and_ends_the_rest(tmp_path: Path) -> 
         assert events((await finishing).text)[-1] == "[DONE]"
         assert events((await ended).text)[-1]["error"]["code"] == "server_draining"
         await stopping
-        assert 'status="500"' not in c.router.metrics.render().decode()
+        assert 'tandem_request_errors_total{status="500"} 0.0' in c.router.metrics.render().decode()
         await until(lambda: c.node.active == 0)
 
 
@@ -94,4 +94,26 @@ async def test_a_client_can_tell_a_drained_node_from_a_crash(tmp_path: Path, pla
         unary = await c.chat()
         assert unary.status_code == 503 and unary.headers["retry-after"]
         assert unary.json()["error"]["code"] == ("node_draining" if planned else "unavailable")
-        assert ('status="500"' in c.router.metrics.render().decode()) != planned
+        failed = 'tandem_request_errors_total{status="500"} 1.0'
+        assert (failed in c.router.metrics.render().decode()) != planned
+
+
+async def test_a_request_outlives_nodes_that_drain_one_after_the_other(tmp_path: Path) -> None:
+    """As in a rolling restart. Nodes that died would end it with the second."""
+    asked: list[pb.GenerateRequest] = []
+
+    async def ends(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        asked.append(request)
+        yield admitted()
+        yield usage(request)
+        if len(asked) <= 2:
+            details = "this node is draining, and its time is over"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, details)
+        yield tokens_event(0, [20])
+        yield finished(0)
+
+    async with cluster(tmp_path, nodes=3) as c:
+        for node in c.nodes:
+            node.script = ends
+        assert (await c.chat()).status_code == 200
+    assert [request.deaths for request in asked] == [0, 0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> N
         assert (await client.files.content(short.id)).content == b""
 
 
-async def test_a_batch_is_answered_and_its_failures_are_apart(tmp_path: Path) -> None:
+async def test_a_batch_is_answered_and_its_failures_are_apart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tandem")
     async with served(tmp_path) as (c, client):
         lines = [line(1), line(2, n=2), line(3, model="other"), line(4, stream=True)]
         batch = await create(client, jsonl(*lines), metadata={"a": "b"})
@@ -80,6 +84,12 @@ async def test_a_batch_is_answered_and_its_failures_are_apart(tmp_path: Path) ->
         assert [one.id async for one in client.batches.list()] == [batch.id]
         with pytest.raises(openai.ConflictError):
             await client.batches.cancel(batch.id)
+        logged = [vars(each)["fields"] for each in caplog.records if each.name == "tandem.access"]
+        mine = [fields for fields in logged if fields["path"] == CHAT]
+        assert sorted(fields["status"] for fields in mine) == [200, 200, 400, 404]
+        assert sum("error" in fields for fields in mine) == 2
+        page = c.router.metrics.render().decode()
+        assert 'tandem_request_errors_total{status="404"} 1.0' in page
 
 
 async def test_a_batch_of_responses_which_are_not_stored(tmp_path: Path) -> None:

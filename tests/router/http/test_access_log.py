@@ -11,7 +11,15 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.telemetry.logs import LogSettings, _TextLines
-from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, until
+from tandem.tests.router.support import (
+    Cluster,
+    admitted,
+    cluster,
+    finished,
+    tokens_event,
+    until,
+    usage,
+)
 
 SECRET = "Rumpelstiltskin"
 SPENT = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
@@ -150,6 +158,53 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
         line = await next_line(caplog)
         assert (line["status"], line["output_tokens"]) == (200, 1)
         assert line["error"] and "finish_reason" not in line and line["cached_tokens"] == 0
+
+
+async def test_only_what_the_last_of_several_nodes_generated_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one dies when two of three choices have finished, and the client leaves the second
+    before its first token."""
+    asked: list[pb.GenerateRequest] = []
+
+    async def script(request: pb.GenerateRequest, context: Any) -> Any:
+        asked.append(request)
+        yield admitted()
+        yield usage(request)
+        if len(asked) > 1:
+            await asyncio.Event().wait()
+        for index in range(2):
+            yield tokens_event(index, [70, 71])
+            yield finished(index)
+        yield finished(2, pb.FINISH_REASON_ERROR, error="broken")
+
+    async with cluster(tmp_path, nodes=2) as c:
+        for node in c.nodes:
+            node.script = script
+        body = {"prompt": "hi", "n": 3}
+        leaving = asyncio.create_task(c.client.post("/v1/completions", json=body))
+        await until(lambda: len(asked) == 2)
+        leaving.cancel()
+        line = await next_line(caplog)
+        assert line["client_gone"] and line["output_tokens"] == 0
+        assert "finish_reason" not in line and "ttft_seconds" not in line
+        page = c.router.metrics.render().decode()
+        for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+            [value] = [row for row in page.splitlines() if row.startswith(gauge + "{")]
+            assert value.endswith(" 0.0")
+
+
+async def test_a_stream_of_messages_that_ends_is_no_disconnect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pings end with it, which takes longer than the server needs to report its end."""
+    async with cluster(tmp_path) as c:
+        body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+        for number in range(1, 6):
+            answer = await c.client.post("/v1/messages", json=body | {"stream": True})
+            assert "message_stop" in answer.text
+            line = await next_line(caplog, number)
+            assert line["status"] == 200 and "client_gone" not in line
 
 
 async def test_a_disconnect_of_the_client_is_reported(

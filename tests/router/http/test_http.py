@@ -181,3 +181,17 @@ async def test_a_long_query_is_rejected(tmp_path: Path) -> None:
         answer = await c.client.get("/v1/models?" + "a=&" * 3000)
         assert answer.status_code == 414
         assert answer.json()["error"]["code"] == "query_too_long"
+
+
+async def test_a_client_that_leaves_behind_a_pipelined_request_ends_the_first(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as c:
+        await talk(c, asyncio.Event())
+        reader, writer = await asyncio.open_connection(*c.url.removeprefix("http://").split(":"))
+        writer.write(post({"prompt": "hi", "stream": True}))
+        await reader.readuntil(b"hello")
+        writer.write(post({"prompt": "hi"}))
+        await until(lambda: any(each.pipeline for each in c.router._http.connections))
+        writer.transport.abort()
+        await until(lambda: c.router.app.handler.active == 0)

@@ -307,6 +307,8 @@ async def test_unknown_fields_are_rejected_on_demand(tmp_path: Path) -> None:
             assert answer.status_code == 400 and error["code"] == "unknown_parameter"
             assert "colour" in error["param"]
         assert (await c.chat(temperature=0)).status_code == 200
+        answer = await c.client.post("/tokenize", json={"prompt": "hi", "colour": 1})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
 async def test_a_model_has_several_names(tmp_path: Path) -> None:
