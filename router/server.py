@@ -69,17 +69,28 @@ class Router:
 
     async def start(self) -> None:
         """Start listening. Raises ``StartupError`` if a port is taken, ``ModelError`` if the model
-        cannot be read, ``UsageError`` if the registry would be open to other machines."""
+        cannot be read, ``UsageError`` if the registry would be open to other machines; then, or if
+        it is cancelled, nothing is left open."""
         # Texts are tokenized one at a time: tokenizers' own thread pool would only cost memory.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.registry.pin(await read_pinned(self.options))
+        try:
+            # First: probes are answered while the model is read, which may be a long download.
+            await self._start_metrics()
+            self.registry.pin(await read_pinned(self.options))
+            await self._serve()
+        except BaseException:
+            if self._http.serving is not None:
+                await self._http.stop()
+            await self._close()
+            raise
+
+    async def _serve(self) -> None:
         if self.app.services.batches is not None:
             await self.app.services.batches.open()
         listener = listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
             self.registry_port = await self._registry_front.start(self.registry)
-            await self._start_metrics()
         except BaseException:
             listener.close()
             raise
@@ -107,6 +118,11 @@ class Router:
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
         await self._http.stop()
+        await self._close()
+        log.info("ended")
+
+    async def _close(self) -> None:
+        """Close everything but the HTTP server."""
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -116,7 +132,6 @@ class Router:
         await self.nodes.close()
         await self._registry_front.stop()
         self.app.close()
-        log.info("ended")
 
     def parts(self) -> list[asyncio.Task[None]]:
         assert self._http.serving is not None
@@ -175,9 +190,12 @@ async def run_router(
 
 
 async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Run a process of a router until ``stop`` is set, then drain it."""
+    """Run a process of a router until ``stop`` is set, then drain it. One that has not started by
+    then is not ready, and ends without the delay of one that is."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    await process.start()
+    if not await _started(process, stop):
+        log.info("stopped while it was starting")
+        return
     # Imported objects live as long as the process: keep them out of garbage collections.
     gc.freeze()
     log.info("listening on %s:%d", process.options.host, process.http_port)
@@ -200,3 +218,19 @@ async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[]
             task.cancel()
         await asyncio.gather(retired, failed, return_exceptions=True)
         await process.stop()
+
+
+async def _started(process: RouterProcess, stop: asyncio.Event) -> bool:
+    """Start a process; cancel that, with its cleanup, if ``stop`` is set first."""
+    starting = asyncio.create_task(process.start())
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (starting, stopped):
+            task.cancel()
+        await asyncio.gather(starting, stopped, return_exceptions=True)
+    if starting.cancelled():
+        return False
+    await starting
+    return True

@@ -14,11 +14,13 @@ from ...proto.roles import ROLES, role_name
 # Operators look soon after something went wrong; an older entry may have been fixed under another
 # name.
 REMEMBERED_SECONDS = 600.0
-MAX_ABSENT = 64
+# Entries, unless ``most`` is set to more; and characters of a reason, which may quote a node.
+MAX_ABSENT = 1024
+MAX_REASON = 1024
 
 
 class AbsentNodes:
-    """The latest entry of each name. Time comes from ``clock``.
+    """The latest entry of each name, at most ``most``. Time comes from ``clock``.
 
     ``lost`` and ``refused`` count them by role, for a metrics page to register.
     """
@@ -27,14 +29,24 @@ class AbsentNodes:
         self._clock = clock
         self.lost = _counter("tandem_nodes_lost", "Nodes that fell silent or died.")
         self.refused = _counter("tandem_nodes_refused", "Joins that the router refused.")
-        self._nodes: dict[str, tuple[float, pb.AbsentNode]] = {}
+        self.most = MAX_ABSENT
+        self._nodes: dict[str, tuple[float, pb.AbsentNode]] = {}  # the oldest first
 
     def add(self, node: pb.AbsentNode) -> None:
         (self.refused if node.refused else self.lost).labels(role_name(node.role)).inc()
         self.returned(node.node_id)
-        if len(self._nodes) >= MAX_ABSENT:
+        if self.full:
             del self._nodes[next(iter(self._nodes))]
+        node.reason = node.reason[:MAX_REASON]
         self._nodes[node.node_id] = self._clock(), node
+
+    @property
+    def full(self) -> bool:
+        """True if the next entry replaces the oldest."""
+        horizon = self._clock() - REMEMBERED_SECONDS
+        while self._nodes and next(iter(self._nodes.values()))[0] <= horizon:
+            del self._nodes[next(iter(self._nodes))]
+        return len(self._nodes) >= self.most
 
     def reason(self, node_id: str) -> str:
         """The reason why this node is absent; empty if it has no entry."""

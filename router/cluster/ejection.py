@@ -38,8 +38,11 @@ class Ejection:
             return False
         return self._clock() - next(iter(self._unanswered.values())) >= SLOW_SECONDS
 
-    def asked(self, call: Any) -> None:
-        """Record that a call was sent."""
+    def asked(self, call: Any, *, compiles: bool = False) -> None:
+        """Record that a call was sent. One for which the node ``compiles`` a grammar first may take
+        seconds, and does not count as slow."""
+        if compiles and not self._backoff.suspected:
+            return
         self._unanswered[call] = self._clock()
         self.doubtful = True
 

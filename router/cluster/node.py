@@ -108,6 +108,21 @@ class Node:
         """True if an operator wants no more work on it."""
         return self.to_drain or self.next_role != pb.ROLE_UNSPECIFIED
 
+    @property
+    def finished(self) -> bool:
+        """True if its silence is no loss: it has left, or it drains to end and no request would end
+        with it."""
+        # One that changes its role is expected back.
+        ends = self.draining and self.next_role == pb.ROLE_UNSPECIFIED
+        # Decode nodes do without a prefill node, and one of --pd-url never tells that it leaves.
+        return self.left or (ends and (self.is_prefill or not self._serves))
+
+    @property
+    def _serves(self) -> bool:
+        """True if a request may run on it, of this router or by its last report."""
+        load = self.load
+        return bool(self.inflight_calls or load.running or load.waiting or load.transfers)
+
     def info(self, now: float) -> pb.NodeInfo:
         """The node as operators see it."""
         return pb.NodeInfo(
@@ -231,7 +246,7 @@ class Node:
         streamed = STREAM in self.capabilities and fits_stream(request)
         call = self._connection.generate(request, timeout, metadata, streamed=streamed)
         self._count_sequences()
-        self.ejection.asked(call)
+        self.ejection.asked(call, compiles=request.sampling.HasField("structured_outputs"))
         return call
 
     def end(self, call: GenerateCall) -> None:

@@ -177,7 +177,7 @@ class NodeTable:
             node.draining = node.taken_out
             return node
         before = self._nodes.get(request.node_id)
-        if before is not None and before.epoch != request.epoch and not before.draining:
+        if before is not None and before.epoch != request.epoch and not before.finished:
             self.absent.lost.labels(role_name(before.role)).inc()
             self._remove(request.node_id, "died and was restarted", logging.WARNING)
         reason = "was replaced by a restart or a change of role"
@@ -217,7 +217,7 @@ class NodeTable:
             node.draining = node.left = True
 
     def expire(self, held_up: float = 0.0) -> None:
-        """Lose the nodes whose heartbeats have stopped.
+        """Remove the nodes whose heartbeats have stopped, as lost unless they have finished.
 
         ``held_up`` is how many seconds the router itself just stood still. Messages that arrived
         meanwhile are still unread, so this time never counts as silence of a node.
@@ -228,15 +228,16 @@ class NodeTable:
         self._retained.expire()
         patience = self._patience(now)
         for node in self._silent(now - patience):
-            reason = "has left" if node.draining else f"was silent for {patience:g} s"
-            level = logging.INFO if node.draining else logging.WARNING
-            self._remove(node.node_id, reason, level, keep=not node.draining)
-            if not node.draining:
-                self.absent.add(
-                    pb.AbsentNode(
-                        node_id=node.node_id, role=node.role, address=node.address, reason=reason
-                    )
+            if node.finished:
+                self._remove(node.node_id, "has left")
+                continue
+            reason = f"was silent for {patience:g} s"
+            self._remove(node.node_id, reason, logging.WARNING, keep=True)
+            self.absent.add(
+                pb.AbsentNode(
+                    node_id=node.node_id, role=node.role, address=node.address, reason=reason
                 )
+            )
 
     def _patience(self, now: float) -> float:
         """Seconds of silence after which a node is lost."""

@@ -5,7 +5,6 @@ Without the option the first node to join decides, which may be a stray one afte
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
+from ...shared.process.threads import in_thread
 from ...shared.weights.locate import display_name, locate_model
 from ...shared.weights.source import open_source, read_spec
 from ..options import RouterOptions
@@ -33,17 +33,22 @@ class PinnedModel:
 
 
 async def read_pinned(options: RouterOptions) -> PinnedModel | None:
-    """Read the model of ``--model``; ``None`` without the option. Raises ``ModelError``."""
-    if options.model is None:
+    """Read the model of ``--model``; ``None`` without the option. Raises ``ModelError``.
+
+    It may be a long download, or a volume that does not answer: the event loop goes on meanwhile,
+    and a cancellation abandons it."""
+    name = options.model
+    if name is None:
         return None
-    path = await asyncio.to_thread(locate_model, options.model, weights=False)
-    spec = await asyncio.to_thread(read_spec, path, options.ignored_config_keys)
+    path = await in_thread(lambda: locate_model(name, weights=False))
+    spec = await in_thread(lambda: read_spec(path, options.ignored_config_keys))
     tokenizer = await load_tokenizer(path, spec.vocab_size, options.template_source)
-    files = await asyncio.to_thread(open_source(path).tokenizer_files)
     card = pb.ModelCard(
-        name=next(iter(options.served_names), display_name(options.model)),
+        name=next(iter(options.served_names), display_name(name)),
         path=str(path),
-        fingerprint=fingerprint_text(await asyncio.to_thread(model_fingerprint, spec, files)),
+        fingerprint=fingerprint_text(
+            await in_thread(lambda: model_fingerprint(spec, open_source(path).tokenizer_files()))
+        ),
         vocab_size=spec.vocab_size,
     )
     return PinnedModel(card, tokenizer)
@@ -55,11 +60,11 @@ async def load_tokenizer(path: Path, vocab_size: int, chat_template: str | None)
     from ...shared.text.tokenizer import Tokenizer
 
     try:
-        files = await asyncio.to_thread(lambda: open_source(path).tokenizer_files())
+        files = await in_thread(lambda: open_source(path).tokenizer_files())
         if chat_template is not None:
             files = replace(files, template=chat_template, template_origin="--chat-template")
-        tokenizer = await asyncio.to_thread(Tokenizer.load, files)
-        await asyncio.to_thread(tokenizer.prepare)
+        tokenizer = await in_thread(lambda: Tokenizer.load(files))
+        await in_thread(tokenizer.prepare)
     except OSError as error:
         shown = str(path)[:MAX_PATH]
         raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None

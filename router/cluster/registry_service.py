@@ -7,13 +7,14 @@ import secrets
 import time
 import urllib.parse
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from ...proto.roles import role_name
+from ...proto.roles import ROLES, role_name
 from ...proto.tandem_pb2_grpc import RegistryServicer
 from ...shared.config.sampling_defaults import read_defaults
 from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
@@ -22,6 +23,7 @@ from ...shared.telemetry.logs import logger
 from ...shared.version import version
 from ..options import RouterOptions
 from ..served_model import ServedModel, system_fingerprint
+from .absent_nodes import MAX_ABSENT
 from .groups import conflict, difference, text_of
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 log = logger("router")
 
 WILDCARDS = ("", "0.0.0.0", "[::]", "::")
+# Repeated joins must not fill the log.
+QUIET_SECONDS = 10.0
 
 
 class Registry(RegistryServicer):
@@ -53,6 +57,9 @@ class Registry(RegistryServicer):
         self._loading: tuple[tuple[str, ...], asyncio.Task[Tokenizer]] | None = None
         self._model: ServedModel | None = None
         self._entering = asyncio.Lock()
+        self._logged_at = -inf
+        # All nodes may be lost at once.
+        nodes.absent.most = max(MAX_ABSENT, options.max_nodes)
 
     def pin(self, model: PinnedModel | None) -> None:
         """Let only nodes of this model join; ``None`` lets the first node decide."""
@@ -80,21 +87,16 @@ class Registry(RegistryServicer):
         Raises ``RequestError`` for an invalid request, and ``PeerRefusedError`` for a node that
         does not belong to this cluster.
         """
-        problem = self._problem(request)
-        if problem:
-            raise RequestError(problem)
         try:
+            if problem := self._problem(request):
+                raise RequestError(problem)
             await self._check_name(request, address)
-        except PeerRefusedError as error:
+            # One at a time: the first brings the model, and the others are compared with it.
+            async with self._entering:
+                await self._take(request, address)
+        except (PeerRefusedError, RequestError) as error:
             self._note_refusal(request, address, str(error))
             raise
-        # One at a time: the first brings the model, and the others are compared with it.
-        async with self._entering:
-            try:
-                await self._take(request, address)
-            except PeerRefusedError as error:
-                self._note_refusal(request, address, str(error))
-                raise
 
     async def _take(self, request: pb.JoinRequest, address: str) -> None:
         refusal = self._conflict(request.model, address)
@@ -106,18 +108,29 @@ class Registry(RegistryServicer):
         self._update_model()
 
     def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
-        """Remember a refusal, and log it if it is new: refused nodes try again and again."""
-        if self._nodes.absent.reason(request.node_id) != reason:
-            log.warning("node %s is refused: %s", request.node_id, reason)
-        self._nodes.absent.add(
+        """Count a refusal, remember it, and log it if it is new: refused nodes try again and
+        again."""
+        absent, name = self._nodes.absent, request.node_id
+        shown = (address if address.isprintable() else ascii(address))[:MAX_NAME]
+        known = absent.reason(name)
+        if _name_problem(request) or (absent.full and not known):
+            absent.refused.labels(role_name(request.role)).inc()
+            self._log_unlisted(shown, reason)
+            return
+        absent.add(
             pb.AbsentNode(
-                node_id=request.node_id,
-                role=request.role,
-                address=address,
-                refused=True,
-                reason=reason,
+                node_id=name, role=request.role, address=shown, refused=True, reason=reason
             )
         )
+        if absent.reason(name) != known:
+            log.warning("node %s at %s is refused: %s", name, shown, absent.reason(name))
+
+    def _log_unlisted(self, address: str, reason: str) -> None:
+        """Log a refusal that is not remembered, so that nothing tells whether it is new."""
+        now = self._nodes.now()
+        if now - self._logged_at >= QUIET_SECONDS:
+            self._logged_at = now
+            log.warning("a node at %s is refused: %s; more are only counted", address, reason)
 
     async def learn(self, card: pb.ModelCard) -> None:
         """Serve the model of a decode node that the keeper of this worker has let in. Raises
@@ -133,8 +146,6 @@ class Registry(RegistryServicer):
         try:
             await self.enter(request, _reachable(request.address, context.peer()))
         except RequestError as error:
-            self._nodes.absent.refused.labels(role_name(request.role)).inc()
-            log.warning("a join from %s is refused: %s", context.peer(), error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except PeerRefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -202,13 +213,10 @@ class Registry(RegistryServicer):
                 self._update_model()
 
     def _problem(self, request: pb.JoinRequest) -> str:
-        if not 0 < len(request.node_id) <= MAX_NAME:
-            return f"node_id must have 1 to {MAX_NAME} characters"
-        # Both are printed to an operator's terminal (``tandem nodes``).
-        if not (request.node_id.isprintable() and request.address.isprintable()):
-            return "node_id and address must be printable"
-        if request.role not in (pb.ROLE_PREFILL, pb.ROLE_DECODE):
-            return "role must be prefill or decode"
+        if problem := _name_problem(request):
+            return problem
+        if not request.address.isprintable():
+            return "address must be printable"
         named = request.address in self._options.prefill_addresses
         if not named and not _is_address(request.address):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
@@ -233,7 +241,10 @@ class Registry(RegistryServicer):
                 )
             return ""
         pinned = [self._pinned.card] if self._pinned is not None else []
-        return conflict([*pinned, *decode, *(n.model for n in self._nodes if n.is_prefill)], card)
+        # Those of --pd-url stay when the decode nodes go, and have no say in who comes next.
+        static = self._options.prefill_addresses
+        prefill = [n.model for n in self._nodes if n.is_prefill and n.address not in static]
+        return conflict([*pinned, *decode, *prefill], card)
 
     async def _check_name(self, request: pb.JoinRequest, address: str) -> None:
         """Raise ``PeerRefusedError`` if another live process has the name of this one.
@@ -288,6 +299,16 @@ class Registry(RegistryServicer):
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
         )
+
+
+def _name_problem(request: pb.JoinRequest) -> str:
+    """The reason why a node's name and role cannot be shown; empty if they can."""
+    if not 0 < len(request.node_id) <= MAX_NAME:
+        return f"node_id must have 1 to {MAX_NAME} characters"
+    # It is printed to an operator's terminal (``tandem nodes``), as the address is.
+    if not request.node_id.isprintable():
+        return "node_id must be printable"
+    return "" if request.role in ROLES else "role must be prefill or decode"
 
 
 def _is_address(text: str) -> bool:

@@ -1,7 +1,7 @@
 """Prefill nodes that do not join by themselves: the router polls them.
 
 Each status reply of a node behind ``--pd-url`` counts as a heartbeat, so that the node appears when
-it starts and expires when it stops, like any other.
+it starts, and a decode node is there, and expires when it stops, like any other.
 """
 
 from __future__ import annotations
@@ -58,14 +58,12 @@ class StaticNodes:
                     try:
                         request = pb.StatusRequest(prefix_version=version, without_metrics=True)
                         status = await stub.Status(request, timeout=CALL_SECONDS)
-                        # Static nodes are compared with the decode nodes' model.
-                        if self._nodes.decode_ready():
-                            version = await self._enter(address, status)
+                        version = await self._enter(address, status)
                         problem = ""
                     except grpc.aio.AioRpcError as error:
                         problem = f"does not answer: {self._credentials.explain(error)}"
-                    except (PeerRefusedError, RequestError) as error:
-                        problem = f"is refused: {error}"
+                    except (PeerRefusedError, RequestError):
+                        problem = ""  # the registry has logged it
                     except Exception as error:  # of one node's answer, which ends no router
                         if (problem := f"gave an answer that failed here: {error!r}") != logged:
                             log.exception("the status of prefill node %s", address)
@@ -84,7 +82,8 @@ class StaticNodes:
             draining=status.draining or not status.ready,
             prefixes=status.prefixes,
         )
-        if not self._nodes.heartbeat(beat):
+        # A new node is compared with the decode nodes' model.
+        if self._nodes.heartbeat(beat) is None and self._nodes.decode_ready():
             join = pb.JoinRequest(
                 node_id=status.node_id,
                 epoch=status.epoch,

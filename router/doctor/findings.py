@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...proto import tandem_pb2 as pb
@@ -13,7 +13,7 @@ from ...shared.handoff.carriers.tcp import NAME as TCP
 from ...shared.security.credentials import is_loopback
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known_reason
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
-from ...shared.telemetry.prompt_metrics import RECENT, RECENT_SECONDS
+from ...shared.telemetry.prompt_metrics import PROMPTS, RECENT, RECENT_SECONDS
 from ...shared.unix_sockets import UNIX
 from .survey import Survey, SurveyedNode
 
@@ -23,6 +23,7 @@ NEVER_REMOTE = {
     LocalReason.NOTHING_MISSING,
     LocalReason.PROMPT_LOGPROBS,
     LocalReason.POOLING,
+    LocalReason.PREEMPTED,
 }
 # Reasons of choice; with the other reasons a decode node tried to hand over, and could not.
 CHOSEN = {LocalReason.FASTER_HERE, LocalReason.TOO_LATE_THERE, LocalReason.NO_NODE}
@@ -32,6 +33,8 @@ MIN_PROMPTS = 5
 # it.
 LATE_HEARTBEATS = 2.0
 USUAL_SECONDS = 1.0
+# More absent nodes than these are only counted.
+MAX_ABSENT_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,15 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
 
 
 def _of_absent(survey: Survey) -> Iterator[Finding]:
-    absent = survey.listed.reply.absent if survey.listed.reply is not None else ()
-    for node in absent:
+    absent = list(survey.listed.reply.absent) if survey.listed.reply is not None else []
+    for node in absent[-MAX_ABSENT_SHOWN:]:
         subject = f"{role_name(node.role)} node {node.node_id}"
         if node.refused:
             yield Finding(
                 subject,
                 f"was rejected {node.seconds_ago:.0f} s ago: {node.reason}",
-                "start it with the model that the cluster serves",
+                "correct what the reason names; if it is the model, start it with the one that the "
+                "cluster serves",
             )
         else:
             yield Finding(
@@ -111,6 +115,14 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
                 "see whether the process is stopped, dead or cut off from the router; its log says "
                 "more; start it again",
             )
+    if older := absent[:-MAX_ABSENT_SHOWN]:
+        rejected = sum(node.refused for node in older)
+        yield Finding(
+            "nodes",
+            f"{len(older)} more are absent and left out here: {len(older) - rejected} were "
+            f"dropped, {rejected} rejected, all of them earlier",
+            "see GET /admin/nodes of the router, which lists all",
+        )
 
 
 def _late_seconds(survey: Survey) -> float:
@@ -181,26 +193,41 @@ def _of_metrics(subject: str, status: pb.StatusReply) -> Iterator[Finding]:
 
 
 def _of_placement(survey: Survey) -> Iterator[Finding]:
-    """Find unused prefill nodes, which nothing else shows, since all requests are answered."""
+    """Find unused prefill nodes, which nothing else shows, since all requests are answered: lately,
+    or ever, where there are few requests."""
     if not _with_role(survey.nodes, pb.ROLE_PREFILL):
         return
-    recent: Counter[tuple[str, str]] = Counter()
+    lately = f"in the last {RECENT_SECONDS / 60:.0f} minutes"
+    for series, when in ((RECENT, lately), (PROMPTS, "since the decode nodes started")):
+        prompts = _prompts(survey, series)
+        if any(where == REMOTE for where, _ in prompts):
+            return
+        reasons = {
+            known_reason(reason): count
+            for (where, reason), count in prompts.items()
+            if where == LOCAL and reason not in NEVER_REMOTE
+        }
+        if sum(reasons.values()) >= MIN_PROMPTS:
+            yield _unused_prefill_nodes(reasons, when)
+            return
+
+
+def _prompts(survey: Survey, series: str) -> Counter[tuple[str, str]]:
+    """The prompts of all decode nodes by where they were prefilled, and why."""
+    counts: Counter[tuple[str, str]] = Counter()
     for status in (seen.status.reply for seen in survey.nodes if seen.status.reply is not None):
         for metric in status.metrics:
-            if metric.name == RECENT:
-                recent[metric.labels["where"], metric.labels["reason"]] += int(metric.value)
-    reasons = {
-        known_reason(reason): count
-        for (where, reason), count in recent.items()
-        if where == LOCAL and reason not in NEVER_REMOTE
-    }
-    if sum(reasons.values()) < MIN_PROMPTS or any(where == REMOTE for where, _ in recent):
-        return
+            if metric.name == series and metric.value:
+                counts[metric.labels["where"], metric.labels["reason"]] += int(metric.value)
+    return counts
+
+
+def _unused_prefill_nodes(reasons: Mapping[str, int], when: str) -> Finding:
     shown = ", ".join(f"{reason}: {count}" for reason, count in reasons.items())
-    yield Finding(
+    return Finding(
         "prefill nodes",
-        f"received no prompt in the last {RECENT_SECONDS / 60:.0f} minutes, although decode nodes "
-        f"prefilled {sum(reasons.values())} themselves that were long enough ({shown})",
+        f"received no prompt {when}, although decode nodes prefilled {sum(reasons.values())} "
+        f"themselves that were long enough ({shown})",
         "see the findings about pairs, and the decode nodes' logs; if the reason is 'faster here', "
         "the prefill nodes or the links to them are too slow to be useful",
         wrong=any(reason not in CHOSEN for reason in reasons),

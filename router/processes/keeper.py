@@ -10,6 +10,7 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -36,7 +37,7 @@ from .http_front import listen
 from .merged_metrics import MergedPage
 from .merged_usage import MergedUsage
 from .node_messages import KeptCommands, KeptNodes, PlacedLoads, introduce, pack_loads, unpack_loads
-from .process_link import Link, LinkClosedError, Topic
+from .process_link import GATHER_SECONDS, Link, LinkClosedError, Topic
 from .registry_front import RegistryFront
 from .shared_responses import NO_ITEMS, refusal_of
 from .worker_process import WorkerProcess
@@ -46,7 +47,10 @@ log = logger("router")
 START_SECONDS = 120.0
 # Time that workers may take to end beyond --drain-timeout.
 STOP_SECONDS = 5.0
+# How often absent nodes are told if they have changed, and if they have not: a worker forgets those
+# that it is not told of again.
 ABSENT_SECONDS = 1.0
+ABSENT_AGAIN_SECONDS = 60.0
 # The path of a Unix socket has at most 107 characters.
 MAX_FOLDER = 80
 
@@ -96,14 +100,19 @@ class Keeper:
     async def start(self) -> None:
         """Start listening, and wait until all workers serve. Raises what ``Router.start`` does."""
         options = self.options
-        self.registry.pin(await read_pinned(options))
-        self._listener = listener = listen(options.host, options.port)
-        self.http_port = listener.getsockname()[1]
-        self.registry_port = await self._registry_front.start(self.registry)
         if options.metrics_port is not None:
+            # First: probes are answered while the model is read, which may be a long download.
             host = options.metrics_host or options.host
             self.metrics_port = await self._metrics_page.start(host, options.metrics_port)
             self._metrics_page.show(self._takes_work, self._page.get)
+        try:
+            self.registry.pin(await read_pinned(options))
+            self._listener = listener = listen(options.host, options.port)
+            self.http_port = listener.getsockname()[1]
+            self.registry_port = await self._registry_front.start(self.registry)
+        except BaseException:
+            await self._metrics_page.stop()
+            raise
         self._loops = [
             asyncio.create_task(loop)
             for loop in (
@@ -250,6 +259,7 @@ class Keeper:
         others = self._loads.sums(self._loads.keys())
         link.tell(Topic.OTHERS, _others(self._loads.active(), others))
         link.tell(Topic.WHOLE, json.dumps(self._is_whole()).encode())
+        link.tell(Topic.ABSENT, self._absent())
         link.tell(Topic.SYNCED)
         if self._draining:
             link.tell(Topic.RETIRE)
@@ -271,12 +281,12 @@ class Keeper:
                 node.take_siblings(placed)
 
     async def _gather(self, topic: Topic, body: bytes = b"") -> list[bytes]:
-        """The answers of all workers that answer."""
+        """The answers of all workers that answer soon."""
         return list((await self._gather_by_number(topic, body)).values())
 
     async def _gather_by_number(self, topic: Topic, body: bytes = b"") -> dict[int, bytes]:
         links = {w.number: w.link for w in self._workers if w.link is not None}
-        asked = (link.ask(topic, body) for link in links.values())
+        asked = (link.ask(topic, body, GATHER_SECONDS) for link in links.values())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, LinkClosedError):
@@ -311,15 +321,19 @@ class Keeper:
         except LinkClosedError as error:
             return refusal_of(error)
 
+    def _absent(self) -> bytes:
+        return pb.ListReply(absent=self.nodes.absent.all()).SerializeToString()
+
     async def _publish_absent(self) -> None:
-        before = b""
+        before: dict[str, str] = {}
+        told_at = time.monotonic()
         while True:
             await asyncio.sleep(ABSENT_SECONDS)
-            absent = self.nodes.absent.all()
-            names = repr([(node.node_id, node.reason) for node in absent]).encode()
-            if names != before:
-                before = names
-                self._publish(Topic.ABSENT, pb.ListReply(absent=absent).SerializeToString())
+            reasons = {node.node_id: node.reason for node in self.nodes.absent.all()}
+            now = time.monotonic()
+            if reasons != before or (reasons and now - told_at >= ABSENT_AGAIN_SECONDS):
+                before, told_at = reasons, now
+                self._publish(Topic.ABSENT, self._absent())
 
 
 @contextmanager

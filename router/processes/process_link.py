@@ -25,6 +25,9 @@ MAX_BODY = 256 << 20
 # A peer that reads nothing while this much waits for it is given up.
 MAX_WAITING = 256 << 20
 ANSWER_SECONDS = 5.0
+# The keeper answers some questions by asking all workers. It waits less for one that hangs than a
+# worker waits for the keeper, so that the answers of the others come in time.
+GATHER_SECONDS = ANSWER_SECONDS / 2
 MAX_QUESTIONS = 4096
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tandem.router.cluster import admin
+from tandem.router.cluster import admin, pinned_model
 from tandem.router.options import RouterOptions
+from tandem.router.processes.keeper import Keeper
 from tandem.router.processes.registry_front import RegistryFront
-from tandem.router.server import Router, run_router
+from tandem.router.server import Router, RouterProcess, run, run_router
 from tandem.shared.errors import RequestError, StartupError, UsageError
 from tandem.shared.security.credentials import INSECURE, Credentials
-from tandem.tests.router.support import cluster
+from tandem.tests.router.support import cluster, until
 
 
 async def test_a_taken_port_is_a_startup_error(tmp_path: Path) -> None:
@@ -34,6 +37,88 @@ async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> N
     options = RouterOptions(port=0, registry_port=0)
     async with asyncio.timeout(10):
         await run_router(options, stop, lambda router: stop.set())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_probes_are_answered_while_the_model_is_read(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, stop = threading.Event(), asyncio.Event()
+    monkeypatch.setattr(pinned_model, "locate_model", lambda *_, **__: read.wait())
+    options = RouterOptions(
+        port=0, registry_port=0, metrics_port=0, model="hub/model", router_workers=workers
+    )
+    process: RouterProcess
+    process = Router(options) if workers == 1 else Keeper(options, stop.set, INSECURE)
+    running = asyncio.create_task(run(process, stop, lambda: pytest.fail("it serves")))
+    try:
+        await until(lambda: bool(process.metrics_port))
+        url = f"http://127.0.0.1:{process.metrics_port}"
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/ready")).status_code == 503
+            assert "tandem_nodes_lost_total" in (await client.get("/metrics")).text
+            stop.set()
+            async with asyncio.timeout(5):
+                await running
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/health")
+    finally:
+        read.set()
+
+
+async def test_a_router_whose_clients_port_is_full_is_alive_at_its_metrics_port() -> None:
+    """A kubelet restarts a router that it cannot reach."""
+    router = Router(RouterOptions(port=0, registry_port=0, metrics_port=0, max_connections=1))
+    await router.start()
+    try:
+        _, holding = await asyncio.open_connection("127.0.0.1", router.http_port)
+        await until(lambda: len(router._http.connections) == 1)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            with pytest.raises(httpx.TransportError):
+                await client.get(f"http://127.0.0.1:{router.http_port}/live")
+            health = await client.get(f"http://127.0.0.1:{router.metrics_port}/health")
+        assert health.status_code == 200
+        holding.close()
+        await holding.wait_closed()
+    finally:
+        await router.stop()
+
+
+STUCK = """
+import asyncio, os, signal, sys, threading
+from tandem.router.cluster import pinned_model
+from tandem.router.options import RouterOptions
+from tandem.router.server import run_router
+from tandem.shared.process.signals import catch_signals
+
+begun = threading.Event()
+
+def download(name, weights):
+    begun.set()
+    threading.Event().wait()
+
+pinned_model.locate_model = download
+
+async def main():
+    stop = asyncio.Event()
+    catch_signals(stop.set)
+    workers = int(sys.argv[1])
+    options = RouterOptions(port=0, registry_port=0, model="hub/model", router_workers=workers)
+    router = run_router(options, stop, lambda router: sys.exit("it serves"))
+    running = asyncio.create_task(router)
+    await asyncio.to_thread(begun.wait)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_ends_a_router_whose_download_hangs(workers: int) -> None:
+    command = [sys.executable, "-c", STUCK, str(workers)]
+    subprocess.run(command, check=True, timeout=30)
 
 
 async def test_nodes_may_know_the_port_of_a_registry_that_does_not_serve_yet() -> None:

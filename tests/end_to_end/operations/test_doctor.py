@@ -125,7 +125,7 @@ async def test_the_doctor_distinguishes_healthy_and_unhealthy_clusters(
         assert status == 1
         assert "prefill node stranger: was rejected" in said
         assert "'10000.0' in the cluster and '5000.0' on the node" in said
-        assert "start it with the model that the cluster serves" in said
+        assert "if it is the model, start it with the one that the cluster serves" in said
 
         prefill.process.send_signal(signal.SIGSTOP)
         status, said = await doctor(cluster)

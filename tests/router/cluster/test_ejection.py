@@ -54,6 +54,19 @@ def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
     assert not node.ejected
 
 
+def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
+    clock = SteppedClock()
+    node = Ejection(clock)
+    node.asked("grammar", compiles=True)
+    clock.now += 9.0
+    assert not node.ejected
+    clock.now += node.failed("grammar")
+    node.asked("trial", compiles=True)  # after a pause, one call at a time
+    assert node.ejected
+    node.answered("trial")
+    assert not node.ejected
+
+
 def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
     clock = SteppedClock()
     node = Ejection(clock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
 from tandem.shared.kv.prefix_keys import pack_keys
 from tandem.tests.router.support import FakeDecodeNode, cluster, until
+from tandem.tests.support.clock import SteppedClock
 
 
 async def test_a_new_start_replaces_the_old_one(tmp_path: Path) -> None:
@@ -110,3 +113,99 @@ async def test_what_a_silent_node_held_is_known_when_the_same_start_of_it_return
     restarted = pb.JoinRequest(node_id="a", epoch=2, role=pb.ROLE_DECODE)
     assert table.join(restarted, "127.0.0.1:9").prefixes.version == 0
     assert table.prefix_version("a", 1) == 0
+
+
+class Drained:
+    """A table with one node, and its clock."""
+
+    def __init__(self, role: pb.Role = pb.ROLE_DECODE) -> None:
+        self.clock = SteppedClock()
+        self.table = NodeTable(3.0, self.clock)
+        self._role = role
+        self.join()
+
+    def join(self, epoch: int = 1) -> None:
+        request = pb.JoinRequest(node_id="a", epoch=epoch, role=self._role)
+        self.table.join(request, "127.0.0.1:9")
+
+    def beat(self, *, draining: bool = False, **load: int) -> None:
+        beat = pb.HeartbeatRequest(node_id="a", epoch=1, draining=draining)
+        beat.load.MergeFrom(pb.Load(**load))  # type: ignore[arg-type]
+        self.table.heartbeat(beat)
+
+    def call(self) -> None:
+        self.table["a"].generate(pb.GenerateRequest(), 1.0, ())
+
+    def silence(self) -> None:
+        self.clock.now += 4
+        self.table.expire()
+
+    def lost(self) -> float:
+        return self.table.absent.lost.labels("decode")._value.get()
+
+
+def by_signal(node: Drained) -> None:
+    node.beat(draining=True, running=2)
+
+
+def by_command(node: Drained) -> None:
+    node.beat(transfers=1)
+    node.table["a"].drain()
+
+
+def with_a_call(node: Drained) -> None:
+    node.call()
+    node.table["a"].drain()
+
+
+def to_another_role(node: Drained) -> None:
+    node.table["a"].switch(pb.ROLE_PREFILL)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["silent", "restarted"])
+@pytest.mark.parametrize("drain", [by_signal, by_command, with_a_call, to_another_role])
+async def test_a_node_that_dies_while_it_drains_is_lost(
+    drain: Callable[[Drained], None], restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Drained()
+    drain(node)
+    if restarted:
+        node.join(epoch=2)
+    else:
+        node.silence()
+    assert node.lost() == 1
+    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert ("died and was restarted" if restarted else "was silent for 3 s") in told
+    assert [one.node_id for one in node.table.absent.all()] == ([] if restarted else ["a"])
+    await node.table.close()
+
+
+def with_a_word(node: Drained) -> None:
+    node.beat(draining=True, running=2)
+    node.table.leave("a", 1)
+
+
+def idle(node: Drained) -> None:
+    node.beat(draining=True)
+
+
+def as_a_prefill_node(node: Drained) -> None:
+    node.beat(draining=True, running=2, transfers=2)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["silent", "restarted"])
+@pytest.mark.parametrize("end", [with_a_word, idle, as_a_prefill_node])
+async def test_a_node_that_has_drained_is_not_lost(
+    end: Callable[[Drained], None], restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Drained(pb.ROLE_PREFILL if end is as_a_prefill_node else pb.ROLE_DECODE)
+    end(node)
+    if restarted:
+        node.join(epoch=2)
+    else:
+        node.silence()
+    assert len(node.table) == restarted
+    assert node.lost() == node.table.absent.lost.labels("prefill")._value.get() == 0
+    assert not node.table.absent.all()
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    await node.table.close()

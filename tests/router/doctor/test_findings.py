@@ -15,7 +15,7 @@ from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
 from tandem.router.doctor.survey import MAX_PAIRS, CallResult, Survey, SurveyedNode, plan_pairs
 from tandem.shared.telemetry.process_metrics import EXPIRY
-from tandem.shared.telemetry.prompt_metrics import RECENT
+from tandem.shared.telemetry.prompt_metrics import PROMPTS, RECENT
 
 LOAD = pb.Load(free_blocks=5, total_blocks=9)
 CARD = pb.ModelCard(fingerprint="layers=2")
@@ -179,9 +179,9 @@ def test_problems_are_reported_with_a_remedy(seen: Survey, problem: str, remedy:
     assert json.loads(as_json(seen, [found]))["healthy"] is False
 
 
-def prefilled(*prompts: tuple[str, str, int]) -> Survey:
+def prefilled(*prompts: tuple[str, str, int], series: str = RECENT) -> Survey:
     """A survey in which the decode node recently prefilled these prompts: side, reason, count."""
-    said = [metric(RECENT, count, where=where, reason=why) for where, why, count in prompts]
+    said = [metric(series, count, where=where, reason=why) for where, why, count in prompts]
     return healthy(nodes=[node(PREFILL, "p"), node(pb.ROLE_DECODE, "d", metrics=said)])
 
 
@@ -200,6 +200,13 @@ def test_prefill_nodes_without_prompts_are_reported(reason: str, wrong: bool) ->
     assert found.wrong is wrong
     assert "received no prompt in the last 5 minutes" in found.problem
     assert f"prefilled 7 themselves that were long enough ({reason}: 7)" in found.problem
+
+
+def test_prefill_nodes_that_never_got_a_prompt_are_reported_where_there_are_few() -> None:
+    [found] = findings(prefilled(("local", "failed: peer_lost", 5), series=PROMPTS))
+    assert found.wrong and "no prompt since the decode nodes started" in found.problem
+    once = prefilled(("local", "failed: peer_lost", 500), ("remote", "", 1), series=PROMPTS)
+    assert findings(once) == []
 
 
 @pytest.mark.parametrize(
@@ -317,3 +324,12 @@ def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
     assert len(others) == MAX_ABSENT - 2 and {node.seconds_ago for node in others} == {5.0}
     now[0] = REMEMBERED_SECONDS
     assert nodes.all() == [newest]
+
+
+def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
+    gone = [pb.AbsentNode(node_id=f"n{n}", reason="was silent", refused=n < 5) for n in range(300)]
+    seen = healthy(listed=CallResult(0.01, pb.ListReply(version="1", absent=gone)))
+    *shown, rest = findings(seen)
+    assert [found.subject.split()[-1] for found in shown] == [f"n{n}" for n in range(236, 300)]
+    assert "236 more are absent" in rest.problem
+    assert "231 were dropped, 5 rejected" in rest.problem
