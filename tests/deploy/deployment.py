@@ -204,6 +204,11 @@ def services(path: Path) -> dict[str, Object]:
     return found
 
 
+def compose_names(path: Path) -> list[str]:
+    """The services that run parts; one with another entry point only holds something for them."""
+    return [name for name, service in services(path).items() if "entrypoint" not in service]
+
+
 def compose_part(path: Path, name: str) -> Container:
     service = services(path)[name]
     given = {"MODELS": "/models", "MODEL": "Qwen3-0.6B"}
@@ -216,7 +221,7 @@ def compose_part(path: Path, name: str) -> Container:
 
 
 def compose_parts() -> list[Container]:
-    return [compose_part(path, name) for path in COMPOSE_FILES for name in services(path)]
+    return [compose_part(path, name) for path in COMPOSE_FILES for name in compose_names(path)]
 
 
 def takes(command: str) -> set[str]:

@@ -15,7 +15,7 @@ from . import deployment as d
 SERVICES = [
     pytest.param(path, name, id=f"{path.stem}-{name}")
     for path in d.COMPOSE_FILES
-    for name in d.services(path)
+    for name in d.compose_names(path)
 ]
 
 
@@ -74,15 +74,18 @@ def test_compiled_kernels_can_be_loaded(path: Path, name: str) -> None:
 
 def test_the_toy_has_two_nodes_of_each_kind() -> None:
     path = d.DEPLOY / "compose.yaml"
-    kinds = [d.compose_part(path, name).command for name in d.services(path)]
+    kinds = [d.compose_part(path, name).command for name in d.compose_names(path)]
     assert sorted(kinds) == ["decode-node"] * 2 + ["prefill-node"] * 2 + ["router"]
 
 
 def test_nodes_on_two_gpus_share_what_cuda_ipc_needs() -> None:
     services = d.services(d.DEPLOY / "compose.gpu.yaml")
     prefill, decode = services["prefill"], services["decode"]
-    assert prefill["ipc"] == "shareable"
-    assert decode["pid"] == decode["ipc"] == "service:prefill"
+    owner = prefill["pid"].removeprefix("service:")
+    for service in (prefill, decode):
+        assert service["pid"] == service["ipc"] == f"service:{owner}"
+    assert services[owner]["ipc"] == "shareable" and "pid" not in services[owner]
+    assert "shm_size" in services[owner] and "shm_size" not in prefill | decode
     parts = [d.compose_part(d.DEPLOY / "compose.gpu.yaml", name) for name in ("prefill", "decode")]
     assert [part.parse()["devices"] for part in parts] == ["0", "1"]
     for service in (prefill, decode):
@@ -90,7 +93,25 @@ def test_nodes_on_two_gpus_share_what_cuda_ipc_needs() -> None:
         assert devices["device_ids"] == ["0", "1"]
 
 
+def test_no_node_dies_with_another() -> None:
+    """The end of a process namespace's first process kills all others in it, so none of ours is."""
+    services = d.services(d.DEPLOY / "compose.gpu.yaml")
+    owners = {s["pid"].removeprefix("service:") for s in services.values() if "pid" in s}
+    assert owners and not owners & {*d.compose_names(d.DEPLOY / "compose.gpu.yaml")}
+    for owner in owners:
+        # With Docker's init: `sleep` as the first process would ignore SIGTERM, and reap nothing.
+        assert services[owner]["entrypoint"] == ["sleep", "infinity"] and services[owner]["init"]
+        assert services[owner]["network_mode"] == "none" and services[owner]["restart"]
+
+
+@pytest.mark.parametrize("path", d.COMPOSE_FILES, ids=lambda path: path.stem)
+def test_a_node_drains_for_as_long_in_either_role(path: Path) -> None:
+    parts = [d.compose_part(path, name) for name in d.compose_names(path)]
+    nodes = [part for part in parts if part.command != "router"]
+    assert len({part.parse()["drain_timeout"] for part in nodes}) == 1
+
+
 def test_the_router_of_each_serves_the_model_of_its_nodes() -> None:
     for path in d.COMPOSE_FILES:
-        models = {d.compose_part(path, name).parse()["model"] for name in d.services(path)}
+        models = {d.compose_part(path, name).parse()["model"] for name in d.compose_names(path)}
         assert len(models) == 1

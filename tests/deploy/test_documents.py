@@ -94,6 +94,21 @@ def test_documents_name_only_kubernetes_objects_that_exist() -> None:
 
 
 @pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
+def test_commands_that_apply_a_job_delete_an_older_one_first() -> None:
+    """A Job cannot be changed, and one that has ended stays for a day."""
+    found = 0
+    for _, body in blocks("sh"):
+        lines = body.splitlines()
+        for number, line in enumerate(lines):
+            if applied := re.search(r"kubectl apply -n tandem -k (\S+)", line):
+                for name in d.named(d.build(d.ROOT / applied[1]), "Job"):
+                    found += 1
+                    wanted = f"kubectl delete -n tandem job/{name} --ignore-not-found"
+                    assert wanted in lines[:number]
+    assert found
+
+
+@pytest.mark.skipif(not d.KUBECTL, reason=d.NO_KUBECTL)
 def test_secrets_have_the_keys_that_pods_read(tmp_path: Path) -> None:
     objects = d.build(d.DEPLOY / "kubernetes-locked") + d.kustomize(
         tmp_path,

@@ -68,6 +68,7 @@ def test_kustomizations_list_every_file() -> None:
     for kustomization in d.DEPLOY.rglob("kustomization.yaml"):
         (settings,) = d.documents(kustomization)
         patches = [patch["path"] for patch in settings.get("patches", ()) if "path" in patch]
+        patches += settings.get("configurations", ())
         local = {name for name in settings.get("resources", ()) if name.endswith(".yaml")}
         beside = {path.name for path in kustomization.parent.glob("*.yaml")}
         assert local | {*patches} == beside - {"kustomization.yaml"}, kustomization

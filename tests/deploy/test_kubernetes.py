@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,12 +33,16 @@ def base() -> list[d.Object]:
     return d.build(d.DEPLOY / "kubernetes")
 
 
-@pytest.fixture
-def prefixed(tmp_path: Path) -> list[d.Object]:
-    """A second model in the same namespace, as README.md says it is made."""
+@pytest.fixture(params=NAMES)
+def prefixed(request: pytest.FixtureRequest, tmp_path: Path) -> list[d.Object]:
+    """A second model in the same namespace, as README.md says it is made, of each overlay and
+    component."""
+    name: str = request.param
+    component = name.startswith("+")
     return d.kustomize(
         tmp_path,
-        resources=["kubernetes-gpu"],
+        resources=["kubernetes" if component else name],
+        components=[f"components/{name[1:]}"] if component else [],
         namePrefix="qwen-",
         labels=[{"pairs": {INSTANCE: "qwen-tandem"}, "includeSelectors": True}],
     )
@@ -115,14 +118,32 @@ def check_names(objects: list[d.Object]) -> None:
             assert int(port) in [each["port"] for each in headless["ports"]]
 
 
+def check_references(objects: list[d.Object]) -> None:
+    """What pods name exists, besides secrets and the volume of models, which are made apart."""
+    for workload in d.servers(objects):
+        pod = d.pod(workload)
+        used = {
+            ("ConfigMap", source["configMapRef"]["name"])
+            for container in pod["containers"]
+            for source in container["envFrom"]
+        }
+        for claim in pod.get("resourceClaims", ()):
+            used.add(("ResourceClaimTemplate", claim["resourceClaimTemplateName"]))
+        if "priorityClassName" in pod:
+            used.add(("PriorityClass", pod["priorityClassName"]))
+        assert used <= {(item["kind"], item["metadata"]["name"]) for item in objects}
+
+
 def test_nodes_advertise_and_join_names_that_resolve(built: list[d.Object]) -> None:
     check_names(built)
+    check_references(built)
 
 
 def test_a_second_model_in_the_namespace_has_names_of_its_own(
     prefixed: list[d.Object], base: list[d.Object]
 ) -> None:
     check_names(prefixed)
+    check_references(prefixed)
     own = {(item["kind"], item["metadata"]["name"]) for item in prefixed}
     assert not own & {(item["kind"], item["metadata"]["name"]) for item in base}
     for item in d.of_kind(prefixed, "Service", "NetworkPolicy", "PodDisruptionBudget"):
@@ -162,16 +183,14 @@ def test_probes_ask_what_their_comments_say(built: list[d.Object]) -> None:
             for name in ("startupProbe", "livenessProbe", "readinessProbe")
             if name in container
         }
-        port = (
-            "http"
-            if part.command == "router"
-            else next(p for p in d.ports(container) if "health" in p)
-        )
-        # A router without nodes answers /health with 503: it must not be restarted for that.
-        alive = "/live" if part.command == "router" else "/health"
-        assert asked.pop("readinessProbe") == ("/ready", port)
-        assert asked.pop("livenessProbe") == (alive, port)
-        assert asked in ({}, {"startupProbe": (alive, port)})
+        ports = d.ports(container)
+        # Of a router, not the clients' port: they may fill it, and it would be restarted for that.
+        apart = "metrics" if part.command == "router" else next(p for p in ports if "health" in p)
+        given = part.parse()
+        assert ports[apart] == given["metrics_port" if part.command == "router" else "health_port"]
+        assert asked.pop("startupProbe") == asked.pop("livenessProbe") == ("/health", apart)
+        door = "http" if part.command == "router" else apart
+        assert asked == {"readinessProbe": ("/ready", door)}
 
 
 def test_pods_outlive_their_drain(built: list[d.Object]) -> None:
@@ -179,8 +198,8 @@ def test_pods_outlive_their_drain(built: list[d.Object]) -> None:
         given = part.parse()
         longest = given["drain_timeout"] + given.get("shutdown_delay", 0)
         assert d.pod(workload)["terminationGracePeriodSeconds"] >= longest + 30, part.where
-        # An answer may take minutes; a prefill node owes no more than a prompt.
-        assert given["drain_timeout"] >= (120 if part.command == "prefill-node" else 600)
+        # An answer may take minutes, and `tandem nodes role` gives a prefill node answers too.
+        assert given["drain_timeout"] >= 600
         if part.command == "router":
             assert given["shutdown_delay"] >= 10, "longer than endpoints take to be told"
 
@@ -406,42 +425,3 @@ def test_a_change_of_options_replaces_pods(tmp_path: Path, base: list[d.Object])
         assert part.environment["TANDEM_MAX_MODEL_LEN"] == "512"
         (source,) = container["envFrom"]
         assert source["configMapRef"]["name"] in d.named(changed, "ConfigMap")
-
-
-def test_models_of_a_volume_cannot_be_written_to() -> None:
-    for name in ("kubernetes-gpu", "kubernetes-pair"):
-        for _, container, part in containers(d.build(d.DEPLOY / name)):
-            (models,) = [m for m in container["volumeMounts"] if m["name"] == "models"]
-            assert models["readOnly"]
-            assert part.parse()["model"].startswith(models["mountPath"] + "/")
-
-
-def test_the_download_goes_where_nodes_look() -> None:
-    objects = d.build(d.DEPLOY / "download")
-    (claim,) = d.of_kind(objects, "PersistentVolumeClaim")
-    (job,) = d.of_kind(objects, "Job")
-    (container,) = d.pod(job)["containers"]
-    (model,) = [e["value"] for e in container["env"] if e["name"] == "MODEL"]
-    (volume,) = [v for v in d.pod(job)["volumes"] if "persistentVolumeClaim" in v]
-    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    compile(container["command"][-1], "download", "exec")
-    gpu = d.build(d.DEPLOY / "kubernetes-gpu")
-    used: set[Any] = {part.parse()["model"] for _, _, part in containers(gpu)}
-    assert used == {f"/models/{model.split('/')[-1]}"}
-    claims = {
-        volume["persistentVolumeClaim"]["claimName"]
-        for workload in d.servers(gpu)
-        for volume in d.pod(workload)["volumes"]
-        if "persistentVolumeClaim" in volume
-    }
-    assert claims == {claim["metadata"]["name"]}
-
-
-def test_a_model_of_the_hub_lies_on_a_claim(tmp_path: Path) -> None:
-    objects = d.kustomize(tmp_path, resources=["kubernetes"], components=["components/model-hub"])
-    for workload, container, part in containers(objects):
-        home = part.environment["HF_HOME"]
-        (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == home]
-        claims = [c["metadata"]["name"] for c in workload["spec"].get("volumeClaimTemplates", ())]
-        if part.command != "router":
-            assert mount["name"] in claims, "a download into an emptyDir would evict the pod"

@@ -13,7 +13,9 @@ import pytest
 import yaml
 
 from tandem.router.doctor.findings import NEVER_REMOTE
+from tandem.router.options import RouterOptions
 from tandem.shared.telemetry.prefill_origin import LocalReason
+from tandem.tests.support.metrics import registries
 
 from . import deployment as d
 from .test_dashboard import known
@@ -62,6 +64,68 @@ def test_an_alert_asks_for_what_there_is(rule: d.Object, series: dict[str, set[s
     known_labels = set().union(*(series[each.name] for each in asked)) | TARGET
     shown = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
     assert by | shown <= known_labels
+
+
+def events(expression: Any) -> Iterator[Any]:
+    """The selectors of counters of which a single increase fires: ``increase(...) > 0``."""
+    import promql_parser as promql
+
+    if not isinstance(expression, promql.BinaryExpr):
+        return
+    counted = isinstance(expression.lhs, promql.Call) and expression.lhs.func.name == "increase"
+    if counted and isinstance(expression.rhs, promql.NumberLiteral) and expression.rhs.val == 0:
+        yield from selectors(expression.lhs)
+    else:
+        yield from events(expression.lhs)
+        yield from events(expression.rhs)
+
+
+def picks(selector: Any, sample: Any) -> bool:
+    """Whether a selector of names and labels that are equal or match picks a sample."""
+    matchers = [(m.name, str(m.op), m.value) for m in selector.matchers.matchers]
+    assert {op for _, op, _ in matchers} <= {"MatchOp.Equal", "MatchOp.Re"}
+    return selector.name == sample.name and all(
+        re.fullmatch(value if op == "MatchOp.Re" else re.escape(value), sample.labels[name])
+        for name, op, value in matchers
+    )
+
+
+def test_a_first_event_is_an_increase() -> None:
+    """A series that appears with its first event has no increase, and its alert does not fire."""
+    promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
+    asked = [each for rule in RULES for each in events(promql.parse(rule["expr"]))]
+    names = {each.name for each in asked}
+    assert {"tandem_canaries_total", "tandem_calls_refused_total"} <= names
+    # Its alert compares a share, but a router may fail from its first request on.
+    asked.append(promql.parse('tandem_request_errors_total{status=~"5.."}'))
+    fresh = [
+        sample
+        for _, registry, _ in registries()
+        for family in registry.collect()
+        for sample in family.samples
+    ]
+    for each in asked:
+        values = [sample.value for sample in fresh if picks(each, sample)]
+        assert values and not any(values), f"{each} is on no page of a new process"
+
+
+def test_heartbeats_are_late_before_their_node_is_lost() -> None:
+    """The series of a node go after --node-timeout: no age stays above the alert's limit."""
+    promql = pytest.importorskip("promql_parser", reason="promql-parser is not installed")
+    (rule,) = [rule for rule in RULES if rule["alert"] == "TandemHeartbeatLate"]
+    parsed, given = promql.parse(rule["expr"]), RouterOptions()
+    assert given.heartbeat_period < parsed.rhs.val < given.node_timeout
+    ages = parsed.lhs.expr
+    assert ages.func.name == "max_over_time"
+    # Late once is late in all windows of a range; the alert is for more than that.
+    assert promql.parse_duration(rule["for"]) > ages.args[0].range
+    tried = re.findall(
+        r"tandem_node_heartbeat_age_seconds.*?values: \"(.*?)\"",
+        Path(__file__).with_name("alerts.yaml").read_text(),
+        re.S,
+    )
+    samples = [each.partition("x")[0] for values in tried for each in values.split()]
+    assert samples and all(each == "_" or float(each) <= given.node_timeout for each in samples)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule["alert"] for rule in RULES])
