@@ -276,8 +276,7 @@ async def test_a_router_that_is_not_there_yet_or_restarts_is_found() -> None:
         async with serving(first, port):
             await first.until(lambda: bool(first.beats))
         async with serving(second, port):
-            await second.until(lambda: bool(second.beats))
-            assert registration.joined
+            await second.until(lambda: bool(second.beats) and registration.joined)
 
 
 @pytest.mark.parametrize(
