@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import grpc
+
 from ..shared.engine.core import EngineCore
 from ..shared.engine.sequence import Sequence, StepOutput
+from .streams.call_stream import CallEndedError
 
 # Of the logprobs of one request that wait until its router takes them: dozens of tokens that list a
 # whole vocabulary.
 MOST_HELD_BYTES = 64 << 20
-
-
-class SlowReaderError(Exception):
-    """The router takes a request's logprobs too slowly."""
 
 
 class Choices:
@@ -40,10 +39,13 @@ class Choices:
 
     async def next(self) -> StepOutput | None:
         """The next output of a choice that has not ended; ``None`` once all have. Raises
-        ``SlowReaderError``."""
+        ``CallEndedError`` if the router takes logprobs too slowly."""
         while self._open:
             if self._overflowed:
-                raise SlowReaderError
+                details = (
+                    "logprobs are taken more slowly than generated; ask for fewer of each token"
+                )
+                raise CallEndedError(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
             output = await self._outputs.get()
             self._held_bytes -= _logprob_bytes(output)
             if output is None or output.sequence.index not in self._open:

@@ -23,7 +23,7 @@ from ..shared.process.uninterrupted import uninterrupted
 from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.security.token_interceptor import shown_token, token_problem
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
-from .choices import Choices, SlowReaderError
+from .choices import Choices
 from .embedding import embedding_event
 from .events import (
     finished_event,
@@ -161,13 +161,7 @@ class DecodeService(DecodeServicer):
                 out.event(pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch)))
                 async with asyncio.timeout(call.seconds):
                     await self._run(call, out)
-            except (
-                TimeoutError,
-                UnavailableError,
-                GivenUpError,
-                SlowReaderError,
-                asyncio.CancelledError,
-            ) as error:
+            except (TimeoutError, UnavailableError, GivenUpError, asyncio.CancelledError) as error:
                 raise self._ended_by(call, error) from error
             finally:
                 await uninterrupted(self._end(call))
@@ -276,9 +270,6 @@ class DecodeService(DecodeServicer):
             return CallEndedError(grpc.StatusCode.UNAVAILABLE, str(error))
         if isinstance(error, GivenUpError):
             return CallEndedError(grpc.StatusCode.ABORTED, str(error))
-        if isinstance(error, SlowReaderError):
-            details = "logprobs are taken more slowly than generated; ask for fewer of each token"
-            return CallEndedError(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
         if self._cut_off:
             details = f"{NODE_DRAINING}, and its drain timeout is over"
             return CallEndedError(grpc.StatusCode.UNAVAILABLE, details)

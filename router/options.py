@@ -10,21 +10,13 @@ from ..shared.config.fields import served_names, split_names
 
 @dataclass(frozen=True, kw_only=True)
 class RouterOptions(RouterConfig):
-    """The flags, and the limits without a flag, all in seconds and bytes.
-
-    ``parse_timeout`` is how long a body waits for a thread that parses it.
-    """
+    """The flags, and the limits without a flag."""
 
     max_header_bytes: int = 64 * 1024
     max_prompts: int = 1024
     max_choices: int = 4096
     max_n: int = 128
-
-    header_timeout: float = 10.0
-    body_timeout: float = 30.0
-    parse_timeout: float = 30.0
-    send_timeout: float = 30.0
-    retry_after: int = 1
+    retry_after: int = 1  # seconds
 
     @property
     def heartbeat_period(self) -> float:

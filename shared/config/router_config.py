@@ -178,6 +178,30 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "timeout.",
         minimum=1.0,
     )
+    header_timeout: float = option(
+        10.0,
+        "--header-timeout",
+        "Seconds in which the head of a request must arrive.",
+        minimum=0.1,
+    )
+    body_timeout: float = option(
+        30.0,
+        "--body-timeout",
+        "Seconds in which the body of a request must arrive; of an uploaded file, each part.",
+        minimum=0.1,
+    )
+    parse_timeout: float = option(
+        30.0,
+        "--parse-timeout",
+        "Seconds that a body waits for a thread that parses it; then its client gets 503.",
+        minimum=0.1,
+    )
+    send_timeout: float = option(
+        30.0,
+        "--send-timeout",
+        "Seconds after which a client that reads nothing is cut off.",
+        minimum=0.1,
+    )
     admission_timeout: float = option(
         10.0,
         "--admission-timeout",

@@ -8,10 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import MagicMock
 
+import grpc
 import pytest
 
-from tandem.decode_node.choices import Choices, SlowReaderError
+from tandem.decode_node.choices import Choices
 from tandem.decode_node.service import DecodeService
+from tandem.decode_node.streams.call_stream import CallEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.plan import PositionLogprobs
@@ -151,5 +153,6 @@ async def test_logprobs_that_a_router_takes_too_slowly_end_the_request(
     for _ in range(100):
         choices._hear(StepOutput(sequence, [1], logprobs=[scored]))
     assert choices._outputs.qsize() == 2
-    with pytest.raises(SlowReaderError):
+    with pytest.raises(CallEndedError) as ended:
         await choices.next()
+    assert ended.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED
