@@ -25,7 +25,7 @@ class Choices:
         self.leader = sequences[0]
         self._core = core
         self._sequences = sequences
-        self._open = dict(enumerate(sequences))
+        self._open = {sequence.index: sequence for sequence in sequences}
         # Bounded by n x max_tokens small messages, and logprobs by their size, so a slow reader
         # cannot grow it further.
         self._outputs: asyncio.Queue[StepOutput | None] = asyncio.Queue()
@@ -96,7 +96,7 @@ class Choices:
 
         No-op if it has finished, or while the prompt, which all choices share, is prefilling.
         """
-        if not self.leader.outputs:
+        if not self.leader.has_drawn:
             return
         sequence = self._open.pop(index, None)
         if sequence is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.request import build_sequences
@@ -24,7 +25,11 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
         )
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
-    engine.core.admit(len(prompt), params.max_tokens)  # before the work that a grammar is
+    resume = _resumed(request, params)
+    admit = partial(
+        engine.core.admit, len(prompt), params.max_tokens, goes_first=resume is not None
+    )
+    admit()  # before the work that a grammar is
     sequences = build_sequences(
         engine.core,
         prompt,
@@ -34,11 +39,34 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
         vocab_size=engine.spec.vocab_size,
         rules=await engine.grammars.rules(params.structured_outputs, params.thinking),
         eos_token_ids=engine.spec.eos_token_ids,
+        resume=resume,
     )
-    engine.core.admit(len(prompt), params.max_tokens)
+    admit()
     if request.HasField("embed"):
         make_embedding(sequences, request.embed, engine)
     return sequences
+
+
+def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, list[int]] | None:
+    """The choices to be continued, with their tokens so far; ``None`` if all begin here. Raises
+    ``RequestError``."""
+    if not request.resume:
+        return None
+    resumed = {choice.index: list(choice.tokens) for choice in request.resume}
+    if len(resumed) < len(request.resume) or max(resumed) >= params.n:
+        indices = [choice.index for choice in request.resume]
+        raise RequestError(
+            f"resume has the choices {indices}; each must be below n ({params.n}) and stand once"
+        )
+    if (longest := max(map(len, resumed.values()))) >= params.max_tokens:
+        raise RequestError(
+            f"resume has a choice of {longest} tokens, but max_tokens is {params.max_tokens}"
+        )
+    if params.prompt_logprobs is not None and longest:
+        raise RequestError("prompt_logprobs come before the tokens that resume has")
+    if request.HasField("embed"):
+        raise RequestError("a request with embed has no choice to resume")
+    return resumed
 
 
 def sampling_params(sampling: pb.Sampling) -> SamplingParams:

@@ -181,7 +181,7 @@ class PrefillService(PrefillServicer):
         if old is not None and old.request.attempt >= request.attempt:
             return invalid, f"attempt {request.attempt} is not newer than {old.request.attempt}"
         try:
-            self._engine.core.admit(len(request.prompt), 0, private=request.private)
+            self._engine.core.admit(len(request.prompt), 0, goes_first=request.private)
         except RequestError as error:
             return invalid, str(error)
         except OverloadedError as error:

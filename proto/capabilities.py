@@ -20,6 +20,7 @@ BAD_WORDS = "bad_words"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 THINKING_BUDGET = "thinking_budget"
 TOOL_CALLS = "tool_calls"
+RESUME = "resume"
 # ``Decode.Stream``. No request needs it: others are called with ``Decode.Generate``.
 STREAM = "stream"
 
@@ -32,6 +33,7 @@ CAPABILITIES = frozenset(
         LOGPROB_TOKEN_IDS,
         THINKING_BUDGET,
         TOOL_CALLS,
+        RESUME,
         STREAM,
     }
 )
@@ -56,7 +58,8 @@ FIELDS: dict[str, dict[str, str]] = {
         "request_id prompt sampling priority cache_salt prefill deadline_seconds call_id "
         "split_prompt_logprobs packed_logprobs deaths"
     )
-    | {"embed": EMBEDDINGS},
+    | {"embed": EMBEDDINGS, "resume": RESUME},
+    "Resumed": _base("index tokens"),
     "Embed": _base("pooling normalize dimensions"),
     "Sampling": _base(
         "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed "

@@ -412,7 +412,7 @@ class ChoiceList(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "split_prompt_logprobs", "packed_logprobs", "deaths", "embed")
+    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "split_prompt_logprobs", "packed_logprobs", "deaths", "embed", "resume")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -425,6 +425,7 @@ class GenerateRequest(_message.Message):
     PACKED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
@@ -437,7 +438,16 @@ class GenerateRequest(_message.Message):
     packed_logprobs: bool
     deaths: int
     embed: Embed
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., split_prompt_logprobs: _Optional[bool] = ..., packed_logprobs: _Optional[bool] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ...) -> None: ...
+    resume: _containers.RepeatedCompositeFieldContainer[Resumed]
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., split_prompt_logprobs: _Optional[bool] = ..., packed_logprobs: _Optional[bool] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., resume: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("index", "tokens")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
     __slots__ = ("pooling", "normalize", "dimensions")

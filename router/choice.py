@@ -8,7 +8,7 @@ from ..proto import tandem_pb2 as pb
 from ..shared.text.output import Deltas, OutputText, TextDelta, joined
 from ..shared.text.output_parser import kept_tokens, output_parser
 from .errors import unfollowable
-from .generation import ChoiceDelta, GenerationRequest, ScoredToken
+from .generation import ChoiceDelta, GenerationRequest, ScoredToken, new_tokens
 
 REASONS: dict[int, str] = {
     pb.FINISH_REASON_STOP: "stop",
@@ -18,13 +18,15 @@ REASONS: dict[int, str] = {
 
 
 class ChoiceStream:
-    """Owned by the attempt of its prompt. A ``finished`` choice takes no more tokens."""
+    """Owned by the outputs of its prompt. A ``finished`` choice takes no more tokens; the tokens
+    ``taken`` until then are those with which another node continues it."""
 
     def __init__(self, request: GenerationRequest, index: int, prompt_characters: int) -> None:
         options = request.text
         tokenizer = request.model.tokenizer
         self.index = index
         self.finished = False
+        self.taken = new_tokens()
         self._text = OutputText(
             tokenizer.detokenizer(
                 skip_special_tokens=options.skip_special_tokens,
@@ -44,6 +46,11 @@ class ChoiceStream:
         self._constraint = request.sampling.structured_outputs.param
 
     @property
+    def begun(self) -> bool:
+        """True once output has come."""
+        return bool(self.taken) or self.finished
+
+    @property
     def tokens(self) -> int:
         return self._text.tokens
 
@@ -60,6 +67,7 @@ class ChoiceStream:
         """
         if self._discard or self.finished:
             return []
+        self.taken.extend(tokens)
         if len(tokens) == 1 and not logprobs:
             return self._deltas(self._text.push(tokens[0]), tokens, ())
         texts: list[TextDelta] = []

@@ -1,14 +1,15 @@
 """The events of one prompt, from whichever decode node serves it.
 
-A request moves on as long as its client has received nothing of it: a node that lacks room, cannot
-be reached or dies is excluded, and the next one is called. A stream counts as received with its
-first output, a unary answer only when it is complete.
+A node that lacks room, cannot be reached or dies is excluded, and the next one is called. Once
+there is output, the next node gets the tokens so far and continues them, so that the client sees
+nothing of it but a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..proto import tandem_pb2 as pb
 from ..proto.capabilities import needed
@@ -19,7 +20,7 @@ from .calls.node_events import NodeEvent, PlainTokens
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
-from .errors import CapabilityError, DeadlineError, DrainingError, NodeError
+from .errors import CapabilityError, DeadlineError, DrainingError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
@@ -34,7 +35,8 @@ NO_NODE = "No decode node is available; try again soon."
 MAX_ATTEMPTS = 4
 # The keys of a prompt of this length are computed in a few milliseconds.
 QUICK_TOKENS = 4096
-# A request that kills its nodes must not go round and kill them all; prefill nodes count as well.
+# A request that kills its nodes must not go round and kill them all; prefill nodes count as well,
+# and a node that has sent output only until another one has.
 MAX_DEATHS = 2
 # Nodes in a log line.
 SHOWN_NODES = 4
@@ -51,16 +53,22 @@ class Dispatcher:
         self._deaths = 0
         self._admitted = False  # by any node
         self._started = False  # on the present node
+        self._moves = 0  # after output
         self._usage: pb.Usage | None = None  # that has just come
         self._unplaced: CapabilityError | None = None
 
     async def events(
-        self, request: pb.GenerateRequest, tokens: Sequence[int], *, streamed: bool
+        self,
+        request: pb.GenerateRequest,
+        tokens: Sequence[int],
+        resume: Callable[[pb.GenerateRequest], bool] = lambda request: True,
     ) -> AsyncGenerator[tuple[Node, Sequence[NodeEvent]], None]:
         """The events of the node that serves the prompt ``tokens``, with the node: all that have
         arrived, at once. ``Admitted`` comes first, and once.
 
-        Another node than before invalidates all events until then.
+        Another node than before continues the output: ``resume`` writes into the request what has
+        come of it, and returns false if nothing is left to generate. Without output the node begins
+        anew, and all earlier events are void.
         """
         failure: Exception | None = None
         prompt = PromptKeys(tokens, request.cache_salt)
@@ -68,7 +76,7 @@ class Dispatcher:
         while (placement := self._next(request, prompt)) is not None:
             node, inflight = self._begin(placement, prompt)
             prefill = self._begin_prefill(placement, prompt)
-            seen = self._started = False
+            output = self._started = False
             try:
                 with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
                     while arrived := await call.read():
@@ -77,15 +85,18 @@ class Dispatcher:
                             self._usage = None
                             inflight.end(node.node_id, usage.prefill_node)
                             self._nodes.prefills.finish(prefill, usage)
-                        seen = seen or (streamed and any(map(_is_output, shown)))
+                        output = output or any(map(_is_output, shown))
                         yield node, shown
                 return
             except (OverloadedError, UnavailableError, GenerationError) as error:
-                if seen:
-                    raise _mid_stream(error) from error
                 log.warning(
                     "node %s failed request %s: %s", node.node_id, request.request_id, error
                 )
+                if output:
+                    self._move(error)
+                    if not resume(request):
+                        yield node, ()
+                        return
                 # "No room" is more useful to a client than the failure of a later node.
                 failure = failure if isinstance(failure, OverloadedError) else error
                 self._failed |= {node.key}
@@ -95,6 +106,18 @@ class Dispatcher:
                 inflight.end()
                 self._nodes.prefills.end(prefill)
         raise failure or self._unplaced or UnavailableError(NO_NODE)
+
+    def _move(self, error: Exception) -> None:
+        """Note that a node which has sent output has failed. Raises its error if no other node is
+        to continue."""
+        self._moves += 1
+        # Admitted is admitted: what overflows then is the output, which waits for its client.
+        if self._moves > self._options.migration_limit or isinstance(error, OverloadedError):
+            raise error
+        # The request did not stop this node from working, and may have stopped the ones before.
+        self._deaths, self._failed = 0, frozenset()
+        reason = "draining" if isinstance(error, DrainingError) else "failed"
+        self._nodes.migrations.labels(reason).inc()
 
     def _shown(self, events: Sequence[NodeEvent]) -> Sequence[NodeEvent]:
         """Those that the request sees."""
@@ -131,6 +154,7 @@ class Dispatcher:
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         request.deaths = self._deaths
+        request.call_id = secrets.randbits(64)
         needs = needed(request)
         with step("placement") as span:
             policy = POLICIES[self._options.placement_policy]
@@ -206,11 +230,3 @@ class Dispatcher:
 
 def _is_output(event: NodeEvent) -> bool:
     return isinstance(event, PlainTokens) or event.WhichOneof("event") in OUTPUT
-
-
-def _mid_stream(error: Exception) -> Exception:
-    """The error for a client that has received a part of its answer."""
-    if isinstance(error, DrainingError):
-        return error
-    failed = "The node that served this request failed."
-    return NodeError(str(error) if isinstance(error, NodeError) else failed)

@@ -264,13 +264,6 @@ class PromptEmbedded:
     values: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRestarted:
-    """The node of one prompt died, and another starts again: all earlier output is void."""
-
-    prompt: int
-
-
 # Each time all that have arrived.
 Outputs = AsyncGenerator[Sequence["Output"], None]
 # Parses a request in a thread.
@@ -301,15 +294,16 @@ class ToolRounds(Protocol):
         """The outputs of all generations as those of one."""
 
 
-Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded | PromptRestarted
+Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded
 
 
 @dataclass(slots=True)
 class ServedPrompt:
-    """The decode node of one prompt, and that node's report of the prompt's prefill."""
+    """The decode nodes of one prompt, each of which continued what the one before had begun, and
+    the first one's report of the prompt's prefill."""
 
-    node: str
     number: int = 0
+    nodes: list[str] = field(default_factory=list)
     computed: pb.Usage = field(default_factory=pb.Usage)
 
 
@@ -348,12 +342,9 @@ class Usage:
         self.cached_tokens += computed.cached_tokens
         self.remote_tokens += computed.remote_tokens
         self.remote_cached_tokens += computed.remote_cached_tokens
-        for name, names in (
-            (served.node, self.decode_nodes),
-            (computed.prefill_node, self.prefill_nodes),
-        ):
-            if name and name not in names:
-                names.append(name)
+        self.decode_nodes += [name for name in served.nodes if name not in self.decode_nodes]
+        if (name := computed.prefill_node) and name not in self.prefill_nodes:
+            self.prefill_nodes.append(name)
 
     @property
     def all_cached_tokens(self) -> int:

@@ -17,7 +17,6 @@ from .generation import (
     GenerationRequest,
     Output,
     PromptEmbedded,
-    PromptRestarted,
     PromptScores,
     ScoredToken,
     Usage,
@@ -142,10 +141,11 @@ class ResultCollector:
         memory: MemoryShare,
     ) -> None:
         self._request = request
-        self._choice_logprobs = choice_logprobs
         self._prompt_logprobs = prompt_logprobs
         self._memory = memory
-        self._result = GenerationResult([self._new_choice() for _ in range(request.choices)])
+        self._result = GenerationResult(
+            [ChoiceResult(choice_logprobs()) for _ in range(request.choices)]
+        )
 
     def add(self, output: Output) -> None:
         """Add the next output of the request."""
@@ -168,8 +168,6 @@ class ResultCollector:
                 self._result.vectors[output.prompt] = output.values
                 # With the JSON that it becomes: about 20 bytes for each of four.
                 return 6 * len(output.values)
-            case PromptRestarted():
-                self._restart(output.prompt)
         return 0
 
     def result(self, usage: Usage) -> GenerationResult:
@@ -188,9 +186,6 @@ class ResultCollector:
         ]
         self._result.choices = [choice for group in ranked for choice in group[:count]]
 
-    def _new_choice(self) -> ChoiceResult:
-        return ChoiceResult(self._choice_logprobs())
-
     def _add_scores(self, scores: PromptScores) -> int:
         encoder = self._result.prompt_logprobs.get(scores.prompt)
         if encoder is None:
@@ -201,10 +196,3 @@ class ResultCollector:
         before = len(encoder)
         encoder.add(scores.positions)
         return len(encoder) - before
-
-    def _restart(self, prompt: int) -> None:
-        self._result.prompt_logprobs.pop(prompt, None)
-        self._result.vectors.pop(prompt, None)
-        first = prompt * self._request.n
-        for index in range(first, first + self._request.n):
-            self._result.choices[index] = self._new_choice()

@@ -1,6 +1,6 @@
 """Serve one request: the router's whole work in one place.
 
-    GenerationRequest -> message for each prompt -> node -> its events -> NodeAttempt -> outputs
+    GenerationRequest -> message for each prompt -> node -> its events -> PromptOutputs -> outputs
 
 Streamed and unary responses are both made from the outputs of ``serve``, so they cannot differ. A
 token passes four stages: ``NodeCall.read``, ``Dispatcher.events``, ``_serve_prompt``, and the
@@ -16,22 +16,22 @@ from contextlib import aclosing
 from functools import partial
 
 from ..proto import tandem_pb2 as pb
-from .attempt import NodeAttempt
+from ..shared.errors import OverloadedError, UnavailableError
 from .beams.serve_beams import serve_beams
 from .calls.node_events import NodeEvent
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
-from .errors import NodeError
+from .errors import DrainingError, NodeError
 from .generation import (
     GenerationRequest,
     Output,
     Outputs,
-    PromptRestarted,
     RequestAdmitted,
     Usage,
 )
 from .http.slices import TimeSlices
 from .options import RouterOptions
+from .prompt_outputs import PromptOutputs
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client gets status 200.
@@ -80,37 +80,41 @@ async def _serve_prompt(
     """Serve one prompt and its n choices, on one node at a time."""
     tokens = request.prompts[number].tokens
     usage.prompt_tokens += len(tokens)
-    attempt: NodeAttempt | None = None
+    prompt = PromptOutputs(request, number)
     message = await new_message()
-    async with aclosing(dispatcher.events(message, tokens, streamed=request.stream)) as events:
-        async for node, arrived in events:
-            if attempt is None or attempt.node is not node:
-                if attempt is not None:
-                    usage.served.remove(attempt.served)
-                    yield [PromptRestarted(number)]
-                attempt = NodeAttempt(request, number, node)
-                usage.served.append(attempt.served)
-            outputs = await _taken(attempt, arrived)
-            # At once, because a client that reads slowly would keep the choice running.
-            for index in attempt.stopped and attempt.take_stopped():
-                node.end_choice(message.call_id, index)
-            if outputs:
-                yield outputs
-            if attempt.finished:
-                # Leaving cancels the call, so that the node stops after a stop string too.
-                attempt.account(usage)
-                return
+    try:
+        async with aclosing(dispatcher.events(message, tokens, prompt.resume)) as events:
+            async for node, arrived in events:
+                if prompt.node is not node:
+                    if prompt.node is None:
+                        usage.served.append(prompt.served)
+                    prompt.move_to(node)
+                outputs = await _taken(prompt, arrived)
+                # At once, because a client that reads slowly would keep the choice running.
+                for index in prompt.stopped and prompt.take_stopped():
+                    node.end_choice(message.call_id, index)
+                if outputs:
+                    yield outputs
+                if prompt.finished:
+                    # Leaving cancels the call, so that the node stops after a stop string too.
+                    prompt.account(usage)
+                    return
+    except (OverloadedError, UnavailableError) as error:
+        # In the middle of a stream it is no matter of load, and there is no status to send.
+        if request.stream and prompt.begun and not isinstance(error, DrainingError):
+            raise NodeError("The node that served this request failed.") from error
+        raise
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _taken(attempt: NodeAttempt, events: Sequence[NodeEvent]) -> Sequence[Output]:
+async def _taken(prompt: PromptOutputs, events: Sequence[NodeEvent]) -> Sequence[Output]:
     """The outputs of events that arrived together. Many do not hold the event loop."""
-    if len(events) == 1:
-        return attempt.take(events)
+    if len(events) <= 1:
+        return prompt.take(events)
     outputs: list[Output] = []
     slices = TimeSlices()
     for event in events:
-        outputs += attempt.take((event,))
+        outputs += prompt.take((event,))
         await slices.checkpoint()
     return outputs
 
@@ -171,6 +175,8 @@ async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest
     sampling.CopyFrom(request.sampling)
     sampling.max_tokens = request.max_tokens[number]
     sampling.min_tokens = request.text.min_tokens
+    if not sampling.HasField("seed"):  # else no other node could continue what one has begun
+        sampling.seed = secrets.randbits(63)
     if request.wants_logprobs and not request.text.discard_output:
         sampling.logprobs = request.logprobs or 0
     if request.prompt_alternatives is not None:
@@ -178,7 +184,6 @@ async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest
     suffix = f"-{number}" if len(request.prompts) > 1 else ""
     message = pb.GenerateRequest(
         request_id=request.request_id + suffix,
-        call_id=secrets.randbits(64),
         sampling=sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,

@@ -8,7 +8,6 @@ moves to another node like any request.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
@@ -69,7 +68,7 @@ async def serve_beams(
         drawn = await steps.draw(search.running)
         if first:
             first = False
-            served = ServedPrompt(drawn[0].node.node_id, number, drawn[0].usage)
+            served = ServedPrompt(number, [drawn[0].node.node_id], drawn[0].usage)
             usage.prompt_tokens += len(request.prompts[number].tokens)
             usage.add(served)
             usage.served.append(served)
@@ -140,13 +139,12 @@ class _Steps:
     async def _call(self, beam: Beam) -> _Drawn:
         message = pb.GenerateRequest()
         message.CopyFrom(self._message)
-        message.call_id = secrets.randbits(64)
         tokens: array[int] = self._prompt
         if behind := self._behind[beam]:
             message.prompt.extend(behind)
             tokens = self._prompt + behind
         computed = pb.Usage()
-        events = self._new_dispatcher().events(message, tokens, streamed=False)
+        events = self._new_dispatcher().events(message, tokens)
         async with aclosing(events):
             async for node, arrived in events:
                 # Tokens with logprobs are never plain.

@@ -67,6 +67,15 @@ class NodeTable:
             ["capability"],
             registry=None,
         )
+        self.migrations = Counter(
+            "tandem_requests_migrated",
+            "Requests with output that another decode node continued, by the reason why theirs "
+            "ended: it failed, or its drain timeout was over.",
+            ["reason"],
+            registry=None,
+        )
+        for reason in ("failed", "draining"):
+            self.migrations.labels(reason)
         for capability in sorted(CAPABILITIES):
             self.unsupported.labels(capability)
 

@@ -86,7 +86,7 @@ class AccessRecord:
                 "output_tokens": self.output_tokens,
                 "finish_reason": _counted(self.finish_reasons),
                 "ttft_seconds": self.first_token_seconds,
-                "decode_nodes": _names(prompt.node for prompt in served),
+                "decode_nodes": _names(name for prompt in served for name in prompt.nodes),
                 "prefill_nodes": _names(prompt.computed.prefill_node for prompt in served),
                 "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
                 "first_token": self.phases(),

@@ -15,10 +15,8 @@ from ..generation import (
     ChoiceDelta,
     ExecutedCall,
     GenerationRequest,
-    Output,
     Outputs,
     Parsing,
-    PromptRestarted,
     RequestAdmitted,
     ServerTool,
 )
@@ -320,24 +318,13 @@ class _Progress:
 async def _generated(
     request: GenerationRequest, generate: Callable[[GenerationRequest], Outputs], turn: ModelTurn
 ) -> Outputs:
-    """The outputs of one generation, without its finish. Those of an answer that is not streamed
-    are held back until its end: another node may start again."""
-    held: list[Output] = []
+    """The outputs of one generation, without its finish."""
     async with aclosing(generate(request)) as outputs:
         async for arrived in outputs:
-            taken = []
-            for output in arrived:
-                if isinstance(output, PromptRestarted):
-                    held.clear()
-                    turn.restart()
-                else:
-                    taken.append(turn.take(output) if isinstance(output, ChoiceDelta) else output)
-            if request.stream:
-                yield taken
-            else:
-                held += taken
-    if held:
-        yield held
+            yield [
+                turn.take(output) if isinstance(output, ChoiceDelta) else output
+                for output in arrived
+            ]
 
 
 def _root(request: GenerationRequest) -> str:

@@ -28,10 +28,6 @@ class ModelTurn:
     def __init__(self, before: int, guarded: Container[str] = ()) -> None:
         self._before = before
         self._guarded = guarded
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget everything: another node starts again."""
         self.calls: list[TurnCall] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None

@@ -30,20 +30,10 @@ class RawMessages:
             self._output.append(prompt)
         else:
             self._input = [prompt]
-        self._request = request
-        self._restart()
-
-    def restart(self) -> None:
-        """Forget the output of the last generation."""
-        if self._tokens:
-            self._output.pop()
-        self._restart()
-
-    def _restart(self) -> None:
-        text = self._request.text
+        text = request.text
         self._tokens = new_tokens()
         self._text = StringIO()
-        self._detokenizer = self._request.model.tokenizer.detokenizer(
+        self._detokenizer = request.model.tokenizer.detokenizer(
             skip_special_tokens=text.skip_special_tokens,
             keep=kept_tokens(text.reasoning_parser, text.tools),
         )

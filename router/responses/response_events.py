@@ -15,7 +15,6 @@ from ..generation import (
     ExecutedCall,
     GenerationRequest,
     Output,
-    PromptRestarted,
     RequestAdmitted,
     ScoredToken,
     ToolRounds,
@@ -76,14 +75,6 @@ class ResponseEvents:
         self._deltas = StampedTemplates(self._delta_event)
         self._bytes = self._raw.input_size if self._raw else 0
 
-    def _restart(self) -> None:
-        """Forget the output of the last generation; a summary was made by one before it."""
-        kept = [item for item in self._output if item["type"] == "compaction"]
-        self._begin()
-        self._output = kept
-        if self._raw is not None:
-            self._raw.restart()
-
     # ---- of any response ---------------------------------------------------------------------
 
     def hold(self, memory: MemoryShare) -> None:
@@ -96,8 +87,6 @@ class ResponseEvents:
                 self._listed(self._request.rounds)
             case ChoiceDelta():
                 self.chunk(output)
-            case PromptRestarted():
-                self._restart()
 
     @property
     def id(self) -> str:

@@ -11,7 +11,6 @@ from ..generation import (
     ChoiceDelta,
     GenerationRequest,
     Output,
-    PromptRestarted,
     Timings,
     Usage,
 )
@@ -61,8 +60,6 @@ class RequestMetrics:
         """Observe an output when it is written."""
         if isinstance(output, ChoiceDelta):
             self._count_delta(output)
-        elif isinstance(output, PromptRestarted):
-            self._forget(output.prompt)
 
     def finish(self, usage: Usage) -> None:
         """Observe the end of the request, when every choice has finished, and note its times."""
@@ -150,20 +147,6 @@ class RequestMetrics:
         current().set(**{f"first_token_{name}": spent for name, spent in phases.items()})
         for name, spent in phases.items():
             self._metrics.phases.labels(name).observe(spent)
-
-    def _forget(self, prompt: int) -> None:
-        """Take back what the choices of a prompt have had, since another node begins anew. Counters
-        and histograms keep it: it was generated."""
-        begun = bool(self._last)
-        for index in range(prompt * self._request.n, (prompt + 1) * self._request.n):
-            self._access.output_tokens -= self._counts.pop(index, 0)
-            self._first.pop(index, None)
-            self._last.pop(index, None)
-            if reason := self._reasons.pop(index, ""):
-                self._access.finish_reasons -= Counts([reason])
-        if begun and not self._last:
-            self._metrics.unstarted[self._name] += 1
-            self._access.first_token_seconds = None
 
     def _count_choice(self, index: int) -> None:
         """Observe a choice that has finished."""

@@ -208,6 +208,13 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "Seconds in which a node must accept a request before another node is tried.",
         minimum=0.1,
     )
+    migration_limit: int = option(
+        3,
+        "--migration-limit",
+        "Times that another decode node continues a request whose node has died or drained after "
+        "its first token; 0: never.",
+        minimum=0,
+    )
     request_timeout: float = option(
         3600.0,
         "--request-timeout",

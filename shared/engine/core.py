@@ -158,11 +158,12 @@ class EngineCore:
         self._next_id += 1
         return self._next_id
 
-    def admit(self, prompt_tokens: int, max_tokens: int, *, private: bool = False) -> None:
+    def admit(self, prompt_tokens: int, max_tokens: int, *, goes_first: bool = False) -> None:
         """Reject a request that cannot run. Raises ``UnavailableError``, ``OverloadedError`` or
-        ``RequestError``. A ``private`` sequence goes first, however long the queue is."""
+        ``RequestError``. One that ``goes_first``, as private and resumed sequences do, is admitted
+        however long the queue is."""
         self.check_ranks()
-        if not private:
+        if not goes_first:
             self._scheduler.check_room()
         limit = self.max_model_len
         if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:

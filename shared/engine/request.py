@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Tokens
 from hashlib import blake2b
 
 from ..errors import RequestError
@@ -23,11 +24,14 @@ def build_sequences(
     salt: str = "",
     rules: OutputRules | None = None,
     eos_token_ids: Iterable[int] = (),
+    resume: Mapping[int, Tokens[int]] | None = None,
 ) -> list[Sequence]:
     """The n choices of a request; the first leads, the others share its prompt.
 
-    They follow ``rules``, in which ``eos_token_ids`` may end them.
+    They follow ``rules``, in which ``eos_token_ids`` may end them. ``resume`` has the choices that
+    another node has begun and their outputs so far; those that it lacks have ended.
     """
+    resume = dict.fromkeys(range(params.n), ()) if resume is None else resume
     if not prompt:
         raise RequestError("the prompt is empty; give at least one token", param="prompt")
     for name, ids in (
@@ -37,6 +41,7 @@ def build_sequences(
         ("stop_token_ids", params.stop_token_ids),
         ("logprob_token_ids", params.logprob_token_ids),
         ("bad_words", [token for word in params.bad_words for token in word]),
+        ("resume", [token for tokens in resume.values() for token in tokens]),
     ):
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             raise RequestError(
@@ -54,8 +59,10 @@ def build_sequences(
             priority=priority,
             salt=salt,
             constraint=None if rules is None else rules.constraint(ends),
+            outputs=list(tokens),
+            resumed=len(tokens),
         )
-        for index in range(params.n)
+        for index, tokens in sorted(resume.items())
     ]
     sequences[0].siblings = sequences[1:]
     return sequences

@@ -82,6 +82,7 @@ class Sequence:
     pooling: Pooling | None = None
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
+    resumed: int = 0  # of the outputs, drawn by another node
     computed: int = 0
     in_flight: int = 0
     placeholders: int = 0
@@ -108,6 +109,11 @@ class Sequence:
     def length(self) -> int:
         """The number of tokens so far, prompt and outputs."""
         return len(self.prompt) + len(self.outputs)
+
+    @property
+    def has_drawn(self) -> bool:
+        """True if an output was drawn here."""
+        return len(self.outputs) > self.resumed
 
     @property
     def planned(self) -> int:

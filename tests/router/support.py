@@ -230,11 +230,14 @@ class FakeDecodeNode(DecodeServicer):
                 ]
                 yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
         reply = self.reply[: sampling.max_tokens]
-        for start in range(0, len(reply), self.chunk):
+        done = {choice.index: len(choice.tokens) for choice in request.resume}
+        done = done or dict.fromkeys(range(sampling.n), 0)
+        for start in range(min(done.values()), len(reply), self.chunk):
             await asyncio.sleep(self.delay)
-            for index in range(sampling.n):
-                yield tokens_event(index, reply[start : start + self.chunk], count, packed=packed)
-        for index in range(sampling.n):
+            for index, known in done.items():
+                if tokens := reply[max(start, known) : start + self.chunk]:
+                    yield tokens_event(index, tokens, count, packed=packed)
+        for index in done:
             if len(self.reply) >= sampling.max_tokens:
                 yield finished(index, pb.FINISH_REASON_LENGTH)
             else:

@@ -1,5 +1,5 @@
-"""Requests that another node takes over: everything that they ask for goes with them, and counts
-from their new beginning."""
+"""Requests that another node takes over: it continues the output that there is, and nobody sees
+where one node has ended."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.capabilities import CAPABILITIES, RESUME
 from tandem.tests.router.openai.test_tools import TEMPLATE, WEATHER
 from tandem.tests.router.support import (
     Cluster,
     FakeDecodeNode,
     admitted,
     cluster,
+    events,
     finished,
     make_model,
     tokens_event,
@@ -79,28 +82,29 @@ VARYING = re.compile(
 
 
 class Dying:
-    """Nodes of which the first to be asked dies: before or after its output."""
+    """Nodes of which the first to be asked dies after ``count`` events."""
 
-    def __init__(self, c: Cluster, *, early: bool) -> None:
-        self._early = early
+    def __init__(self, c: Cluster, count: int) -> None:
+        self._count = count
         self.requests: list[pb.GenerateRequest] = []
+        self.sent = 0
         for node in c.nodes:
             node.script = partial(self._serve, node)
 
     async def _serve(
         self, node: FakeDecodeNode, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateEvent]:
+        first = not self.requests
         self.requests.append(request)
-        if len(self.requests) > 1:
-            async for event in node._talk(request, context):
-                yield event
-            return
-        yield admitted()
-        yield usage(request, cached_tokens=1)
-        if not self._early:
-            count = request.sampling.logprobs if request.sampling.HasField("logprobs") else None
-            yield tokens_event(0, [70, 71, 72], count)
-        yield finished(0, pb.FINISH_REASON_ERROR, error="broken")
+        async for event in node._talk(request, context):
+            if first and self.sent == self._count:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            self.sent += first
+            yield event
+
+    @property
+    def moved(self) -> bool:
+        return len(self.requests) > 1
 
 
 async def shown(c: Cluster, path: str, body: dict[str, Any]) -> str:
@@ -110,20 +114,127 @@ async def shown(c: Cluster, path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_begins_anew_with_all_that_was_asked_for(
-    tmp_path: Path, stream: bool
+@pytest.mark.parametrize("name", ASKED)
+async def test_a_request_is_continued_wherever_its_node_dies(
+    tmp_path: Path, name: str, stream: bool
 ) -> None:
+    """Events, text, calls, logprobs, ends and usage are those of an undisturbed request."""
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, nodes=2, reasoning_parser="qwen3") as c:
-        for name, (path, fields, reply, field) in ASKED.items():
-            body = fields | {"stream": stream}
-            for node in c.nodes:
-                node.reply, node.script = c.encode(reply), None
-            want = await shown(c, path, body)
-            # A stream whose client has received output cannot move.
-            dying = Dying(c, early=stream)
-            assert await shown(c, path, body) == want, name
+        path, fields, reply, field = ASKED[name]
+        body = fields | {"stream": stream}
+        for node in c.nodes:
+            node.reply = c.encode(reply)
+        want = await shown(c, path, body)
+        count = 0
+        while (dying := Dying(c, count)) and await shown(c, path, body) == want and dying.moved:
             first, second = dying.requests
-            assert second.sampling == first.sampling and second.prompt == first.prompt
+            assert second.prompt == first.prompt and second.call_id != first.call_id
             assert field in {field.name for field, _ in second.sampling.ListFields()}
-            assert (first.deaths, second.deaths) == (0, 1)
+            assert second.sampling.seed == first.sampling.seed
+            count += 1
+        assert not dying.moved, f"another answer after {count} events"
+        assert count > len(c.node.reply), "it died after each event"
+
+
+async def test_a_choice_that_has_ended_is_not_continued(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+
+        async def dies(request: pb.GenerateRequest, context: Any) -> Any:
+            yield admitted()
+            yield usage(request, cached_tokens=2)
+            yield tokens_event(0, [70, 71])
+            yield tokens_event(1, [72, 73, 74])
+            yield finished(1)
+            for node in c.nodes:
+                node.script = None
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        for node in c.nodes:
+            node.reply, node.script = [70, 71, 75], dies
+        body = {"n": 3, "return_token_ids": True, "max_tokens": 5}
+        choices = (answer := (await c.complete("hi", **body)).json())["choices"]
+        assert [choice["token_ids"] for choice in choices] == [
+            [70, 71, 75, 0],
+            [72, 73, 74],
+            [70, 71, 75, 0],
+        ]
+        (resumed,) = [request for node in c.nodes for request in node.requests if request.resume]
+        assert [(one.index, list(one.tokens)) for one in resumed.resume] == [(0, [70, 71]), (2, [])]
+        # Of the prompt, those that the first node had.
+        assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+        assert answer["usage"]["completion_tokens"] == 11
+
+
+async def test_no_node_is_asked_for_what_lacks_only_its_end(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2) as c:
+
+        async def dies(request: pb.GenerateRequest, context: Any) -> Any:
+            yield admitted()
+            yield usage(request)
+            yield tokens_event(0, [70, 71])
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+        for node in c.nodes:
+            node.script = dies
+        answer = (await c.complete("hi", max_tokens=2, return_token_ids=True)).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["choices"][0]["token_ids"] == [70, 71]
+        assert sum(len(node.requests) for node in c.nodes) == 1
+
+
+async def test_logprobs_of_a_prompt_are_shown_once(tmp_path: Path) -> None:
+    """They come in pieces, of which the next node sends the first ones again."""
+    async with cluster(tmp_path, nodes=2) as c:
+        body = {"prompt": list(range(3, 203)), "prompt_logprobs": 1, "max_tokens": 3}
+        want = (await c.client.post("/v1/completions", json=body)).json()
+        for count in range(9):
+            dying = Dying(c, count)
+            got = (await c.client.post("/v1/completions", json=body)).json()
+            assert got["choices"] == want["choices"]
+            asked = dying.requests[1].sampling.HasField("prompt_logprobs")
+            assert asked == (count < 6), "once all four pieces have come, they are left out"
+
+
+async def test_a_stream_ends_with_its_node_where_the_limit_is_0(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=2, migration_limit=0) as c:
+        Dying(c, 3)
+        assert events((await c.chat(stream=True)).text)[-1]["error"]["code"] == "node_failed"
+        Dying(c, 3)
+        assert (await c.chat()).status_code == 503
+        Dying(c, 2)
+        assert (await c.chat()).status_code == 200, "without output it is tried anew"
+
+
+async def test_nodes_that_cannot_resume_are_not_asked_to(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        await c.add("older", capabilities=CAPABILITIES - {RESUME})
+        Dying(c, 3)
+        found = events((await c.chat(stream=True)).text)
+        if c.nodes[1].requests:  # it was the first
+            assert found[-1] == "[DONE]"
+        else:
+            assert found[-1]["error"]["code"] == "node_failed"
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_migrations_are_counted_by_reason(tmp_path: Path, drains: bool) -> None:
+    details = "this node is draining, and its time is over" if drains else "Socket closed"
+    async with cluster(tmp_path, nodes=2) as c:
+
+        async def ends(request: pb.GenerateRequest, context: Any) -> Any:
+            yield admitted()
+            yield usage(request)
+            yield tokens_event(0, [70])
+            for node in c.nodes:
+                node.script = None
+            await context.abort(grpc.StatusCode.UNAVAILABLE, details)
+
+        for node in c.nodes:
+            node.script = ends
+        assert events((await c.chat(stream=True)).text)[-1] == "[DONE]"
+        reason = "draining" if drains else "failed"
+        line = f'tandem_requests_migrated_total{{reason="{reason}"}} 1.0'
+        assert line in c.router.metrics.render().decode()
+        asked = [request for node in c.nodes for request in node.requests]
+        assert sorted(request.deaths for request in asked) == [0, 0 if drains else 1]

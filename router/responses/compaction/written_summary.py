@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import StringIO
 
-from ...generation import ChoiceDelta, Output, PromptRestarted, RequestAdmitted
+from ...generation import ChoiceDelta, Output, RequestAdmitted
 
 
 class WrittenSummary:
@@ -26,6 +26,4 @@ class WrittenSummary:
                 case ChoiceDelta():
                     self.text.write(output.text)
                     self.tokens += output.tokens
-                case PromptRestarted():
-                    self.tokens, self.text = [], StringIO()
         return first

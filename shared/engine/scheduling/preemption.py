@@ -98,7 +98,7 @@ class Preemption:
     def _preempt(self, sequence: Sequence) -> None:
         self._queues.remove(sequence)
         self._tables.release(sequence)
-        if not sequence.outputs:
+        if not sequence.has_drawn:
             sequence.received = 0
             sequence.prompt_logprobs.clear()
             sequence.hidden.clear()

@@ -334,7 +334,7 @@ class Scheduler:
             drawn = sampled[sequence.sequence_id]
             if sequence.in_flight and len(drawn.tokens) != 1:
                 raise RuntimeError("the step planned on top of this one counts on one token")
-            output.prompt_done = not sequence.outputs
+            output.prompt_done = not sequence.has_drawn
             self._append(sequence, drawn.tokens, output)
             output.add_logprobs(drawn.logprobs)
         elif sequence.compute_until is not None and sequence.computed == sequence.target:

@@ -48,6 +48,7 @@ class Constraint:
         self._ends = tuple(end_tokens)
         self._matcher: Matcher | None = None
         self._taken = 0
+        self._checked = -1  # outputs when the budget was last looked at
 
     def restricts(self, place: int) -> bool:
         """True if the draw of the output at ``place`` may need a mask."""
@@ -65,11 +66,32 @@ class Constraint:
     def next_mask(self, tokens: list[int]) -> bytes | None:
         """The mask of the draw after ``tokens``; ``None`` if any token may be drawn, or if the
         draw does not count."""
-        mask = None if self._grammar is None else self._grammar_mask(self._grammar, tokens)
+        if self._thinking is not None:
+            tokens = self._advance_thinking(self._thinking, tokens)
+        mask = self._rule_mask(tokens)
         if self._thinking is None or self.complete or self.failure:
             return mask
-        self._thinking.advance(tokens)
+        self._checked = self._thinking.outputs
         return _with_forced(mask, self._thinking)
+
+    def _advance_thinking(self, thinking: ThinkingLimit, tokens: list[int]) -> list[int]:
+        """Move the budget past ``tokens``. Returns those that the grammar still has to pass.
+
+        The outputs that another node has drawn come all at once. Which token of the closing marker
+        is next depends on where the marker was begun, so the budget looks again at every place
+        where it may have been.
+        """
+        first = 0
+        for i, token in enumerate(tokens):
+            if thinking.next_check <= thinking.outputs != self._checked:
+                _with_forced(self._rule_mask(tokens[first:i]), thinking)
+                first = i
+            thinking.advance([token])
+        return tokens[first:]
+
+    def _rule_mask(self, tokens: list[int]) -> bytes | None:
+        """The grammar's mask, if there is a grammar."""
+        return None if self._grammar is None else self._grammar_mask(self._grammar, tokens)
 
     def _grammar_mask(self, grammar: Grammar, tokens: list[int]) -> bytes | None:
         try:

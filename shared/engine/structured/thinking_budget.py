@@ -72,6 +72,11 @@ class ThinkingLimit:
         self._tail = b""
         self.next_check = self._lowest()
 
+    @property
+    def outputs(self) -> int:
+        """The number of outputs so far."""
+        return self._outputs
+
     def advance(self, tokens: list[int]) -> None:
         """Move past ``tokens``."""
         for token in tokens:

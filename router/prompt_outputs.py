@@ -1,4 +1,4 @@
-"""One attempt to serve one prompt; discarded when another node takes over."""
+"""One prompt while it is served: the events of its nodes become outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from .generation import (
 )
 
 
-class NodeAttempt:
-    """One prompt and its n choices on one node; turns its events into outputs."""
+class PromptOutputs:
+    """One prompt and its n choices, on one node at a time. Another node continues them where the
+    one before has ended."""
 
-    def __init__(self, request: GenerationRequest, number: int, node: Node) -> None:
-        self.node = node
+    def __init__(self, request: GenerationRequest, number: int) -> None:
+        self.node: Node | None = None
         self._number = number
+        self._max_tokens = request.max_tokens[number]
+        self._prompt_tokens = len(request.prompts[number].tokens)
         self._alternatives = request.prompt_alternatives or 0
         self._echo = Echo(request, number) if request.text.echo else None
         offset = len(self._echo.text) if self._echo else 0
@@ -36,15 +39,51 @@ class NodeAttempt:
         self._choices = [ChoiceStream(request, first + i, offset) for i in range(request.n)]
         # Surfaces with one choice have no error for it alone; of the best choices none may fail.
         self._fails_as_one = request.choices == 1 or request.best is not None
-        self.served = ServedPrompt(node.node_id, number)
+        self.served = ServedPrompt(number)
         self.finished = False
         self.stopped: list[int] = []
+        self._scored = 0  # positions of the prompt whose logprobs have come
+        self._untold: list[Output] = []  # ends of choices, noticed between two nodes
+        self._repeated = 0  # of those, the ones that the present node sends again
+
+    @property
+    def begun(self) -> bool:
+        """True once a node has sent output, which no other one must repeat."""
+        return self._scored > 0 or any(choice.begun for choice in self._choices)
+
+    def move_to(self, node: Node) -> None:
+        """The events that follow are this node's."""
+        self.node = node
+        self._repeated = self._scored
+        if not self.begun:
+            self.served.nodes.clear()
+            self.served.computed = pb.Usage()
+        self.served.nodes.append(node.node_id)
+
+    def resume(self, message: pb.GenerateRequest) -> bool:
+        """Have the next node continue where the present one has ended. False if nothing is left to
+        generate."""
+        running = [(i, choice) for i, choice in enumerate(self._choices) if not choice.finished]
+        for i, choice in running:
+            if len(choice.taken) >= self._max_tokens:  # only the node's word for it is missing
+                ended = pb.Finished(index=i, reason=pb.FINISH_REASON_LENGTH)
+                self._untold += self._ended(ended)
+        del message.resume[:]
+        if any(choice.begun for choice in self._choices):
+            message.resume.extend(
+                pb.Resumed(index=i, tokens=choice.taken)
+                for i, choice in running
+                if not choice.finished
+            )
+        if self._scored >= self._prompt_tokens - 1:
+            message.sampling.ClearField("prompt_logprobs")
+        return not self.finished
 
     def take(self, events: Sequence[NodeEvent]) -> list[Output]:
         """The outputs of events. Raises ``NodeError`` for a choice that was not requested and for
         logprobs that cannot be read, and ``RequestError`` if the only choice cannot follow its
         grammar."""
-        outputs: list[Output] = []
+        outputs, self._untold = self._untold, []
         for event in events:
             if isinstance(event, PlainTokens):
                 outputs += self._tokens(event.index, event.tokens, ())
@@ -57,7 +96,8 @@ class NodeAttempt:
             case "admitted":
                 return [RequestAdmitted()]
             case "usage":
-                self.served.computed = event.usage
+                if not self.begun:
+                    self.served.computed = event.usage
             case "prompt_logprobs":
                 check_logprobs(event.prompt_logprobs.positions)
                 return self._prompt_scores(event.prompt_logprobs.positions)
@@ -93,6 +133,10 @@ class NodeAttempt:
         self.finished = all(choice.finished for choice in self._choices)
 
     def _prompt_scores(self, positions: Sequence[pb.PositionLogprobs]) -> Iterable[Output]:
+        repeated = min(self._repeated, len(positions))
+        self._repeated -= repeated
+        positions = positions[repeated:]
+        self._scored += len(positions)
         if self._echo:
             self._echo.score(positions)
         # An older node sends all of them at once.
