@@ -5,8 +5,9 @@
 A router, two prefill nodes and two decode nodes serve a tiny model. Clients send greedy requests
 whose tokens are known, streamed and whole, some with several choices; they hang up in the middle,
 or send nonsense. Meanwhile nodes are killed, drained, stopped for seconds and started again, and
-the router is restarted. Each answer must be the known one or one clean error; afterwards memory,
-descriptors, threads, blocks and series must be what they were before.
+the router is restarted. Each answer must be the known one or one clean error, and a stream that has
+begun the known one unless the router goes: one decode node is always there to continue it.
+Afterwards memory, descriptors, threads, blocks and series must be what they were before.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ CLIENTS = 6
 # Prompts that come again and again, so that prefixes are cached, evicted and handed over.
 SEEDS = 24
 TOKENS = 24
+# Long enough that many streams have begun when their node goes.
+LONG_SEEDS, LONG_TOKENS = 6, 200
 REQUEST_SECONDS = 90.0
 PAUSE_SECONDS = 4.0  # longer than the silence after which a peer is lost
 FAULT_SECONDS = 8.0  # from one fault to the next, and what mending it takes
@@ -99,6 +102,7 @@ class Soak:
         self._ports: dict[str, int] = {}
         self._parts: dict[str, Part] = {}
         self._known: dict[int, list[int]] = {}
+        self._long: dict[int, list[int]] = {}
         self._stopping = threading.Event()
         self._router_is_away = threading.Event()
         self.tally = Tally()
@@ -109,7 +113,8 @@ class Soak:
         """Warm up, take the baseline, load and break, and compare. Gives the figures; raises
         ``AssertionError`` for whatever is wrong."""
         self._start()
-        self._known = {seed: self._answer(seed) for seed in range(SEEDS)}
+        self._known = {seed: self._answer(_body(seed)) for seed in range(SEEDS)}
+        self._long = {seed: self._answer(_long_body(seed)) for seed in range(LONG_SEEDS)}
         self._under_load(self._warm_up)
         baseline = Baseline(self._parts, self._cluster.registry)
         memory, series = self._memory(), self._series()
@@ -118,7 +123,7 @@ class Soak:
         while time.monotonic() < end:
             self._under_load(lambda: self._break_one_after_another(end))
         for seed in range(SEEDS):
-            assert self._answer(seed) == self._known[seed], f"seed {seed} after the load"
+            assert self._answer(_body(seed)) == self._known[seed], f"seed {seed} after the load"
         baseline.check(60.0)
         self._check_grown("resident bytes", memory, self._memory(), RSS_GROWTH, RSS_MARGIN)
         self._check_grown("series", series, self._series(), SERIES_MARGIN, 40)
@@ -205,9 +210,11 @@ class Soak:
             "kill prefill-1": lambda: self._kill("prefill-1"),
             "kill decode-1": lambda: self._kill("decode-1"),
             "kill a rank of prefill-1": lambda: self._kill_rank("prefill-1"),
+            "kill a rank of decode-1": lambda: self._kill_rank("decode-1"),
             "drain prefill-1": lambda: self._drain("prefill-1"),
             "drain decode-1": lambda: self._drain("decode-1"),
             "stop prefill-0 for a while": lambda: self._pause("prefill-0"),
+            "stop decode-1 for a while": lambda: self._pause("decode-1"),
             "restart the router": self._restart_router,
         }
 
@@ -231,13 +238,15 @@ class Soak:
         self._parts[name] = self._cluster.start_node(*self._arguments(name))
 
     def _pause(self, name: str) -> None:
-        """Its ranks stand still, data plane and all, for longer than peers wait."""
-        ranks = psutil.Process(self._parts[name].process.pid).children()
-        for rank in ranks:
-            rank.send_signal(signal.SIGSTOP)
+        """Its ranks stand still, data plane and all, for longer than peers wait; of a decode node
+        the head too, so that its router misses it."""
+        head = psutil.Process(self._parts[name].process.pid)
+        stopped = [*head.children(), *([head] if name.startswith("decode") else [])]
+        for process in stopped:
+            process.send_signal(signal.SIGSTOP)
         self._stopping.wait(PAUSE_SECONDS)
-        for rank in ranks:
-            rank.send_signal(signal.SIGCONT)
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
 
     def _restart_router(self) -> None:
         router = self._cluster.router
@@ -257,6 +266,7 @@ class Soak:
         kinds: tuple[tuple[Callable[[random.Random], str], str], ...] = (
             (self._whole, "whole"),
             (self._streamed, "streamed"),
+            (self._long_streamed, "long stream"),
             (self._several, "several choices"),
             (self._hung_up, "hung up"),
             (self._nonsense, "nonsense"),
@@ -299,16 +309,26 @@ class Soak:
 
     def _streamed(self, rng: random.Random) -> str:
         seed = rng.randrange(SEEDS)
+        return self._stream_to_its_end(_body(seed), self._known[seed])
+
+    def _long_streamed(self, rng: random.Random) -> str:
+        seed = rng.randrange(LONG_SEEDS)
+        return self._stream_to_its_end(_long_body(seed), self._long[seed])
+
+    def _stream_to_its_end(self, body: dict[str, Any], known: list[int]) -> str:
         tokens: list[int] = []
-        with self._stream(_body(seed)) as (status, events):
+        away = self._router_is_away.is_set()
+        with self._stream(body) as (status, events):
             if status != 200:
                 return self._judge(status, next(events), [])
             for event in events:
+                if "error" in event and not (away or self._router_is_away.is_set()):
+                    raise UncleanError(f"a stream ended after {len(tokens)} tokens: {event}")
                 if "error" in event:
                     return "error"
                 tokens += event["choices"][0].get("token_ids", ())
-        if tokens != self._known[seed]:
-            raise UncleanError(f"seed {seed}: {tokens}, known is {self._known[seed]}")
+        if tokens != known:
+            raise UncleanError(f"{body['prompt'][:3]}...: {tokens}, known is {known}")
         return "right"
 
     def _hung_up(self, rng: random.Random) -> str:
@@ -329,10 +349,10 @@ class Soak:
             raise UncleanError(f"{found}, known is {known}")
         return "right"
 
-    def _answer(self, seed: int) -> list[int]:
-        status, body = self._post(_body(seed))
-        assert status == 200, body
-        return list(body["choices"][0]["token_ids"])
+    def _answer(self, body: dict[str, Any]) -> list[int]:
+        status, answer = self._post(body)
+        assert status == 200, answer
+        return list(answer["choices"][0]["token_ids"])
 
     def _post(self, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         with self._asked(body) as answer:
@@ -391,6 +411,10 @@ def _body(seed: int) -> dict[str, Any]:
         "ignore_eos": True,
         "return_token_ids": True,
     }
+
+
+def _long_body(seed: int) -> dict[str, Any]:
+    return _body(seed) | {"max_tokens": LONG_TOKENS}
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
