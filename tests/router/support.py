@@ -312,10 +312,11 @@ class Cluster:
         epoch: int | None = None,
         capabilities: frozenset[str] = CAPABILITIES,
         role: pb.Role = pb.ROLE_DECODE,
+        node_type: type[FakeDecodeNode] | None = None,
     ) -> FakeDecodeNode:
         """A node that has joined; one without ``capabilities`` is of an older version, and one that
         prefills is only seen by the router."""
-        node = FakeDecodeNode(node_id, self.encode(reply))
+        node = (node_type or FakeDecodeNode)(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
         node.capabilities = capabilities
         await node.start()
