@@ -1,18 +1,27 @@
-"""A decode node dies with requests on it: what no client has seen yet goes on elsewhere."""
+"""A decode node dies with requests on it: another one continues them, and no client sees it."""
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import psutil
 import pytest
 
 from tandem.tests.end_to_end.support.clients import open_request, prompt, stream_lines
-from tandem.tests.end_to_end.support.cluster import Part, TestCluster, node_metric, running, until
+from tandem.tests.end_to_end.support.cluster import (
+    Part,
+    TestCluster,
+    get,
+    metric,
+    node_metric,
+    running,
+    until,
+)
 
 CHOICES = 4
 # Long enough that no kill comes too late.
@@ -40,7 +49,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, tiny_model: str) -> Iterat
 def nodes(cluster: TestCluster) -> dict[str, Part]:
     """The decode nodes; what the last test kills is not there again."""
     names = ("decode-a", "decode-b")
-    parts = cluster.start_nodes(*(("decode-node", f"--node-id={name}") for name in names))
+    flags = ("--drain-timeout=1",)
+    parts = cluster.start_nodes(*(("decode-node", f"--node-id={name}", *flags) for name in names))
     return dict(zip(names, parts, strict=True))
 
 
@@ -59,7 +69,7 @@ def generating(nodes: dict[str, Part]) -> str:
     return busy[0]
 
 
-def test_a_stream_leaves_a_silent_node_before_its_first_output_and_ends_after_it(
+def test_a_stream_leaves_a_silent_node_and_ends_with_the_last(
     cluster: TestCluster, nodes: dict[str, Part]
 ) -> None:
     cluster.wait_nodes(decode=2, prefill=0)
@@ -74,7 +84,7 @@ def test_a_stream_leaves_a_silent_node_before_its_first_output_and_ends_after_it
         assert lines[-1] == "data: [DONE]" and not any('"error"' in line for line in lines)
 
         cluster.wait_nodes(decode=1, prefill=0)
-        stop = functools.partial(left.process.send_signal, signal.SIGSTOP)
+        stop = partial(left.process.send_signal, signal.SIGSTOP)
         lines = stream_lines(cluster, tokens, stop, max_tokens=350, n=CHOICES)
         errors = [line for line in lines if '"error"' in line]
         assert len(errors) == 1 and lines[-1] == errors[0]
@@ -103,7 +113,7 @@ def test_a_budget_of_reasoning_holds_on_the_node_that_takes_over(
         name = generating(nodes)
         nodes[name].kill()
         _, got = answer.result()
-    assert got["tandem"]["decode_nodes"] == list(nodes.keys() - {name})
+    assert got["tandem"]["decode_nodes"] == [name, *(nodes.keys() - {name})]
     assert got["choices"] == want["choices"]
     # Not those of the prompt, which may be in the cache of the node that is left.
     for count in ("completion_tokens", "completion_tokens_details"):
@@ -114,6 +124,67 @@ def test_a_budget_of_reasoning_holds_on_the_node_that_takes_over(
     for choice in got["choices"]:
         assert choice["message"]["reasoning"] and choice["message"]["content"]
     nodes[name] = cluster.start_node("decode-node", f"--node-id={name}")
+
+
+STREAMED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    # The seed is the router's, as for the undisturbed request it is the client's.
+    "seeded choices": {"temperature": 1.0, "seed": 3, "n": 3},
+    "penalties and logprobs": {"temperature": 0, "frequency_penalty": 0.5, "logprobs": 2},
+    "a grammar": {"structured_outputs": {"regex": "([a-z]{3} ){80}"}, "seed": 1},
+}
+
+
+def whole(lines: list[str]) -> tuple[dict[int, list[int]], int]:
+    """The tokens of each choice of a stream that has ended well, and all of them in its usage."""
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    tokens: dict[int, list[int]] = {}
+    usage = 0
+    for event in (json.loads(line.removeprefix("data: ")) for line in lines[:-1]):
+        for choice in event["choices"]:
+            tokens.setdefault(choice["index"], []).extend(choice["token_ids"])
+        usage = (event.get("usage") or {}).get("completion_tokens", 0)
+    return tokens, usage
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_streams_go_on_when_their_node_is_gone(
+    cluster: TestCluster, nodes: dict[str, Part], how: signal.Signals
+) -> None:
+    """It dies, drains (for a second, which is less than they take) or falls silent, while streams
+    of all kinds are at different places; their prompts were prefilled elsewhere."""
+    prefill = cluster.start_node("prefill-node")
+    cluster.wait_nodes(decode=2, prefill=1)
+    base = {"max_tokens": 300, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    asked = [
+        (prompt(10 * number + copy, 90 + copy), base | fields)
+        for number, fields in enumerate(STREAMED.values())
+        for copy in range(2)
+    ]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        ask = partial(pool.submit, stream_lines, cluster)
+        want = [whole(each.result()) for each in [ask(tokens, **body) for tokens, body in asked]]
+        cluster.wait_idle(prefill, *nodes.values())
+        answers = [ask(tokens, **body) for tokens, body in asked]
+        until(lambda: max(map(busy, nodes.values())) >= 4, "streams on a node")
+        name = max(nodes, key=lambda name: busy(nodes[name]))
+        nodes[name].process.send_signal(how)
+        got = [whole(each.result()) for each in answers]
+    assert got == want
+    counts = get(f"{cluster.url}/metrics")
+    assert metric(counts, "tandem_requests_migrated_total") > 0
+    if how is signal.SIGSTOP:
+        nodes[name].process.send_signal(signal.SIGCONT)
+    else:
+        nodes[name].process.wait(20)
+        nodes[name] = cluster.start_node("decode-node", f"--node-id={name}", "--drain-timeout=1")
+    prefill.kill()
+    cluster.wait_nodes(decode=2, prefill=0)
+    cluster.wait_idle(*nodes.values())
+
+
+def busy(node: Part) -> float:
+    return node_metric(node, "tandem_sequences_running")
 
 
 def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another(
@@ -128,11 +199,11 @@ def test_a_unary_request_survives_its_decode_node_and_is_refused_without_another
     left = dict(nodes)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(cluster.complete, tokens, **SEEDED)
-        left.pop(generating(left)).kill()
+        left.pop(dead := generating(left)).kill()
         got = answer.result()
     assert got["choices"] == want["choices"]
     assert got["usage"]["completion_tokens"] == want["usage"]["completion_tokens"]
-    assert got["tandem"]["decode_nodes"] == list(left)
+    assert got["tandem"]["decode_nodes"] == [dead, *left]
 
     cluster.wait_nodes(decode=1, prefill=1)
     connection = open_request(cluster, tokens, **SEEDED)
