@@ -89,8 +89,7 @@ class Drawn:
     end: tuple[FinishReason, int | None] | None = None
 
     def copy(self) -> Drawn:
-        lists = {name: [*getattr(self, name)] for name in ("tokens", "logprobs", "scored")}
-        return replace(self, **lists)
+        return Drawn([*self.tokens], [*self.logprobs], [*self.scored], self.end)
 
 
 @pytest.fixture(scope="module", params=["off", "on"])
@@ -102,7 +101,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 def message(engine: Engine, **sampling: Any) -> pb.GenerateRequest:
     assert engine._thread is not None
     prompt = engine._thread.runner.tokenizer.encode(PROMPT)
-    fields = {"max_tokens": 40, "n": 1, "ignore_eos": "structured_outputs" not in sampling}
+    fields: dict[str, Any] = {
+        "max_tokens": 40,
+        "n": 1,
+        "ignore_eos": "structured_outputs" not in sampling,
+    }
     fields |= sampling
     return pb.GenerateRequest(prompt=prompt, sampling=pb.Sampling(**fields))
 
@@ -180,9 +183,9 @@ def test_resumed_choices_go_first_however_long_the_queue_is() -> None:
 
         async def all_of_them() -> None:
             running = asyncio.create_task(run("running", message(engine, max_tokens=200)))
-            await until(lambda: node.core.load().running)
+            await until(lambda: node.core.load().running > 0)
             waiting = asyncio.create_task(run("waiting", message(engine, max_tokens=2)))
-            await until(lambda: node.core.load().waiting)
+            await until(lambda: node.core.load().waiting > 0)
             resumed = message(engine, max_tokens=9)
             resumed.resume.add(index=0, tokens=[5, 6])
             await asyncio.gather(running, waiting, run("resumed", resumed))

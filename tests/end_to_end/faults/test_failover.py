@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -155,17 +155,24 @@ def test_streams_go_on_when_their_node_is_gone(
     of all kinds are at different places; their prompts were prefilled elsewhere."""
     prefill = cluster.start_node("prefill-node")
     cluster.wait_nodes(decode=2, prefill=1)
-    base = {"max_tokens": 300, "return_token_ids": True, "stream_options": {"include_usage": True}}
+    base: dict[str, Any] = {
+        "max_tokens": 300,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
     asked = [
         (prompt(10 * number + copy, 90 + copy), base | fields)
         for number, fields in enumerate(STREAMED.values())
         for copy in range(2)
     ]
     with ThreadPoolExecutor(len(asked)) as pool:
-        ask = partial(pool.submit, stream_lines, cluster)
-        want = [whole(each.result()) for each in [ask(tokens, **body) for tokens, body in asked]]
+
+        def ask() -> list[Future[list[str]]]:
+            return [pool.submit(stream_lines, cluster, tokens, **body) for tokens, body in asked]
+
+        want = [whole(each.result()) for each in ask()]
         cluster.wait_idle(prefill, *nodes.values())
-        answers = [ask(tokens, **body) for tokens, body in asked]
+        answers = ask()
         until(lambda: max(map(busy, nodes.values())) >= 4, "streams on a node")
         name = max(nodes, key=lambda name: busy(nodes[name]))
         nodes[name].process.send_signal(how)

@@ -160,7 +160,7 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
         assert line["error"] and "finish_reason" not in line and line["cached_tokens"] == 0
 
 
-async def test_only_what_the_last_of_several_nodes_generated_counts(
+async def test_what_each_of_several_nodes_generated_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first one dies when two of three choices have finished, and the client leaves the second
@@ -186,8 +186,9 @@ async def test_only_what_the_last_of_several_nodes_generated_counts(
         await until(lambda: len(asked) == 2)
         leaving.cancel()
         line = await next_line(caplog)
-        assert line["client_gone"] and line["output_tokens"] == 0
-        assert "finish_reason" not in line and "ttft_seconds" not in line
+        assert line["client_gone"] and line["output_tokens"] == 4
+        assert line["finish_reason"] == "stop x2" and "ttft_seconds" in line
+        assert line["decode_nodes"] == ["decode-0", "decode-1"]
         page = c.router.metrics.render().decode()
         for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
             [value] = [row for row in page.splitlines() if row.startswith(gauge + "{")]

@@ -260,8 +260,8 @@ async def test_a_long_conversation_is_compacted_before_its_answer(
             assert prompt(c).startswith("<|start|>user\nSummary")
 
 
-async def test_an_answer_that_begins_anew_keeps_the_summary(tmp_path: Path) -> None:
-    turns = ["no ", "the fox", "hel", "hello"]
+async def test_summary_and_answer_are_continued_on_another_node(tmp_path: Path) -> None:
+    turns = ["the ", "fox", "hel", "lo"]
     async with served(tmp_path, nodes=2, context=4096) as (c, client):
 
         async def fail_first(request: pb.GenerateRequest, _: Any) -> AsyncIterator[Any]:
