@@ -240,8 +240,7 @@ def test_a_node_that_dies_under_load_is_started_again_and_no_request_is_lost(
 
 @contextmanager
 def disturbed(served: ServedCluster, kind: str, processes: list[psutil.Process]) -> Iterator[None]:
-    """Processes of a node are stopped while streams and requests run. A prefill node ends none of
-    the streams, a decode node its own, with one error; every other request is answered."""
+    """Processes of a node are stopped while streams and requests run, all of which are answered."""
     seeds = [10, 11]
     want = [served.complete(seed, max_tokens=STREAM_TOKENS) for seed in seeds]
     served.wait_at_rest()
@@ -254,14 +253,7 @@ def disturbed(served: ServedCluster, kind: str, processes: list[psutil.Process])
             if kind == PREFILL:
                 assert not served.prefilled_remotely(1)
             yield
-    ended = [stream.result() for stream in streams]
-    assert all(
-        tokens == right[: len(tokens)] for (tokens, _), right in zip(ended, want, strict=True)
-    )
-    whole = [len(tokens) == STREAM_TOKENS for tokens, _ in ended]
-    errors = [count for _, count in ended]
-    assert sorted(errors) == ([0, 0] if kind == PREFILL else [0, 1])
-    assert whole == [count == 0 for count in errors]
+    assert [stream.result() for stream in streams] == [(tokens, 0) for tokens in want]
     served.wait_nodes(3)
     until(lambda: served.prefilled_remotely(1), "the prefill node to be used", START_SECONDS)
     served.wait_at_rest()
