@@ -148,11 +148,13 @@ def test_bad_requests_are_refused_while_others_stream(
             assert got == status and "error" in answer, (case, answer)
             assert len(str(answer)) < 1500, case
 
-    refuse_all()
-    before = memory(disaggregated)
-    with bystanders(disaggregated, undisturbed):
-        refuse_all()
-    assert memory(disaggregated) - before < 48 * MIB
+    # The first round is what allocators keep of any busy moment.
+    memories = []
+    for _ in range(2):
+        with bystanders(disaggregated, undisturbed):
+            refuse_all()
+        memories.append(memory(disaggregated))
+    assert memories[1] - memories[0] < 48 * MIB
     disaggregated.wait_idle(*disaggregated.parts[1:])
 
 
