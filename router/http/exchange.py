@@ -20,6 +20,7 @@ from .memory_budget import MemoryShare
 Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
+MAX_SHOWN = 64  # characters of a header in an error
 # Of a body that is read.
 BODY_PIECE = 1 << 20
 
@@ -82,6 +83,7 @@ class HttpExchange:
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         if kind != JSON_TYPE and not (self._any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
+        self._check_encoding()
         limit = self._options.max_body_bytes
         length = self.header(b"content-length")
         if length.isdigit() and (len(length) > 18 or int(length) > limit):
@@ -123,9 +125,18 @@ class HttpExchange:
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
 
+    def _check_encoding(self) -> None:
+        """Reject a body that is compressed: RFC 9110, 15.5.16."""
+        encoding = self.header(b"content-encoding").strip().lower()
+        if encoding not in (b"", b"identity"):
+            name = encoding.decode("latin-1")[:MAX_SHOWN]
+            message = f"The content encoding {name!r} is not supported; send the body without it."
+            raise ApiError(415, message, headers=(*CLOSE, (b"accept-encoding", b"identity")))
+
     async def parts(self, limit: int) -> AsyncIterator[bytes]:
         """The body as it arrives, for one that is not held: at most ``limit`` bytes, with at most
         ``body_timeout`` between two parts."""
+        self._check_encoding()
         length = self.header(b"content-length")
         if length.isdigit() and (len(length) > 18 or int(length) > limit):
             raise self._too_large(limit)

@@ -72,6 +72,8 @@ def parse_pieces(body: Sequence[bytes], context: int) -> Any:
     """Parse strict JSON: no NaN, no lone surrogates, bounded nesting. In a large body no array or
     object may be much longer than the model's ``context``, in tokens."""
     most = max(MAX_CONTEXTS * context, LEAST_MAX_ITEMS)
+    if body and body[0].startswith(codecs.BOM_UTF8):  # RFC 8259, 8.1: it may be ignored
+        body = (body[0].removeprefix(codecs.BOM_UTF8), *body[1:])
     try:
         if sum(map(len, body)) > MAX_BYTES_IN_C:
             value = _InterruptibleDecoder(most).parse(body)

@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol with the limits that it lacks: header size and time, connections.
 
-Requests that are rejected before their head is complete get an error body too.
+Requests that are rejected before their head is complete get an error body too. Offers to upgrade to
+another protocol, which JDK's clients make with every request, are ignored.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.parser is None or self.transport.is_closing():
             return
-        super().data_received(data)
+        self._parse(data)
         # The parser buffers an unfinished header, so received bytes are counted as well.
         if self._head_open and not self.transport.is_closing():
             self._head_bytes += len(data)
@@ -113,6 +114,33 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._answered:
             # uvicorn takes any byte for a request, and cancels the keep-alive timeout.
             self._arm()
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as offer:
+                    (end_of_head,) = offer.args
+                    data = self._without_offer() + data[end_of_head:]
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
+
+    def _without_offer(self) -> bytes:
+        """The head that has just been parsed, without its offer of an upgrade, for a new parser.
+
+        The parser takes what follows an offer for another protocol, and leaves out the body. RFC
+        9110, 7.8, has servers ignore offers, but not bodies.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = _new_parser(self)
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -130,6 +158,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refusal = ApiError(405, "CONNECT is not allowed.")
+                raise httptools.HttpParserError("a proxy's method")
+            return  # the head comes again without the offer
         self._head_open = False
         self._head_bytes = 0
         self._disarm()
@@ -137,6 +170,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) == 1:
             # uvicorn reads no further until it is this one's turn, and notices no disconnection.
             self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Reject what the parser could not parse: because of ``_refusal``, or as invalid HTTP."""
@@ -204,6 +241,13 @@ class BoundedProtocol(HttpToolsProtocol):
             % (STATUS_LINE[error.status], len(body), body)
         )
         self.transport.close()
+
+
+def _new_parser(protocol: BoundedProtocol) -> Any:
+    """As uvicorn makes one."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
 
 
 def bounded(

@@ -142,10 +142,9 @@ async def test_garbled_requests_do_not_fill_the_log(
     async with cluster(tmp_path) as c:
         for _ in range(20):
             await _raw(c, b"\x16\x03\x01 garbage\r\n\r\n")
-            await _raw(c, b"GET /health HTTP/1.0\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
     told = [record.getMessage() for record in caplog.records if record.name == "uvicorn.error"]
     assert told.count("Invalid HTTP request received.") == 1
-    assert told.count("Unsupported upgrade request.") == 1 and len(told) < 20
+    assert len(told) < 20
 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"a"], ids=["line-ends", "rest-of-a-body"])
