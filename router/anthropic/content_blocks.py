@@ -45,12 +45,12 @@ class RedactedThinkingBlock(Block):
 
 
 class ToolUseBlock(Block):
-    """A call of a tool in an earlier turn."""
+    """A call of a tool in an earlier turn. An input that is no object counts as an empty one."""
 
     type: Literal["tool_use"]
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-    input: dict[str, Any]
+    input: Annotated[Any, DocumentedAs(dict[str, Any])] = None
     caller: Any = None
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
-from ..served_model import ServedModel
+from ..requests.call_arguments import HistoryArguments
 from .content_blocks import (
     ASSISTANT_BLOCKS,
     TEXT_BLOCKS,
@@ -48,50 +48,28 @@ Messages = Annotated[
 ]
 
 
-def read_conversation(
-    system: Any, messages: list[Any], model: ServedModel, ignored: set[str]
-) -> list[Turn]:
+def read_conversation(system: Any, messages: list[Any], ignored: set[str]) -> list[Turn]:
     """The turns of a request. Neighbouring ones of a role are one turn, as in Anthropic's API, and
     so are all system messages in front. Raises ``RequestError``."""
     if not messages:
         raise invalid("'messages' must have at least one message.", "messages")
-    template = model.tokenizer.template
-    reader = _TurnReader("" if template is None else template.source, ignored)
+    reader = _TurnReader(ignored)
     if system is not None:
         reader.add_system(system, "system")
     for i, item in enumerate(messages):
         reader.add(item, f"messages.{i}")
     if not reader.turns:
         raise invalid("'messages' must have a message that is not empty.", "messages")
+    reader.arguments.note()
     return reader.turns
 
 
-def has_inner_system(turns: list[Turn]) -> bool:
-    """True if a system message follows other messages."""
-    return any(turn["role"] == "system" for turn in turns[1:])
-
-
-def fold_inner_system(turns: list[Turn]) -> list[Turn]:
-    """The turns for a template that takes a system message in front only: later ones end the
-    message before them, or are a user's. So each request still begins like the one before it."""
-    folded: list[Turn] = []
-    for turn in turns:
-        last: Turn = folded[-1] if folded else {"role": None}
-        if turn["role"] != "system" or not folded:
-            _append(folded, dict(turn))
-        elif last["role"] in ("user", "tool"):
-            last["content"] = f"{last['content']}\n{turn['content']}"
-        else:
-            folded.append({"role": "user", "content": turn["content"]})
-    return folded
-
-
 class _TurnReader:
-    """Reads messages into ``turns``; ``template`` is the source of the chat template."""
+    """Reads messages into ``turns``, and the ``arguments`` of their calls."""
 
-    def __init__(self, template: str, ignored: set[str]) -> None:
+    def __init__(self, ignored: set[str]) -> None:
         self.turns: list[Turn] = []
-        self._template = template
+        self.arguments = HistoryArguments()
         self._ignored = ignored
         self._tools: dict[str, str] = {}  # names of called tools by the ids of calls
 
@@ -150,8 +128,12 @@ class _TurnReader:
         calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
         if calls:
             self._tools |= {call.id: call.name for call in calls}
-            turn["tool_calls"] = [_tool_call(call) for call in calls]
+            turn["tool_calls"] = [self._tool_call(call) for call in calls]
         _append(self.turns, turn, roles=("assistant",))
+
+    def _tool_call(self, call: ToolUseBlock) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": self.arguments.read(call.input)}
+        return {"id": call.id, "type": "function", "function": function}
 
 
 def _append(turns: list[Turn], turn: Turn, roles: tuple[str, ...] = ("user",)) -> None:
@@ -166,11 +148,6 @@ def _append(turns: list[Turn], turn: Turn, roles: tuple[str, ...] = ("user",)) -
             last[name] = f"{mine}\n{more}" if mine and more else mine or more
         else:
             last[name] = [*(mine or ()), *more]
-
-
-def _tool_call(call: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.input}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def _text(blocks: list[Block]) -> str:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
-from ...shared.errors import RequestError
 from ..errors import invalid
 from ..requests.body_model import BodyModel, DocumentedAs
 from ..requests.context import ContextError, encode_chat
@@ -20,8 +19,6 @@ from .conversation import (
     Messages,
     TextOrBlocks,
     Turn,
-    fold_inner_system,
-    has_inner_system,
     read_conversation,
 )
 from .output_format import OutputFormat, read_format
@@ -87,18 +84,10 @@ class MessagePrompt:
     applied_edits: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self, model: ServedModel, *, counted: bool = False) -> list[int]:
-        """The tokens, with system messages at their places if the chat template lets them."""
-        try:
-            return self._encode(self.turns, model, counted)
-        except RequestError as error:
-            if isinstance(error, ContextError) or not has_inner_system(self.turns):
-                raise
-        return self._encode(fold_inner_system(self.turns), model, counted)
-
-    def _encode(self, turns: list[Turn], model: ServedModel, counted: bool) -> list[int]:
+        """The tokens; a prompt that is only ``counted`` may be longer than the context."""
         tools = self.tools if self.tools and self.choice.type != "none" else None
         return encode_chat(
-            turns,
+            self.turns,
             model,
             variables=self.variables,
             tools=tools,
@@ -120,7 +109,7 @@ def read_prompt(
     )
     keep = turns_to_keep(management, ignored)
     tools = read_definitions(asked.tools, ignored)
-    turns = read_conversation(asked.system, asked.messages, model, ignored)
+    turns = read_conversation(asked.system, asked.messages, ignored)
     prefilled = turns[-1]["role"] == "assistant"
     if prefilled:
         _check_prefill(turns[-1], thinking)

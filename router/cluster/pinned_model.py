@@ -13,6 +13,7 @@ from ...proto import tandem_pb2 as pb
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
 from ...shared.process.threads import in_thread
+from ...shared.text.tokenizer_files import TemplateText
 from ...shared.weights.locate import display_name, locate_model
 from ...shared.weights.source import open_source, read_spec
 from ..options import RouterOptions
@@ -62,7 +63,8 @@ async def load_tokenizer(path: Path, vocab_size: int, chat_template: str | None)
     try:
         files = await in_thread(lambda: open_source(path).tokenizer_files())
         if chat_template is not None:
-            files = replace(files, template=chat_template, template_origin="--chat-template")
+            template = TemplateText(chat_template, "--chat-template")
+            files = replace(files, template=template, tool_template=None)
         tokenizer = await in_thread(lambda: Tokenizer.load(files))
         await in_thread(tokenizer.prepare)
     except OSError as error:

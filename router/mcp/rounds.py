@@ -259,7 +259,7 @@ class Rounds:
         last = exhausted or state.rounds >= self.most_rounds
 
         def work() -> GenerationRequest:
-            extend()  # here, in the thread, because it parses the arguments of calls
+            extend()
             if last:
                 state.body = state.body | {"tool_choice": "none"}
             return self.parse(state.body)

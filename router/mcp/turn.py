@@ -9,7 +9,6 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta
-from ..requests.call_arguments import usable_arguments
 
 
 @dataclass(slots=True)
@@ -64,6 +63,5 @@ class ModelTurn:
 
 
 def _called(call: TurnCall) -> dict[str, Any]:
-    arguments = usable_arguments(call.arguments.getvalue())
-    function: dict[str, Any] = {"name": call.name, "arguments": arguments}
+    function = {"name": call.name, "arguments": call.arguments.getvalue()}
     return {"id": call.id, "type": "function", "function": function}

@@ -10,6 +10,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ..options import RouterOptions
 from ..requests.body_model import BodyModel
 from ..requests.reasoning_options import reasoning_of
+from ..requests.written_tools import shows_tools
 from ..served_model import ServedModel
 from .ollama_request import LATEST, check_name
 
@@ -64,10 +65,11 @@ def show(
     """The answer to a body of /api/show. Raises ``RequestError``."""
     asked = ShowRequest.read(body, ignored)
     check_name(asked.model or asked.name or "?", model)
-    template = model.tokenizer.template
+    template, tool_template = model.tokenizer.template, model.tokenizer.tool_template
     source = "" if template is None else template.source
     capabilities = ["completion"]
-    if "tools" in source and options.enable_auto_tool_choice:
+    shown = tool_template is not None and shows_tools(tool_template.source)
+    if shown and options.enable_auto_tool_choice:
         capabilities.append("tools")
     if model.tokenizer.fill_in_middle is not None:
         capabilities.append("insert")

@@ -27,7 +27,9 @@ def fitting_chat(
 ) -> list[int]:
     """The tokens of the newest turns that leave room in ``limit``; system messages and the last
     turn always stay. Raises ``RequestError`` if those alone do not fit."""
-    droppable = [i for i, turn in enumerate(turns[:-1]) if turn["role"] != "system"]
+    droppable = [
+        i for i, turn in enumerate(turns[:-1]) if turn["role"] not in ("system", "developer")
+    ]
 
     def fitting(count: int) -> list[int] | None:
         dropped = set(droppable[:count])

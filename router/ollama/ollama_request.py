@@ -113,7 +113,7 @@ def parse_chat(body: Any, model: ServedModel, options: RouterOptions) -> OllamaR
     if not messages:
         raise OnlyLoadsError(asked.model, {"message": {"role": "assistant", "content": ""}})
     tools = read_tools(asked.tools, None, True, model, options, ignored)
-    turns = read_messages(messages, model, ignored)
+    turns = read_messages(messages, ignored)
     variables = _variables(asked, model, options)
 
     def encode(kept: Turns) -> list[int]:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...shared.text.chat_template import ChatTemplate, flatten_content
+from ...shared.text.chat_template import flatten_content
 from ..errors import invalid
-from ..http.json_body import parse_text
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.call_arguments import HistoryArguments
 from ..requests.ran_calls import RanCall, ran_turn
-from ..served_model import ServedModel
 
 MAX_MESSAGES = 16_384
 MAX_TOOL_CALLS = 1024
 MAX_NAME = 1 << 20
-_FUNCTION_ROLE = re.compile(r"""==\s*['"]function['"]""")
 
 
 class TextPart(BodyModel):
@@ -37,7 +34,8 @@ class RefusalPart(BodyModel):
 
 
 class CalledFunction(BodyModel):
-    """The function of a tool call; ``arguments`` is JSON, or its text."""
+    """The function of a tool call; ``arguments`` is a JSON object, or its text. Anything else
+    counts as an empty one."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -82,38 +80,34 @@ Messages = Annotated[
 ]
 
 
-def read_messages(
-    messages: list[Any],
-    model: ServedModel,
-    ignored: set[str],
-    template: ChatTemplate | None = None,
-) -> list[dict[str, Any]]:
-    """Check messages, and convert them to the form that templates expect: ``template``, or the
-    model's."""
+def read_messages(messages: list[Any], ignored: set[str]) -> list[dict[str, Any]]:
+    """Check messages, and convert them to the form that templates expect."""
     if not messages:
         raise invalid(
             "Invalid 'messages': empty array; expected at least one message.",
             "messages",
             "empty_array",
         )
-    template = template or model.tokenizer.template
-    source = "" if template is None else template.source
+    arguments = HistoryArguments()
     made: list[dict[str, Any]] = []
     for i, item in enumerate(messages):
-        reader = _MessageReader(item, f"messages[{i}]", source, ignored)
+        reader = _MessageReader(item, f"messages[{i}]", arguments, ignored)
         made += reader.ran()
         made.append(reader.read())
+    arguments.note()
     return made
 
 
 class _MessageReader:
     """One message; ``param`` is its name in errors."""
 
-    def __init__(self, item: Any, param: str, template: str, ignored: set[str]) -> None:
+    def __init__(
+        self, item: Any, param: str, arguments: HistoryArguments, ignored: set[str]
+    ) -> None:
         if not isinstance(item, dict):
             raise wrong_type(param, "an object", item)
         self._param = param
-        self._template = template
+        self._arguments = arguments
         if item.get("role") is None:
             name = f"{param}.role"
             message = f"Missing required parameter: '{name}'."
@@ -124,12 +118,13 @@ class _MessageReader:
     def ran(self) -> list[dict[str, Any]]:
         """The calls before this message that the router has run."""
         calls = self._message.mcp_calls
-        return ran_turn(calls, f"{self._param}.mcp_calls", self._ignored) if calls else []
+        if not calls:
+            return []
+        return ran_turn(calls, f"{self._param}.mcp_calls", self._arguments, self._ignored)
 
     def read(self) -> dict[str, Any]:
         message = self._message
-        role = self._role(message.role)
-        made: dict[str, Any] = {"role": role, "content": self._content()}
+        made: dict[str, Any] = {"role": message.role, "content": self._content()}
         for name in ("name", "reasoning_content", "tool_call_id"):
             if (value := getattr(message, name)) is not None:
                 made[name] = value
@@ -140,17 +135,8 @@ class _MessageReader:
         if message.function_call is not None:
             calls = [*calls, {"function": message.function_call}]
         if calls:
-            made["tool_calls"] = self._tool_calls(calls, role)
+            made["tool_calls"] = self._tool_calls(calls, message.role)
         return made
-
-    def _role(self, role: str) -> str:
-        # The result of a ``function_call``.
-        if role == "function" and not _FUNCTION_ROLE.search(self._template):
-            return "tool"
-        # OpenAI's newer name of the system role, for templates without it.
-        if role == "developer" and self._template and "developer" not in self._template:
-            return "system"
-        return role
 
     def _content(self) -> str:
         """The text; empty without one, as in vLLM: a message may consist of tool calls only."""
@@ -173,17 +159,7 @@ class _MessageReader:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"'{param}.function.name' must be a string.", param, "invalid_type")
-        arguments = function.get("arguments")
-        if isinstance(arguments, str):
-            arguments = _arguments(arguments, param)
-        made = {"name": function["name"], "arguments": arguments or {}}
-        return {"id": call.get("id"), "type": "function", "function": made}
-
-
-def _arguments(text: str, param: str) -> Any:
-    """Parse the arguments, which clients send as a string of JSON."""
-    try:
-        return parse_text(text) if text else {}
-    except ValueError:
-        message = f"'{param}.function.arguments' is not valid JSON."
-        raise invalid(message, param, "invalid_value") from None
+        arguments = self._arguments.read(function.get("arguments"))
+        made = {"name": function["name"], "arguments": arguments}
+        call_id = call.get("id") if isinstance(call.get("id"), str) else None
+        return {"id": call_id, "type": "function", "function": made}

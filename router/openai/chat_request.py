@@ -99,7 +99,7 @@ def parse_chat(
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
     logprobs = _logprobs(chat, model, options)
     wanted = _max_tokens(chat)
-    messages = read_messages(chat.messages, model, ignored, template)
+    messages = read_messages(chat.messages, ignored)
     adds_prompt = adds_generation_prompt(chat)
     tokens = _prompt(chat, messages, model, tools, template, most_prompt_tokens(model, wanted or 1))
     prompt_text = None
@@ -152,7 +152,7 @@ def count_chat_tokens(body: Any, model: ServedModel, options: RouterOptions) -> 
     model.check_name(chat.model)
     template = read_template(chat.chat_template, model, options)
     tools = _tools(chat, model, options, ignored, template, former=asks_for_functions(chat))
-    messages = read_messages(chat.messages, model, ignored, template)
+    messages = read_messages(chat.messages, ignored)
     try:
         return len(_encoded(chat, messages, model, tools, template, counted=True))
     except ContextError as error:

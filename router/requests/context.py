@@ -127,8 +127,9 @@ def encode_chat(
     """The tokens of messages and tools in the form that templates expect, and of ``variables``. A
     prompt that is ``truncated`` later, or only counted, may be longer than the context."""
     variables = model.template_variables | (variables or {})
-    shown = template or model.tokenizer.template
-    messages, tools = with_written_tools(messages, tools, "" if shown is None else shown.source)
+    template = template or model.tokenizer.template_of(tools)
+    source = "" if template is None else template.source
+    messages, tools = with_written_tools(messages, tools, source)
     characters = _characters_of([messages, variables])
     check_length(characters, model, param="messages", truncated=truncated)
     try:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .body_model import BodyModel
-from .call_arguments import usable_arguments
+from .body_model import BodyModel, DocumentedAs
+from .call_arguments import HistoryArguments
 from .json_size import json_text
 from .mcp_names import model_name
 
@@ -19,19 +19,22 @@ class RanCall(BodyModel):
     id: Annotated[str, Field(max_length=256)]
     server_label: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: str
+    arguments: Annotated[Any, DocumentedAs(str)] = None
     output: str | None = None
     error: Any = None
     status: Any = None
 
 
-def ran_turn(calls: list[Any], param: str, ignored: set[str]) -> list[dict[str, Any]]:
+def ran_turn(
+    calls: list[Any], param: str, arguments: HistoryArguments, ignored: set[str]
+) -> list[dict[str, Any]]:
     """A message with the calls, and their results. Raises ``RequestError``."""
     read = [
         RanCall.read(call, ignored, "messages[].mcp_calls[].", at=f"{param}[{i}]")
         for i, call in enumerate(calls)
     ]
-    message = {"role": "assistant", "content": "", "tool_calls": list(map(_called, read))}
+    called = [_called(call, arguments.read(call.arguments)) for call in read]
+    message = {"role": "assistant", "content": "", "tool_calls": called}
     return [message, *map(_result, read)]
 
 
@@ -40,9 +43,8 @@ def outcome_text(output: str | None, error: Any) -> str:
     return f"Error: {json_text(error)}" if output is None else output
 
 
-def _called(call: RanCall) -> dict[str, Any]:
-    name = model_name(call.server_label, call.name)
-    function = {"name": name, "arguments": usable_arguments(call.arguments)}
+def _called(call: RanCall, arguments: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": model_name(call.server_label, call.name), "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -78,14 +78,12 @@ def _with_results(messages: list[Message]) -> list[Message]:
 
 
 def _with_definitions(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
-    """In the system message, or in the first of the user: not every template takes the former."""
+    """In the first message of the system or the user, so that they stay where they are while a
+    conversation grows: not every template takes a system message."""
     text = INSTRUCTIONS.format(tools="\n".join(json_text(tool["function"]) for tool in tools))
-    for roles in (("system", "developer"), ("user",)):
-        for i, message in enumerate(messages):
-            if message["role"] in roles:
-                parts = (
-                    [message["content"], text] if "system" in roles else [text, message["content"]]
-                )
-                joined = message | {"content": "\n\n".join(filter(None, parts))}
-                return [*messages[:i], joined, *messages[i + 1 :]]
+    for i, message in enumerate(messages):
+        if (role := message["role"]) in ("system", "developer", "user"):
+            parts = [text, message["content"]] if role == "user" else [message["content"], text]
+            joined = message | {"content": "\n\n".join(filter(None, parts))}
+            return [*messages[:i], joined, *messages[i + 1 :]]
     return [{"role": "system", "content": text}, *messages]

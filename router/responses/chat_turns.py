@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from ..mcp.approval_items import REQUEST, RESPONSE, result_text
-from ..requests.call_arguments import usable_arguments
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
 from .input_items import Item, decoded
@@ -136,7 +135,7 @@ class _Turns:
         self._results.append(_result(item["id"], result))
 
     def _call(self, call_id: str, name: str, arguments: str) -> None:
-        function = {"name": name, "arguments": usable_arguments(arguments)}
+        function = {"name": name, "arguments": arguments}
         call = {"id": call_id, "type": "function", "function": function}
         self._open().setdefault("tool_calls", []).append(call)
 

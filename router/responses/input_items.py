@@ -10,10 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..errors import invalid
-from ..http.json_body import parse_text
 from ..requests.body_errors import too_long, wrong_type
-from ..requests.body_model import BodyModel
-from ..requests.json_size import fits
+from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.json_size import fits, json_text
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -47,7 +46,7 @@ class ToolCallItem(BodyModel):
 class FunctionCallItem(ToolCallItem):
     """A call of a function."""
 
-    arguments: str
+    arguments: Annotated[Any, DocumentedAs(str)] = None
 
 
 class CustomCallItem(ToolCallItem):
@@ -74,7 +73,7 @@ class McpCallItem(BodyModel):
     id: Id
     server_label: Annotated[str, Field(max_length=64)]
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: str
+    arguments: Annotated[Any, DocumentedAs(str)] = None
     output: str | None = None
     error: Any = None
     status: Any = None
@@ -197,8 +196,7 @@ def _part(part: Any, param: str) -> str:
 
 def _function_call(item: Item, param: str, ignored: set[str]) -> Item:
     read = FunctionCallItem.read(item, ignored, "input[].", at=param)
-    _check_arguments(read.arguments, param)
-    return _call(item, "fc", read) | {"arguments": read.arguments}
+    return _call(item, "fc", read) | {"arguments": _arguments(read.arguments)}
 
 
 def _custom_call(item: Item, param: str, ignored: set[str]) -> Item:
@@ -231,7 +229,6 @@ def _function_output(item: Item, param: str, ignored: set[str]) -> Item:
 
 def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
     read = McpCallItem.read(item, ignored, "input[].", at=param)
-    _check_arguments(read.arguments, param)
     if not fits(read.error, MAX_ERROR):
         message = f"Invalid '{param}.error': it has more than {MAX_ERROR} characters and values."
         raise invalid(message, f"{param}.error", "too_large")
@@ -241,7 +238,7 @@ def _mcp_call(item: Item, param: str, ignored: set[str]) -> Item:
         "status": "completed",
         "server_label": read.server_label,
         "name": read.name,
-        "arguments": read.arguments,
+        "arguments": _arguments(read.arguments),
         "output": read.output,
         "error": read.error,
         "approval_request_id": read.approval_request_id,
@@ -329,12 +326,11 @@ def _decoded(content: str, param: str) -> str:
         raise invalid(message, "input", "invalid_value") from None
 
 
-def _check_arguments(text: str, param: str) -> None:
-    try:
-        parse_text(text or "{}")
-    except ValueError:
-        message = f"Invalid '{param}.arguments': it is not valid JSON."
-        raise invalid(message, "input", "invalid_value") from None
+def _arguments(given: Any) -> str:
+    """The text of arguments, which the model may have written wrongly."""
+    if isinstance(given, str):
+        return given
+    return "" if given is None else json_text(given)
 
 
 def _id(item: Item, kind: str) -> str:

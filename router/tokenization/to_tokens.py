@@ -109,17 +109,16 @@ def tokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]
 
 
 def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str]) -> list[int]:
-    template = model.tokenizer.template
-    messages, tools = with_written_tools(
-        read_messages(chat.messages, model, ignored),
-        shown_tools(chat.tools, ignored),
-        "" if template is None else template.source,
-    )
+    tools = shown_tools(chat.tools, ignored)
+    template = model.tokenizer.template_of(tools)
+    source = "" if template is None else template.source
+    messages, tools = with_written_tools(read_messages(chat.messages, ignored), tools, source)
     return model.tokenizer.encode_chat(
         messages,
         add_generation_prompt=adds_generation_prompt(chat),
         continue_final_message=chat.continue_final_message,
         add_special_tokens=chat.add_special_tokens,
+        template=template,
         tools=tools,
         template_kwargs=model.template_variables
         | check_template_variables(chat.chat_template_kwargs),

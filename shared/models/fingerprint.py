@@ -20,7 +20,9 @@ def model_fingerprint(spec: DecoderSpec, tokenizer: TokenizerFiles | None) -> di
     if tokenizer is not None:
         vocabulary = sorted((number, text) for text, number in tokenizer.vocabulary().items())
         fields["vocabulary"] = _digest(json.dumps(vocabulary))
-        fields["chat_template"] = _digest((tokenizer.template or "").strip())
+        both = (tokenizer.template, tokenizer.tool_template or tokenizer.template)
+        templates = ["" if one is None else one.source.strip() for one in both]
+        fields["chat_template"] = _digest(json.dumps(templates))
     return fields
 
 

@@ -11,6 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 import jinja2
@@ -18,12 +19,15 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.visitor import NodeTransformer
 
 from ..errors import ModelError, RequestError
+from .dialect import Dialect, Message, Tool
 
 MAX_STEPS = 1_000_000
+# Of a small conversation that only shows what a template takes (``dialect.py``).
+MAX_TRIAL_STEPS = MAX_STEPS // 20
 STEPS_OF_A_CALL = 4
 MAX_CHARACTERS = 64 * 1024 * 1024
 # Of all strings that one rendering builds, most of which are temporary.
@@ -34,6 +38,8 @@ MAX_IN_C = 16 * 1024
 BUDGET = "budget of this rendering"
 # In a format string: such a wide field could exhaust memory.
 _WIDE = re.compile(r"\d{7}")
+# Methods of lists that change them one item at a time.
+_LIST_CHANGES = frozenset(("append", "pop"))
 
 T = TypeVar("T")
 
@@ -43,16 +49,30 @@ class TemplateBudgetError(Exception):
 
 
 class _Budget:
-    """The remaining budget of one rendering."""
+    """The remaining budget of one rendering, of which ``given`` are the variables."""
 
-    def __init__(self) -> None:
-        self._steps = MAX_STEPS
+    def __init__(self, given: Mapping[str, Any], steps: int) -> None:
+        self._limit = self._steps = steps
         self._characters = MAX_BUILT
+        self._variables = given
+
+    @cached_property
+    def given(self) -> frozenset[int]:
+        """The identities of all lists that the template did not make."""
+        found: set[int] = set()
+        waiting: list[Any] = [*self._variables.values()]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, list):
+                found.add(id(value))
+            if isinstance(value, (dict, list, tuple)):
+                waiting += value.values() if isinstance(value, dict) else value
+        return frozenset(found)
 
     def step(self, steps: int = 1) -> None:
         self._steps -= steps
         if self._steps < 0:
-            raise TemplateBudgetError(f"it takes more than {MAX_STEPS} steps")
+            raise TemplateBudgetError(f"it takes more than {self._limit} steps")
 
     def count(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
@@ -104,7 +124,8 @@ def _through(name: str, node: nodes.Node) -> nodes.Filter:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with budgets on loops and calls, and limits on growth."""
+    """The sandbox, with budgets on loops and calls, and limits on growth. Unlike in transformers, a
+    template may append to lists that it made, which Kimi K2's do."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -112,10 +133,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         bounded = _Bounds().visit(source).set_environment(self)
         return super()._generate(bounded, *args, **kwargs)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow changes of lists; ``call`` refuses those of lists that the template was given."""
+        if isinstance(obj, list) and attr in _LIST_CHANGES:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count every call and charge its result: macros may call each other without limit."""
         budget: _Budget = context[BUDGET]
         budget.step(STEPS_OF_A_CALL)
+        of = getattr(called, "__self__", None)
+        changes = isinstance(of, list) and called.__name__ in _LIST_CHANGES
+        if changes and id(of) in budget.given:
+            raise SecurityError(f"{called.__name__!r} would change a list that it was given")
         for value in (*args, *kwargs.values()):
             _sized(context, value)
         return budget.weigh(super().call(context, called, *args, **kwargs))
@@ -147,13 +178,14 @@ class ChatTemplate:
     def __init__(self, source: str, *, origin: str, tokens: Mapping[str, str]) -> None:
         self.source = source
         self._tokens = dict(tokens)
+        self._dialects: dict[bool, Dialect] = {}
         environment = _Environment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, loopcontrols],
             finalize=_weighed,
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         environment.filters |= {
@@ -176,6 +208,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        steps: int = MAX_STEPS,
     ) -> str:
         """Render the prompt. Raises ``RequestError`` with the template's own message."""
         variables: dict[str, Any] = {**self._tokens, **(template_kwargs or {})}
@@ -183,8 +216,8 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
-            BUDGET: _Budget(),
         }
+        variables[BUDGET] = _Budget(variables, steps)
         try:
             return _joined(self._template.generate(variables))
         except TemplateBudgetError as error:
@@ -200,8 +233,27 @@ class ChatTemplate:
             RecursionError,
             MemoryError,
         ) as error:
-            message = f"The model's chat template rejects these messages: {error}"
-            raise RequestError(message, param="messages") from error
+            what, param = "these messages", "messages"
+            if tools and steps == MAX_STEPS:
+                refused = self.dialect(with_tools=True).refused_tool(tools)
+                what, param = (
+                    (what, param) if refused is None else (f"the tool {refused!r}", "tools")
+                )
+            message = f"The model's chat template rejects {what}: {error}"
+            raise RequestError(message, param=param) from error
+
+    def dialect(self, *, with_tools: bool) -> Dialect:
+        """The form in which the template takes conversations."""
+        if with_tools not in self._dialects:
+            made = Dialect(self.source, self._try, to_json, with_tools=with_tools)
+            self._dialects[with_tools] = made
+        return self._dialects[with_tools]
+
+    def _try(self, messages: list[Message], tools: list[Tool] | None) -> str | None:
+        try:
+            return self.render(messages, tools=tools, steps=MAX_TRIAL_STEPS)
+        except RequestError:
+            return None
 
 
 def _joined(pieces: Iterable[str]) -> str:
@@ -254,7 +306,7 @@ def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
-def _tojson(
+def to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -20,7 +20,7 @@ from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .special_tokens import SpecialTokens, special_tokens
-from .tokenizer_files import TokenizerFiles
+from .tokenizer_files import TemplateText, TokenizerFiles
 
 # Of a template's variables. JSON from a client may be nested too deeply to walk through.
 MAX_NESTING = 64
@@ -47,6 +47,7 @@ class Tokenizer:
         raw: RawTokenizer,
         *,
         template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class Tokenizer:
         self.config = dict(config or {})
         self.generation_config = dict(generation_config or {})
         self.template = template
+        self.tool_template = tool_template or template
         self.texts = TokenTexts(raw)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
@@ -77,7 +79,8 @@ class Tokenizer:
         raw.no_padding()
         return cls(
             raw,
-            template=_template(files),
+            template=_template(files.template, files),
+            tool_template=_template(files.tool_template, files),
             config=files.config,
             generation_config=files.generation_config,
         )
@@ -132,10 +135,12 @@ class Tokenizer:
         **kwargs: Any,
     ) -> str:
         """Render the prompt of a chat as text; ``encode_chat`` gives its tokens."""
-        return self._template().render(
-            messages,
+        template = self._template(tools)
+        dialect = template.dialect(with_tools=bool(tools))
+        return template.render(
+            dialect.messages(messages),
             add_generation_prompt=add_generation_prompt,
-            tools=tools,
+            tools=dialect.tools(tools),
             template_kwargs=kwargs,
         )
 
@@ -152,19 +157,22 @@ class Tokenizer:
         most: int | None = None,
     ) -> list[int]:
         """Encode the prompt of a chat; control tokens come from the template only, which is the
-        model's unless given. ``continue_final_message`` leaves out all that follows the content of
-        the final message.
+        model's unless given, and gets messages and tools in the form that it takes
+        (``dialect.py``). ``continue_final_message`` leaves out all that follows the content of the
+        final message.
 
         Raises ``TooManyTokensError`` if there are more than ``most``.
         """
+        template = template or self._template(tools)
+        dialect = template.dialect(with_tools=bool(tools))
         guard = _Guard(self._special)
-        hidden = guard.hide(messages)
+        hidden = guard.hide(dialect.messages(messages))
         if continue_final_message:
             hidden = guard.mark_end(hidden)
-        rendered = (template or self._template()).render(
+        rendered = template.render(
             hidden,
             add_generation_prompt=add_generation_prompt,
-            tools=guard.hide(tools),
+            tools=guard.hide(dialect.tools(tools)),
             template_kwargs=guard.hide(template_kwargs),
         )
         if continue_final_message:
@@ -184,15 +192,20 @@ class Tokenizer:
         skipped, since a parser needs them."""
         return self.texts.detokenizer(skip_special_tokens=skip_special_tokens, keep=keep)
 
-    def _template(self) -> ChatTemplate:
-        if self.template is None:
+    def template_of(self, tools: Collection[Any] | None) -> ChatTemplate | None:
+        """The template of a chat with these tools, if there is one."""
+        return self.tool_template if tools else self.template
+
+    def _template(self, tools: Collection[Any] | None) -> ChatTemplate:
+        template = self.template_of(tools)
+        if template is None:
             raise RequestError(
                 "This model has no chat template (neither chat_template.jinja nor chat_template in "
                 "tokenizer_config.json); use /v1/completions.",
                 param="messages",
                 code="no_chat_template",
             )
-        return self.template
+        return template
 
     def _literally(self) -> RawTokenizer:
         """The tokenizer without special tokens, built on demand.
@@ -319,8 +332,8 @@ def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 
-def _template(files: TokenizerFiles) -> ChatTemplate | None:
-    if files.template is None:
+def _template(text: TemplateText | None, files: TokenizerFiles) -> ChatTemplate | None:
+    if text is None:
         return None
     tokens = special_tokens(files.config)
-    return ChatTemplate(files.template, origin=files.template_origin, tokens=tokens)
+    return ChatTemplate(text.source, origin=text.origin, tokens=tokens)

@@ -10,19 +10,30 @@ from typing import Any
 
 from ..errors import ModelError
 
+DEFAULT, TOOL_USE = "default", "tool_use"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateText:
+    """The source of a chat template; ``origin`` names it in error messages."""
+
+    source: str
+    origin: str
+
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """``tokenizer`` is the JSON of a ``tokenizer.json``, ``config`` and ``generation_config`` are
-    the contents of ``tokenizer_config.json`` and ``generation_config.json``. The origins name both
-    in error messages."""
+    """``tokenizer`` is the JSON of a ``tokenizer.json``, which ``origin`` names in error messages.
+    ``config`` and ``generation_config`` are the contents of ``tokenizer_config.json`` and
+    ``generation_config.json``. ``tool_template`` is that of chats with tools, if they have one of
+    their own."""
 
     tokenizer: str
     origin: str
     config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
-    template: str | None = None
-    template_origin: str = ""
+    template: TemplateText | None = None
+    tool_template: TemplateText | None = None
 
     def vocabulary(self) -> dict[str, int]:
         """The number of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
@@ -57,14 +68,14 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     if not path.is_file():
         raise ModelError(f"{path} does not exist; a model folder needs a tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
-    template, origin = _read_template(folder, config)
+    templates = _read_templates(folder, config)
     return TokenizerFiles(
         _read_text(path),
         str(path),
         config,
         _read_json(folder / "generation_config.json"),
-        template,
-        origin,
+        templates.get(DEFAULT),
+        templates.get(TOOL_USE),
     )
 
 
@@ -87,18 +98,40 @@ def _read_text(path: Path) -> str:
         raise ModelError(f"{path}: not UTF-8: {error}") from error
 
 
-def _read_template(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
-    """chat_template.jinja wins over tokenizer_config.json, as in transformers."""
-    path = folder / "chat_template.jinja"
-    source: Any = None
-    if path.is_file():
-        source = _read_text(path)
-    else:
-        path = folder / "tokenizer_config.json"
-        source = config.get("chat_template")
-    if isinstance(source, list):
-        named = {t.get("name"): t.get("template") for t in source if isinstance(t, Mapping)}
-        source = named.get("default")
-    if source is not None and not isinstance(source, str):
-        raise ModelError(f"{path}: chat_template must be a string")
-    return source, str(path)
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, TemplateText]:
+    """The templates by their names. Files win over ``tokenizer_config.json``, as in transformers;
+    ``chat_template.json``, which there only processors of images read, comes last."""
+    files = {DEFAULT: folder / "chat_template.jinja"}
+    more = folder / "additional_chat_templates"
+    files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
+    found = {
+        name: TemplateText(_read_text(path), str(path))
+        for name, path in files.items()
+        if path.is_file()
+    }
+    if DEFAULT in found:
+        return found
+    path = folder / "tokenizer_config.json"
+    listed = templates_of(config.get("chat_template"), str(path))
+    if not found and not listed:
+        path = folder / "chat_template.json"
+        return templates_of(_read_json(path).get("chat_template"), str(path))
+    # transformers would have no template for a chat without tools.
+    return {DEFAULT: listed[DEFAULT], **found} if found and DEFAULT in listed else found or listed
+
+
+def templates_of(value: Any, origin: str) -> dict[str, TemplateText]:
+    """The templates of a ``chat_template``: one, or several with names. Raises ``ModelError``."""
+    named = value
+    if value is None or isinstance(value, str):
+        named = {} if value is None else {DEFAULT: value}
+    elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        named = {one.get("name"): one.get("template") for one in value}
+    if not isinstance(named, Mapping) or not all(
+        isinstance(text, str) for pair in named.items() for text in pair
+    ):
+        raise ModelError(
+            f"{origin}: chat_template must be a string, or a list of objects with 'name' and "
+            f"'template'"
+        )
+    return {name: TemplateText(source, origin) for name, source in named.items()}

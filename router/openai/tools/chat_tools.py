@@ -132,7 +132,7 @@ def read_tools(
     if choice in (None, "auto"):
         _check_automatic(options)
     use = ToolUse(
-        parser=_parser(template or model.tokenizer.template, options),
+        parser=_parser(template or model.tokenizer.tool_template, options),
         schemas=with_grammars(known.schemas, grammars),
         parallel=parallel,
         required=choice == "required",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RequestError
+from ...text.chat_template import flatten_content
 from ...text.tokenizer import Tokenizer
 from ..sampling_params import SamplingParams, check_params
 from .types import Delta, Message, Messages, Prompt
@@ -59,11 +61,38 @@ def request_of(tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> 
 
 
 def plain(messages: Messages) -> list[Mapping[str, Any]]:
-    """The messages as mappings, which chat templates take."""
-    return [
-        {"role": item.role, "content": item.content} if isinstance(item, Message) else item
-        for item in messages
-    ]
+    """The messages in the form that chat templates expect: content is text, and the arguments of
+    earlier calls are objects, as in requests of the server. Raises ``RequestError``."""
+    return [_plain(item, f"messages[{i}]") for i, item in enumerate(messages)]
+
+
+def _plain(message: Message | Mapping[str, Any], param: str) -> Mapping[str, Any]:
+    if isinstance(message, Message):
+        return {"role": message.role, "content": message.content}
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f"'{param}' must have a 'role', which is a string.", param=param)
+    content = message.get("content")
+    made = {**message, "content": ""}
+    if content is not None:
+        made["content"] = flatten_content(content, param=f"{param}.content")
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [_plain_call(call, f"{param}.tool_calls") for call in calls]
+    return made
+
+
+def _plain_call(call: Any, param: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"'{param}' must have a 'function' with a 'name'.", param=param)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = {}
+    if not isinstance(arguments, Mapping):
+        arguments = {}
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def token_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from ...errors import ModelError
-from ...text.tokenizer_files import TokenizerFiles
+from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
 from .header import GGUFHeader
 from .splitting import RULES, SplittingRule
 
@@ -23,18 +23,24 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep
 
 def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
     """The files. Raises ``ModelError`` for an unsupported tokenizer, or one that is not whole."""
-    template = header.metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelError(f"{origin}: tokenizer.chat_template must be a string")
     vocabulary = _Vocabulary(header, origin)
     tokenizer = vocabulary.tokenizer_json()
     return TokenizerFiles(
         tokenizer=json.dumps(tokenizer, ensure_ascii=False),
         origin=origin,
         config=vocabulary.config(),
-        template=template,
-        template_origin=origin,
+        template=_template(header, "tokenizer.chat_template", origin),
+        tool_template=_template(header, f"tokenizer.chat_template.{TOOL_USE}", origin),
     )
+
+
+def _template(header: GGUFHeader, key: str, origin: str) -> TemplateText | None:
+    template = header.metadata.get(key)
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        raise ModelError(f"{origin}: {key} must be a string")
+    return TemplateText(template, origin)
 
 
 class _Vocabulary:

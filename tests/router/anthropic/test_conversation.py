@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tandem.router.anthropic.conversation import Turn, fold_inner_system
 from tandem.tests.router.anthropic.test_messages import HI, ask, official_client
 from tandem.tests.router.anthropic.test_thinking import prompts
 from tandem.tests.router.support import cluster, make_model
@@ -65,7 +64,7 @@ BEFORE = (
     "tool=a\nb<ls toolu_1\ntool=Error: no such file"
 )
 IN_PLACE = BEFORE + "<cat toolu_2\nsystem=5 left\nassistant=so\nsystem=4 left\nuser=go\non\n"
-FOLDED = BEFORE + "\n5 left<cat toolu_2\nassistant=so\nuser=4 left\ngo\non\n"
+FOLDED = BEFORE + "\n\n5 left<cat toolu_2\nassistant=so\nuser=4 left\n\ngo\non\n"
 
 
 @pytest.mark.parametrize(("template", "prompt"), [(TOOLS, IN_PLACE), (STRICT, FOLDED)])
@@ -76,17 +75,6 @@ async def test_the_prompt_of_an_agent(tmp_path: Path, template: str, prompt: str
         plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
         made = await prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
     assert made == [prompt] * 3
-
-
-def test_folding_changes_nothing_else() -> None:
-    turns: list[Turn] = [
-        {"role": "user", "content": "a"},
-        {"role": "tool", "content": "b", "tool_call_id": "1"},
-        {"role": "tool", "content": "c", "tool_call_id": "2"},
-        {"role": "system", "content": "d"},
-    ]
-    assert fold_inner_system(turns) == [*turns[:2], turns[2] | {"content": "c\nd"}]
-    assert turns[2]["content"] == "c"
 
 
 async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:

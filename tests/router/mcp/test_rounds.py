@@ -15,11 +15,11 @@ import openai
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.mcp import turn
+from tandem.router.http.json_body import parse_text
 from tandem.router.mcp.mcp_chat import McpChat
 from tandem.router.mcp.rounds import MAX_CALLS_IN_ROUND
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
-from tandem.router.requests.call_arguments import usable_arguments
+from tandem.router.requests import call_arguments
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE, prompt
 from tandem.tests.router.support import (
     Cluster,
@@ -375,11 +375,11 @@ async def test_large_results_do_not_hold_the_loop(
 ) -> None:
     threads = set()
 
-    def arguments(text: str) -> dict[str, Any]:
+    def arguments(text: str) -> Any:
         threads.add(threading.current_thread().name)
-        return usable_arguments(text)
+        return parse_text(text)
 
-    monkeypatch.setattr(turn, "usable_arguments", arguments)
+    monkeypatch.setattr(call_arguments, "parse_text", arguments)
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "input": "hi", "tools": [SERVER], "stream": True}
     calls = call("s__add", a=[1]) * MAX_CALLS_IN_ROUND

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.router.http import json_body
 from tandem.router.requests import json_size
-from tandem.router.requests.call_arguments import usable_arguments
+from tandem.router.requests.call_arguments import read_arguments
 from tandem.router.requests.json_size import fits, json_text
 from tandem.tests.router.http.test_json_body import InC
 from tandem.tests.router.support import cluster, held_briefly
@@ -105,17 +105,15 @@ async def test_deep_values_are_rejected_before_anything_reads_them(tmp_path: Pat
             arguments = with_depth(SCHEMA, depth)
             call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
             answer = await c.client.post("/v1/responses", json={"input": [call, *HI]})
-            assert answer.status_code == status, (depth, answer.text)
-            assert status == 200 or "'input[0].arguments'" in answer.text
+            assert answer.status_code == 200, (depth, answer.text)
 
 
 def test_large_texts_of_json_are_not_parsed_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     in_c = InC()
     monkeypatch.setattr(json_body, "_C_DECODER", in_c)
-    assert usable_arguments(json.dumps({"a": NUMBERS[:90_000]})) == {"a": NUMBERS[:90_000]}
+    assert read_arguments(json.dumps({"a": NUMBERS[:90_000]})) == {"a": NUMBERS[:90_000]}
     assert in_c.longest < 40_000
-    assert usable_arguments(json.dumps([{}] * 100_001))["arguments"].startswith("[{}")
-    assert usable_arguments('{"a": "\\ud800"}') == {"arguments": '{"a": "\\ud800"}'}
+    assert read_arguments(json.dumps([{}] * 100_001)) == read_arguments('{"a": "\\ud800"}') == {}
 
 
 def test_the_text_of_a_large_value_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

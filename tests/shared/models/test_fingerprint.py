@@ -11,7 +11,7 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
-from tandem.shared.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from tandem.shared.text.tokenizer_files import TemplateText, TokenizerFiles, read_tokenizer_files
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
 
@@ -34,8 +34,9 @@ def folder(model_root: Path) -> Path:
 def test_files_that_say_the_same_in_other_bytes_are_one_model(folder: Path, tmp_path: Path) -> None:
     spec, read = read_spec(folder), read_tokenizer_files(folder)
     again = json.dumps(json.loads(read.tokenizer), indent=7, sort_keys=True)
-    template = None if read.template is None else read.template + "\n"
+    template = None if read.template is None else TemplateText(read.template.source + "\n", "x")
     same = replace(read, tokenizer=again, origin="elsewhere", template=template)
+    same = replace(same, tool_template=template)
     assert model_fingerprint(spec, same) == model_fingerprint(spec, read)
 
 
@@ -72,10 +73,18 @@ def test_tokens_are_compared_by_number_and_text(folder: Path) -> None:
 def test_a_template_counts_and_nothing_else_of_the_configuration(folder: Path) -> None:
     spec, content = read_spec(folder), tokenizer()
     one, other = (
-        model_fingerprint(spec, files(content, template=text, config={"name_or_path": text}))
-        for text in ("one", "other")
+        model_fingerprint(
+            spec, files(content, template=given, config={"name_or_path": given.source})
+        )
+        for given in (TemplateText("one", "x"), TemplateText("other", "x"))
     )
     assert {name for name in one if one[name] != other[name]} == {"chat_template"}
+    ours = TemplateText("one", "y")
+    tools = files(content, template=ours, tool_template=TemplateText("other", "x"))
+    assert model_fingerprint(spec, tools)["chat_template"] not in {
+        one["chat_template"],
+        other["chat_template"],
+    }
     without = model_fingerprint(spec, None)
     assert "vocabulary" not in without and "layers=" in fingerprint_text(without)
 

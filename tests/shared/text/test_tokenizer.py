@@ -326,4 +326,4 @@ def test_json_in_a_template_is_the_same_for_many_values(
     value = {"b": [1, 2.5, None, {"é": True}], "a": {"x": [[], {}]}}
     monkeypatch.setattr(chat_template, "MAX_IN_C", 3)
     given = {"ensure_ascii": False} | options
-    assert chat_template._tojson(value, **options) == json.dumps(value, **given)
+    assert chat_template.to_json(value, **options) == json.dumps(value, **given)
