@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 Message = dict[str, Any]
@@ -199,23 +200,17 @@ class Dialect:
     # System messages
 
     def _with_system(self, messages: list[Message]) -> list[Message]:
-        leading = next(
-            (i for i, m in enumerate(messages) if m["role"] not in SYSTEM), len(messages)
-        )
-        if leading > 1 and self._wants_one_system:
-            front = messages[0]
-            for message in messages[1:leading]:
-                front = _joined(front, message)
-            messages, leading = [front, *messages[leading:]], 1
-        front = messages[:leading]
+        front = list(takewhile(lambda message: message["role"] in SYSTEM, messages))
+        others = messages[len(front) :]
         if front and self._refuses_system:
-            front = []
-        later = any(message["role"] in SYSTEM for message in messages[leading:])
-        if (later and self._wants_system_in_front) or len(front) < leading:
-            messages = front + _folded(messages[len(front) :])
-        if len(messages) == 1 and messages[0]["role"] in SYSTEM and self._wants_a_user:
-            return [messages[0] | {"role": "user"}]
-        return messages
+            return _folded(messages)
+        if len(front) > 1 and self._wants_one_system:
+            front = [reduce(_joined, front)]
+        if any(m["role"] in SYSTEM for m in others) and self._wants_system_in_front:
+            others = _folded(others)
+        if front and not others and self._wants_a_user:
+            return _folded(front)
+        return front + others
 
     def _system_roles(self) -> tuple[str, ...]:
         return SYSTEM if self._knows_developers else SYSTEM[:1]

@@ -192,13 +192,45 @@ def test_special_tokens_are_added_where_they_are_asked_for(tmp_path: Path) -> No
     assert bos not in load_text(folder).encode("fox", add_special_tokens=False)
 
 
-def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "m")
-    (folder / "chat_template.jinja").write_text("file")
-    assert load_text(folder).apply_chat_template(user("x")) == "file"
-    named = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "plain"}]
-    listed = make_folder(tmp_path / "n", chat_template=named)
-    assert load_text(listed).apply_chat_template(user("x")) == "plain"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+NAMED = [{"name": name, "template": name} for name in ("rag", "tool_use", "default")]
+TOOL_FILE = "additional_chat_templates/tool_use.jinja"
+
+
+@pytest.mark.parametrize(
+    ("configured", "files", "plain", "with_tools"),
+    [
+        ("one", {}, "one", "one"),
+        (NAMED, {}, "default", "tool_use"),
+        (NAMED[::2], {}, "default", "default"),
+        (NAMED, {"chat_template.jinja": "file"}, "file", "file"),
+        (NAMED, {"chat_template.jinja": "file", TOOL_FILE: "more"}, "file", "more"),
+        ("one", {TOOL_FILE: "more"}, "one", "more"),
+        (NAMED, {TOOL_FILE: "more"}, "default", "more"),
+        (None, {TOOL_FILE: "more"}, None, "more"),
+        (None, {"chat_template.json": '{"chat_template": "old"}'}, "old", "old"),
+        ("one", {"chat_template.json": '{"chat_template": "old"}'}, "one", "one"),
+    ],
+)
+def test_templates_come_from_files_first_and_have_names(
+    tmp_path: Path,
+    configured: Any,
+    files: dict[str, str],
+    plain: str | None,
+    with_tools: str,
+) -> None:
+    folder = make_folder(tmp_path / "m", chat_template=configured)
+    (folder / "additional_chat_templates").mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    text = load_text(folder)
+    assert text.apply_chat_template(user("x"), tools=TOOLS) == with_tools
+    if plain is None:
+        with pytest.raises(RequestError, match="no chat template"):
+            text.encode_chat(user("x"))
+    else:
+        assert text.apply_chat_template(user("x")) == plain
+        assert text.decode(text.encode_chat(user("x"), tools=[])) == plain
 
 
 @pytest.mark.parametrize(
@@ -210,6 +242,9 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", '{"chat_template": 5}'),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        (TOOL_FILE, "{% for %}"),
         ("generation_config.json", "{"),
         ("chat_template.jinja", "{% for %}"),
         ("chat_template.jinja", "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"),
@@ -221,6 +256,7 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str | None) 
     if content is None:
         (folder / name).unlink()
     else:
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(content)
     with pytest.raises(ModelError, match=name.replace(".", r"\.")):
         load_text(folder)
@@ -247,6 +283,12 @@ DOUBLED = "{{% for i in range(99) %}}{}{{% endfor %}}".format
         "{{ 10 ** 10 ** 10 }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
+        "{% set x = messages %}{{ x.pop() }}",
+        "{% set x = [messages] %}{{ x[0].append(1) }}",
+        "{{ tools[0].list.append(1) }}",
+        "{% set x = [1] %}{{ x.extend(x) }}",
+        "{% set x = [] %}{% for i in range(999) %}{% for j in range(999) %}{{ x.append(x) }}"
+        "{% endfor %}{% endfor %}",
         "{{ missing.field.field }}",
         "{{ 1 / 0 }}",
         "{{ raise_exception('no') }}",
@@ -270,7 +312,7 @@ DOUBLED = "{{% for i in range(99) %}}{}{{% endfor %}}".format
 def test_a_template_cannot_run_away(source: str) -> None:
     template = ChatTemplate(source, origin="here", tokens={})
     with pytest.raises(RequestError):
-        template.render(user("x"))
+        template.render(user("x"), tools=[{"list": []}])
 
 
 @pytest.mark.parametrize(
@@ -293,6 +335,17 @@ def test_what_is_counted_in_a_template_does_not_change_its_text(source: str) -> 
     plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     expected = plain.from_string(source).render(messages=messages)
     assert ChatTemplate(source, origin="here", tokens={}).render(messages) == expected
+
+
+def test_a_template_may_append_to_a_list_that_it_made() -> None:
+    """As Kimi K2's, which collects the ids of calls."""
+    source = (
+        "{% set ns = namespace(ids=[]) %}{% for m in messages %}"
+        "{% set _ = ns.ids.append(m.content) %}{% endfor %}{{ ns.ids.pop(0) }}"
+        "{{ ns.ids | length }}{{ messages.index(messages[1]) }}"
+    )
+    messages = [*user("a"), *user("b"), *user("c")]
+    assert ChatTemplate(source, origin="here", tokens={}).render(messages) == "a21"
 
 
 def test_templates_may_use_what_hugging_face_gives_them() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.engine.api.prompts import plain
 from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
 from tandem.tests.support.extent import selected
 
@@ -50,6 +51,34 @@ def engine() -> Iterator[Engine]:
         assert len(ranks()) == 1
         yield engine
     assert ranks() == []
+
+
+def test_messages_may_have_calls_and_content_as_in_requests(engine: Engine) -> None:
+    calls = [
+        {"id": "1", "function": {"name": "f", "arguments": arguments}}
+        for arguments in ('{"x": 1}', {"x": 1}, '{"x": 1', None)
+    ]
+    made = plain(
+        [
+            Message("user", "hi"),
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+        ]
+    )
+    assert [message["content"] for message in made] == ["hi", "", "a\nb"]
+    arguments = [call["function"]["arguments"] for call in made[1]["tool_calls"]]
+    assert arguments == [{"x": 1}, {"x": 1}, {}, {}]
+    assert engine.apply_chat_template(made)
+    for wrong in (
+        {"content": "x"},
+        {"role": "user", "content": 5},
+        {"role": "a", "tool_calls": [1]},
+    ):
+        with pytest.raises(RequestError, match=r"messages\[0\]"):
+            engine.apply_chat_template([wrong])
 
 
 def test_greedy_output_is_the_same_alone_and_in_a_batch(engine: Engine) -> None:

@@ -154,6 +154,14 @@ def test_a_text_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
         assert ours.decode(tokens) == "Hello"
 
 
+def test_a_file_may_have_a_template_for_tools(tmp_path: Path) -> None:
+    named = [{"name": name, "template": name} for name in ("default", "tool_use")]
+    ours = loaded(byte_pairs(tmp_path / "model.gguf", "qwen2", chat_template=named))
+    messages = [{"role": "user", "content": "hi"}]
+    assert ours.apply_chat_template(messages) == "default"
+    assert ours.apply_chat_template(messages, tools=[{}]) == "tool_use"
+
+
 def test_the_template_and_the_special_tokens_come_from_the_file(tmp_path: Path) -> None:
     folder = tiny_models.cached("qwen3", tmp_path)
     file = write_gguf(folder, tmp_path / "model.gguf")
