@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....proto import tandem_pb2 as pb
-from ...errors import invalid
 from ..structured_outputs import constraint
 
 _PARAM = "tool_choice"
-# References in a tool's schema begin at its root, where it keeps what they name.
-_DEFINITIONS = ("$defs", "definitions")
 _ANY_OBJECT = {"type": "object"}
+# What else would say to where the references in a schema lead.
+_NAMES = ("$schema", "$id", "id")
 
 
 def named_call(schema: Mapping[str, Any], param: str = _PARAM) -> pb.StructuredOutputs:
@@ -26,10 +25,9 @@ def required_calls(
 ) -> pb.StructuredOutputs:
     """An output that is an array of calls, of a single one unless they may be ``parallel``. Errors
     of the node name ``param``. Raises ``RequestError``."""
-    definitions: dict[str, dict[str, Any]] = {}
-    calls = [_call(name, schema, definitions) for name, schema in schemas.items()]
+    calls = [_call(name, schema, i) for i, (name, schema) in enumerate(schemas.items())]
     most = {} if parallel else {"maxItems": 1}
-    array = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most, **definitions}
+    array = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, **most}
     return _compact(array, param)
 
 
@@ -40,26 +38,15 @@ def _compact(schema: dict[str, Any], param: str) -> pb.StructuredOutputs:
     return made
 
 
-def _call(
-    name: str, schema: Mapping[str, Any], definitions: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    parameters = dict(schema or _ANY_OBJECT)
-    for keyword in _DEFINITIONS:
-        if isinstance(own := parameters.pop(keyword, None), dict):
-            _add(definitions.setdefault(keyword, {}), own, name)
+def _call(name: str, schema: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """A call; the references of its schema lead to that schema, which has an id of its own."""
+    parameters = {key: value for key, value in schema.items() if key not in _NAMES} or _ANY_OBJECT
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "parameters": parameters},
+        "properties": {
+            "name": {"const": name},
+            "parameters": {"$id": f"tandem:{number}", **parameters},
+        },
         "required": ["name", "parameters"],
         "additionalProperties": False,
     }
-
-
-def _add(definitions: dict[str, Any], own: Mapping[str, Any], tool: str) -> None:
-    for name, schema in own.items():
-        if definitions.setdefault(name, schema) != schema:
-            message = (
-                f"'tools': '{tool}' and another tool define '{name[:64]}' differently; with "
-                f"'tool_choice' 'required' the definitions of all tools are shared."
-            )
-            raise invalid(message, "tools", "invalid_value")

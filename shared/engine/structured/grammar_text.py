@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...text.json_schema import followable
 from .grammar import GrammarError
 
 # A rule of GBNF; those of Lark have one colon.
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+# Before a schema in a Lark grammar.
+_JSON = re.compile(r"%json\s*")
 _ANY = r"(.|\n)*"
 _TEXT = f"/{_ANY}/"
 # Some models write white space without end, which JSON would allow.
@@ -65,11 +68,12 @@ class GrammarText:
         return self._special.literal(text)
 
     def schema(self, schema: Any, *, whitespace: bool = True) -> str:
-        """A JSON value that satisfies a schema."""
+        """A JSON value that satisfies a schema. Raises ``SchemaError``."""
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
             raise GrammarError("a JSON schema must be an object")
+        schema = followable(schema)
         flexible = {"whitespace_pattern": WHITESPACE}
         options = flexible if whitespace else {"whitespace_flexible": False}
         own = schema.get("x-guidance")
@@ -78,9 +82,9 @@ class GrammarText:
 
     def lark(self, grammar: str) -> str:
         """Text of a grammar in the syntax of Lark or GBNF."""
-        return self._refer(
-            "lark_grammar", _from_gbnf(grammar) if _GBNF.search(grammar) else grammar
-        )
+        if _GBNF.search(grammar):
+            return self._refer("lark_grammar", _from_gbnf(grammar))
+        return self._refer("lark_grammar", _with_followable_schemas(grammar))
 
     def regex(self, pattern: str) -> str:
         """Text that a regular expression matches as a whole."""
@@ -151,6 +155,19 @@ def _terminal(pattern: str) -> str:
     from llguidance import regex_to_lark
 
     return f"/{regex_to_lark(pattern)}/"
+
+
+def _with_followable_schemas(grammar: str) -> str:
+    """A Lark grammar with the schemas in it as they are followed."""
+    parts, end = [], 0
+    for found in _JSON.finditer(grammar):
+        try:
+            schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
+        except ValueError:
+            continue  # no schema, as in a text; or one that the compiler rejects
+        parts += [grammar[end : found.end()], json.dumps(followable(schema))]
+        end = after
+    return "".join((*parts, grammar[end:]))
 
 
 def _from_gbnf(grammar: str) -> str:
