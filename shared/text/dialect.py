@@ -414,7 +414,7 @@ def _folded(messages: list[Message]) -> list[Message]:
     like the one before it."""
     made: list[Message] = []
     opened = False  # the last message has no text of the user yet
-    for message in messages:
+    for message in _behind_results(messages):
         role, last = message["role"], made[-1]["role"] if made else None
         if role in SYSTEM and last in ("user", "tool"):
             made.append(_joined(made.pop(), message))
@@ -428,6 +428,21 @@ def _folded(messages: list[Message]) -> list[Message]:
             made.append(message)
             opened = False
     return made
+
+
+def _behind_results(messages: list[Message]) -> list[Message]:
+    """The messages, with those of the system behind the results that they keep from their calls."""
+    made: list[Message] = []
+    held: list[Message] = []
+    for message in messages:
+        if message["role"] in SYSTEM and made and made[-1].get("tool_calls"):
+            held.append(message)
+            continue
+        if message["role"] != "tool":
+            made += held
+            held = []
+        made.append(message)
+    return made + held
 
 
 def _with_ids(messages: list[Message]) -> list[Message]:

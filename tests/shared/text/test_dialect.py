@@ -174,6 +174,14 @@ def test_what_follows_results_joins_them_where_turns_alternate() -> None:
     assert prompt(LATE, late) == 'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\nuser=5\n'
 
 
+def test_results_follow_their_calls() -> None:
+    between = [*LOOK[:2], *say("d: 3", "s: 4"), result("5", "call_a"), *say("s: 6", "u: 7")]
+    assert prompt(LATE, between) == (
+        'user=1\nassistant=+f{"x": 2}\ntool=5\n\n3\n\n4\n\n6\nuser=7\n'
+    )
+    assert prompt(LATE, between[:4]) == 'user=1\nassistant=+f{"x": 2}\nuser=3\n\n4\n'
+
+
 # Calls only where there is no content, whose arguments are text, as DeepSeek R1's distills.
 NONE_IS_A_CALL = (
     "{% for m in messages %}{{ m.role }}={% if m.role == 'assistant' and m.content is none %}"
