@@ -260,15 +260,17 @@ class Dialect:
     def _alternating(self, messages: list[Message]) -> list[Message]:
         made: list[Message] = []
         for message in messages:
-            last = made[-1]["role"] if made else None
-            if self._joins(last, message["role"]):
+            last, role = made[-1]["role"] if made else None, message["role"]
+            if self._wants_joined(last, role):
                 message = _joined(made.pop(), message)
-            elif last in (None, *SYSTEM) and message["role"] == "assistant":
-                made += [_user("")] if self._wants_user_first else []
+            elif last in (None, *SYSTEM) and role == "assistant" and self._wants_user_first:
+                made.append(_user(""))
+            elif last == "tool" and role == "user" and self._wants_answer_to_result:
+                made.append(_assistant(""))
             made.append(message)
         return made
 
-    def _joins(self, last: str | None, role: str) -> bool:
+    def _wants_joined(self, last: str | None, role: str) -> bool:
         """True if a message must be one with that before it."""
         match last, role:
             case "user", "user":
@@ -276,7 +278,7 @@ class Dialect:
             case "assistant", "assistant":
                 return self._wants_assistants_joined
             case "tool", "user":
-                return self._wants_question_in_result
+                return self._wants_question_in_result and not self._wants_answer_to_result
         return False
 
     @cached_property
@@ -298,11 +300,19 @@ class Dialect:
         return self._prefers([_user(""), *given], given)
 
     @cached_property
+    def _wants_answer_to_result(self) -> bool:
+        """True if the user may not speak right after the result of a call."""
+        asked = self._asked_after_result()
+        return self._prefers([*asked[:-1], _assistant(""), asked[-1]], asked)
+
+    @cached_property
     def _wants_question_in_result(self) -> bool:
+        asked = self._asked_after_result()
+        return self._prefers([*asked[:-2], _joined(*asked[-2:])], asked)
+
+    def _asked_after_result(self) -> list[Message]:
         called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
-        result, question = _result(_TRIED_ID, "tried02"), _user("tried03")
-        before = [_user("tried00"), called]
-        return self._prefers([*before, _joined(result, question)], [*before, result, question])
+        return [_user("tried00"), called, _result(_TRIED_ID, "tried02"), _user("tried03")]
 
     # Definitions of tools
 

@@ -165,10 +165,15 @@ BOTH = [
 ]
 
 
-def test_what_follows_results_joins_them_where_turns_alternate() -> None:
+def test_what_follows_results_has_a_place_of_its_own_or_is_part_of_them() -> None:
     messages = [*LOOK, *say("u: 4", "a: 5", "u: 6")]
     assert prompt(ALTERNATING, messages) == (
-        'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\nassistant=5\nuser=6\n'
+        'user=1\nassistant=+f{"x": 2}\ntool=3\nassistant=\nuser=4\nassistant=5\nuser=6\n'
+    )
+    silent = "m.role == 'assistant' and not m.content and not m.tool_calls"
+    never_silent = ALTERNATING + refusing(silent).replace(SHOWN, "")
+    assert prompt(never_silent, [*LOOK, *say("u: 4")]) == (
+        'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\n'
     )
     late = [*LOOK, *say("s: 4", "u: 5")]
     assert prompt(LATE, late) == 'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\nuser=5\n'
