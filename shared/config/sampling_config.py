@@ -37,8 +37,9 @@ class SamplingConfig:
     generation_config: str = option(
         MODELS_OWN,
         "--generation-config",
-        "Source of the sampling defaults: auto is the model's generation_config.json, vllm is none "
-        "(OpenAI's defaults), anything else a folder with such a file, or the file.",
+        "Source of the sampling defaults: auto is the model's generation_config.json, or a GGUF "
+        "file's metadata (else llama.cpp's defaults); vllm is none (OpenAI's defaults), anything "
+        "else a folder with such a file, or the file.",
     )
     override_generation_config: str | None = option(
         None,

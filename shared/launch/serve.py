@@ -30,6 +30,7 @@ from ..security.credentials import Credentials, is_loopback, open_url, read_cred
 from ..security.local_token import left_token, make_token
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
+from .greeting import greeting
 
 Values = dict[str, Any]
 
@@ -108,7 +109,7 @@ def serve_cluster(
             await_ready(cluster, address, join_deadline, refusal)
             _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
             if use is None:
-                greet(address, joins_at, config, with_key=front.asks_for_keys)
+                _greet(address, joins_at, config, front)
                 cluster.keep(router, lambda: is_ready(address))
             else:
                 _use_while_kept(cluster, router, address, use)
@@ -286,19 +287,11 @@ def _announce_prefill_nodes(
         click.echo(f"tandem: {problem}; it will be used once it answers", err=True)
 
 
-def greet(address: str, registry: str, config: ServeConfig, *, with_key: bool) -> None:
-    """Print where the cluster serves, and what to try."""
-    click.echo(f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)")
-    body = '{"messages": [{"role": "user", "content": "Hello! Who are you?"}]}'
-    key = " -H 'authorization: Bearer KEY'" if with_key else ""  # never the key itself
-    click.echo(
-        f"Try: curl {address}/v1/chat/completions{key} -H 'content-type: application/json' "
-        f"-d '{body}'"
-    )
-    click.echo(f"Logs: {Path(config.log_dir).resolve()}. Ctrl-C ends everything.")
-    click.echo(f"Parts: tandem nodes --router {registry}")
-    click.echo(f"Check: tandem doctor {address} --router {registry}")
-    click.echo(f"Other nodes join at {registry} (--registry-port fixes the port)")
+def _greet(address: str, registry: str, config: ServeConfig, front: RouterConfig) -> None:
+    apart = config.prefill_nodes > 0 or bool(front.prefill_addresses)
+    logs = Path(config.log_dir).resolve()
+    for line in greeting(address, registry, front, logs, prefill_nodes=apart):
+        click.echo(line)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import ModelError
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
+from .generation_config import generation_config
 from .header import GGUFHeader
 from .splitting import RULES, SplittingRule
 
@@ -29,6 +30,7 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
         tokenizer=json.dumps(tokenizer, ensure_ascii=False),
         origin=origin,
         config=vocabulary.config(),
+        generation_config=generation_config(header),
         template=_template(header, "tokenizer.chat_template", origin),
         tool_template=_template(header, f"tokenizer.chat_template.{TOOL_USE}", origin),
     )

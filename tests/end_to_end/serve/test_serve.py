@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -45,7 +46,7 @@ class ServeProcess:
             text=True,
         )
         assert self.process.stdout is not None
-        self.greeting = [self.process.stdout.readline() for _ in range(4)]
+        self.greeting = [self.process.stdout.readline() for _ in range(7)]
         found = re.search(r"http://\S+", self.greeting[0])
         assert found, self.greeting
         self.url = found[0]
@@ -74,22 +75,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     assert served.process.returncode == 0
 
 
-def test_the_greeting_has_an_address_a_curl_line_and_the_logs(served: ServeProcess) -> None:
-    assert "curl " in served.greeting[1] and "Logs:" in served.greeting[2]
-
-
-def test_the_startup_message_says_how_to_list_the_parts(served: ServeProcess) -> None:
-    line = served.greeting[3].partition("Parts: tandem ")[2].split()
-    command = [sys.executable, "-m", "tandem", *line]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def command_of(served: ServeProcess, label: str) -> str:
+    """The output of a command that the greeting shows."""
+    (line,) = [line for line in served.greeting if line.startswith(label)]
+    command = line.partition(": ")[2] if ": (" in line else line.removeprefix(f"{label}: ")
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    rows = [row.split() for row in done.stdout.splitlines()[1:]]
+    return done.stdout
+
+
+def test_the_commands_of_the_greeting_work(served: ServeProcess) -> None:
+    chunks = [line.removeprefix("data: ") for line in command_of(served, "Try").split("\n") if line]
+    assert chunks.pop() == "[DONE]"
+    spoken = [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks]
+    assert "".join(filter(None, spoken)) == "7 + 5 = 12."
+    assert command_of(served, "Prefill apart") == "The code of the green door is 417.\n"
+    log = (served.logs / "router.log").read_text()
+    assert re.search(r"POST /v1/chat/completions 200 .*prefilled=remote", log)
+    assert "Logs:" in served.greeting[3]
+    rows = [row.split() for row in command_of(served, "Parts").splitlines()[1:]]
     assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
     assert "<html" in get(served.url).lower()
 
 
 def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
-    registry = served.greeting[3].split()[-1]
+    registry = served.greeting[4].split()[-1]
     token = find_token(registry)
     assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
     with pytest.raises(RequestError, match="no token"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -156,13 +155,3 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
 
 def parse_node(arguments: list[str]) -> dict[str, Any]:
     return cli.commands[arguments[0]].make_context(arguments[0], arguments[1:]).params
-
-
-@pytest.mark.parametrize("with_key", [True, False])
-def test_the_greetings_curl_line_asks_for_a_key_where_one_is_needed(
-    capsys: pytest.CaptureFixture[str], with_key: bool
-) -> None:
-    serve.greet("http://127.0.0.1:1", "127.0.0.1:2", ServeConfig(), with_key=with_key)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "curl" in line]
-    assert ("-H 'authorization: Bearer KEY'" in line) == with_key
-    assert shlex.split(line)[-1].startswith('{"messages"')

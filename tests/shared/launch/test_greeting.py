@@ -1,0 +1,64 @@
+"""The lines that ``tandem serve`` prints once it serves."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.shared.config import RouterConfig
+from tandem.shared.launch.greeting import greeting
+
+
+def lines(prefill_nodes: bool = True, **options: Any) -> dict[str, str]:
+    front = RouterConfig(**{"model": "builtin"} | options)
+    said = greeting(
+        "http://127.0.0.1:1", "127.0.0.1:2", front, Path("/logs"), prefill_nodes=prefill_nodes
+    )
+    return {line.split(":")[0].split(",")[0]: line for line in said}
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_the_commands_name_a_key_where_one_is_needed(with_key: bool) -> None:
+    said = lines(api_key="secret") if with_key else lines()
+    assert ("-H 'authorization: Bearer KEY'" in said["Try"]) == with_key
+    assert ("TANDEM_API_KEY=KEY" in said["Prefill apart"]) == with_key
+    assert "secret" not in "".join(said.values())
+
+
+def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
+    for options, name in (
+        ({}, "tandem-builtin"),
+        ({"served_model_name": "it's,b"}, "it's"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "Qwen/Qwen3-0.6B"),
+    ):
+        words = shlex.split(lines(**options)["Try"])
+        body = json.loads(words[words.index("-d") + 1])
+        assert body["model"] == name
+        assert body["max_tokens"] <= 100 and body["stream"] and "-N" in words
+
+
+def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:
+    assert "Prefill apart" in lines() and "Prefill apart" not in lines(prefill_nodes=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "called", "shown"),
+    [
+        ("/usr/bin/tandem", ".venv/bin/tandem", "tandem"),
+        (None, ".venv/bin/tandem", ".venv/bin/tandem"),
+        (None, "/my tools/tandem", "'/my tools/tandem'"),
+        (None, "/src/__main__.py", f"{sys.executable} -m tandem"),
+    ],
+)
+def test_commands_are_spelled_as_the_shell_finds_them(
+    found: str | None, called: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: found)
+    monkeypatch.setattr(sys, "argv", [called])
+    assert lines()["Parts"] == f"Parts: {shown} nodes --router 127.0.0.1:2"
