@@ -47,12 +47,14 @@ class EngineConfig:
     devices: str | None = option(
         None,
         "--d --devices",
-        "CUDA devices of the ranks, such as 0,1; also sets the number of ranks.",
+        "CUDA devices, such as 0,1: one for each rank of a node. With several nodes, serve deals "
+        "them out in equal parts.",
     )
     tensor_parallel_size: int | None = option(
         None,
         "--tensor-parallel-size --tp",
-        "Number of ranks that split the model (default: the number of devices, else 1).",
+        "Number of ranks of a node, which split the model (default: the number of its devices, "
+        "else 1).",
         minimum=1,
         maximum=64,
     )
@@ -184,6 +186,8 @@ class EngineConfig:
         """Check values given from Python as the command line does. Raises ``UsageError``."""
         for item in dataclasses.fields(self):
             check_option(item.metadata, getattr(self, item.name))
+        if self.device_ids and self.device == "cpu":
+            raise UsageError(f"--d {self.devices} names CUDA devices, but --device is cpu")
         if self.kv_fraction is not None and self.gpu_memory_utilization is not None:
             raise UsageError(
                 "--kv-fraction and --gpu-memory-utilization both size the KV cache: give one of "

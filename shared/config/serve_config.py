@@ -41,6 +41,11 @@ class ServeConfig:
         minimum=1,
         maximum=64,
     )
+    share_devices: bool = option(
+        False,
+        "--share-devices",
+        "Let nodes share GPUs, in equal parts of the memory, where there are fewer than they need.",
+    )
     # Any free port by default: its own nodes are told the port.
     registry_port: int = option(
         0,

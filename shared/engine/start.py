@@ -11,7 +11,7 @@ from pathlib import Path
 from ..config import EngineConfig, HandoffConfig
 from ..config.fields import served_names
 from ..config.kv_dtypes import kv_dtype_of
-from ..errors import ModelError, PeerRefusedError, StartupError
+from ..errors import ModelError, PeerRefusedError
 from ..handoff.plane.canary import coarsest
 from ..handoff.plane.messages import Event
 from ..kv.block_pool import BlockPool
@@ -259,8 +259,6 @@ def _rank_settings(
     data_plane: DataPlaneOptions | None,
 ) -> RankSettings:
     ids = config.device_ids
-    if ids and config.device == "cpu":
-        raise StartupError(f"--d {config.devices} names CUDA devices, but --device is cpu")
     return RankSettings(
         model_path=str(path),
         device=config.device if not ids else "cuda",

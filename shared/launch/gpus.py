@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import runpy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,11 @@ from ..kv.planning import CPU
 log = logging.getLogger("tandem.node")
 
 
-def usable_gpus(config: EngineConfig) -> int:
-    """Number of GPUs to assign; 0 if the options or a CPU build of torch leave no choice."""
-    if config.device == CPU or config.devices is not None:
-        return 0
+def usable_gpus(config: EngineConfig) -> tuple[int, ...]:
+    """The GPUs of ``--d``, else all of this machine; none if the options or a CPU build of torch
+    rule them out. Raises ``UsageError``."""
+    if config.devices is not None or config.device == CPU:
+        return config.device_ids
     count = device_count()
     if count and not _torch_has_cuda():
         log.warning(
@@ -31,8 +33,8 @@ def usable_gpus(config: EngineConfig) -> int:
             "with CUDA (make serve TORCH_INDEX=), or add --device cpu",
             count,
         )
-        return 0
-    return count
+        return ()
+    return tuple(range(count))
 
 
 def _torch_has_cuda() -> bool:
@@ -45,27 +47,68 @@ def _torch_has_cuda() -> bool:
     return version.is_file() and runpy.run_path(str(version)).get("cuda") is not None
 
 
-def engines_of(config: EngineConfig, nodes: int, gpus: int) -> list[EngineConfig]:
-    """The configuration of each node: its GPUs, assigned in turn, and how many nodes share them.
+def engines_of(
+    config: EngineConfig, nodes: int, gpus: Sequence[int], *, share: bool = False
+) -> list[EngineConfig]:
+    """The configuration of each node: its GPUs, dealt out in turn, and how many nodes share them.
 
-    Explicit options are kept. Raises ``UsageError`` if a node needs more GPUs than there are.
+    Each gets as many as ``--tensor-parallel-size`` says; without it one, or an equal part of those
+    of ``--d``, which must be used up. Nodes share GPUs only if ``share``, or if
+    ``--nodes-per-device`` says so. Raises ``UsageError`` for anything else than that.
     """
-    size = config.world_size
-    if gpus == 0:
+    if not gpus:
         return [_shared(config, nodes)] * nodes
-    if size > gpus:
+    named = config.devices is not None
+    size = _gpus_of_a_node(config, nodes, len(gpus))
+    groups = len(gpus) // size
+    most = config.nodes_per_device or (nodes if share else 1)
+    if nodes > groups * most:
+        raise UsageError(_too_few(config, nodes, size, len(gpus)))
+    if named and len(gpus) != min(nodes, groups) * size:
         raise UsageError(
-            f"--tensor-parallel-size {size} needs {size} GPUs per node, and {gpus} are usable "
-            f"here; lower it, or add --device cpu"
+            f"--d {config.devices} names {len(gpus)} GPUs, of which {_counted(nodes)} with "
+            f"--tensor-parallel-size {size} {'uses' if nodes == 1 else 'use'} "
+            f"{min(nodes, groups) * size}; name as many, or change the number of nodes"
         )
-    groups = gpus // size
     engines = []
     for number in range(nodes):
         group = number % groups
-        devices = ",".join(str(group * size + rank) for rank in range(size))
+        own = ",".join(str(gpu) for gpu in gpus[group * size : (group + 1) * size])
         sharing = len(range(group, nodes, groups))
-        engines.append(_shared(replace(config, devices=devices), sharing))
+        dealt = replace(config, devices=own, tensor_parallel_size=size)
+        engines.append(_shared(dealt, sharing))
     return engines
+
+
+def _gpus_of_a_node(config: EngineConfig, nodes: int, gpus: int) -> int:
+    """How many GPUs each node gets. Raises ``UsageError`` if parts of ``--d`` are not equal."""
+    size = config.tensor_parallel_size
+    if size is not None or config.devices is None:
+        return size or 1
+    if gpus > nodes and gpus % nodes:
+        fewer = gpus // nodes * nodes
+        raise UsageError(
+            f"--d {config.devices} names {gpus} GPUs, and {nodes} nodes cannot have equal parts of "
+            f"them; name {fewer} or {fewer + nodes}"
+        )
+    return max(1, gpus // nodes)
+
+
+def _too_few(config: EngineConfig, nodes: int, size: int, gpus: int) -> str:
+    are = "is" if gpus == 1 else "are"
+    there = f"{gpus} {are} usable here" if config.devices is None else f"--d names {gpus}"
+    ranks = f" with --tensor-parallel-size {size}" if size > 1 else ""
+    need = f"{_counted(nodes)}{ranks} {'needs' if nodes == 1 else 'need'} {nodes * size} GPUs"
+    if size > gpus:
+        return f"{need}, and {there}; lower --tensor-parallel-size, or add --device cpu"
+    return (
+        f"{need}, and {there}; start fewer nodes, add --device cpu, or let nodes share GPUs with "
+        "--share-devices"
+    )
+
+
+def _counted(nodes: int) -> str:
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 def _shared(config: EngineConfig, nodes: int) -> EngineConfig:
@@ -73,9 +116,15 @@ def _shared(config: EngineConfig, nodes: int) -> EngineConfig:
 
 
 def gpus_by_node(names: Sequence[str], engines: Sequence[EngineConfig]) -> Iterator[str]:
-    """One line for each node with GPUs."""
+    """One line for each node with GPUs, and a warning if some are shared."""
+    users = Counter(gpu for engine in engines for gpu in engine.device_ids)
     for name, engine in zip(names, engines, strict=True):
         if engine.devices is not None:
-            shared = engine.nodes_per_device or 1
-            beside = f", shared by {shared} nodes" if shared > 1 else ""
+            sharing = max(users[gpu] for gpu in engine.device_ids)
+            beside = f", shared by {sharing} nodes" if sharing > 1 else ""
             yield f"{name}: GPU {engine.devices}{beside}"
+    if max(users.values(), default=1) > 1:
+        yield (
+            "tandem: nodes share GPUs, on which they take turns unless NVIDIA's MPS runs: prefill "
+            "delays decode"
+        )

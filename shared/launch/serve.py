@@ -195,9 +195,11 @@ def start_nodes(
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
     names = [f"{kind}-{number}" for number, kind in enumerate(kinds)]
     engine, handoff = fill(EngineConfig, values), fill(HandoffConfig, values)
+    gpus = usable_gpus(engine)
+    engines = engines_of(engine, len(kinds), gpus, share=config.share_devices)
+    ranks = engines[0].world_size
     # If every node used every core, they would wait for each other's threads.
-    threads = engine.threads or share_of_cores(len(kinds) * engine.world_size)
-    engines = engines_of(replace(engine, threads=threads), len(kinds), usable_gpus(engine))
+    threads = engine.threads or share_of_cores(len(kinds) * ranks)
     for line in gpus_by_node(names, engines):
         click.echo(line, err=True)
     security, secrets = _security_of_parts(values)
@@ -210,8 +212,9 @@ def start_nodes(
     ]
     parts = []
     for number, (kind, name) in enumerate(zip(kinds, names, strict=True)):
-        own = replace(handoff, kv_port=handoff.kv_port_of(number * engine.world_size))
-        arguments = [kind, *common, *to_arguments(engines[number]), *to_arguments(own)]
+        own = replace(handoff, kv_port=handoff.kv_port_of(number * ranks))
+        engine = replace(engines[number], threads=threads)
+        arguments = [kind, *common, *to_arguments(engine), *to_arguments(own)]
         parts.append(cluster.start(name, arguments, **secrets))
     return parts
 

@@ -54,6 +54,7 @@ def cluster(folder: Path) -> tuple[float, float]:
             "serve",
             "--port=0",
             "--prefill-nodes=1",
+            "--share-devices",
             f"--log-dir={folder}",
             "--drain-timeout=1",
         ],

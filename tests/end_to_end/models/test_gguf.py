@@ -56,7 +56,13 @@ def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestClust
 
 def test_serve_takes_a_file_by_f(file: str, tmp_path: Path, aggregated: TestCluster) -> None:
     command = [sys.executable, "-m", "tandem", "serve", "--f", file, "--port=0"]
-    options = ["--prefill-nodes=1", f"--log-dir={tmp_path}", "--drain-timeout=1", "--threads=1"]
+    options = [
+        "--prefill-nodes=1",
+        "--share-devices",
+        f"--log-dir={tmp_path}",
+        "--drain-timeout=1",
+        "--threads=1",
+    ]
     process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -38,6 +38,7 @@ class ServeProcess:
                 "serve",
                 "--port=0",
                 "--prefill-nodes=1",
+                "--share-devices",
                 f"--log-dir={folder}",
                 "--drain-timeout=2",
             ],

@@ -54,7 +54,12 @@ class ServedCluster:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tandem", "serve", model),
-                    *("--port=0", "--prefill-nodes=1", f"--decode-nodes={decode_nodes}"),
+                    *(
+                        "--port=0",
+                        "--prefill-nodes=1",
+                        "--share-devices",
+                        f"--decode-nodes={decode_nodes}",
+                    ),
                     *("--max-num-batched-tokens=64", "--dtype=float32"),
                     *("--threads=1", "--block-size=16", "--max-model-len=512"),
                     *("--prefill-threshold=1", "--no-enable-prefix-caching", "--drain-timeout=5"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,48 +13,128 @@ from tandem.shared.errors import UsageError
 from tandem.shared.launch import gpus
 from tandem.shared.launch.gpus import engines_of, gpus_by_node, usable_gpus
 
+Given = list[tuple[str | None, int | None]]
+
+
+def dealt(nodes: int, gpus: int, *, share: bool = False, **options: Any) -> Given:
+    """The GPUs of each node, and how many nodes share them. ``gpus`` are usable without --d."""
+    config = EngineConfig(**options)
+    engines = engines_of(config, nodes, config.device_ids or range(gpus), share=share)
+    for engine in engines:
+        assert engine.world_size == len(engine.device_ids or "0")
+    return [(engine.devices, engine.nodes_per_device) for engine in engines]
+
 
 @pytest.mark.parametrize(
-    ("ranks", "nodes", "there", "given"),
+    ("options", "nodes", "there", "given"),
     [
-        (1, 2, 1, [("0", 2), ("0", 2)]),
-        (1, 2, 2, [("0", 1), ("1", 1)]),
-        (1, 2, 8, [("0", 1), ("1", 1)]),
-        (1, 3, 2, [("0", 2), ("1", 1), ("0", 2)]),
-        (2, 2, 4, [("0,1", 1), ("2,3", 1)]),
-        (2, 3, 5, [("0,1", 2), ("2,3", 1), ("0,1", 2)]),
-        (2, 2, 3, [("0,1", 2), ("0,1", 2)]),
-        (1, 2, 0, [(None, 2), (None, 2)]),
+        ({}, 1, 1, [("0", 1)]),
+        ({}, 2, 2, [("0", 1), ("1", 1)]),
+        ({}, 2, 8, [("0", 1), ("1", 1)]),
+        ({"tensor_parallel_size": 2}, 2, 4, [("0,1", 1), ("2,3", 1)]),
+        ({"tensor_parallel_size": 2}, 1, 3, [("0,1", 1)]),
+        ({"nodes_per_device": 7}, 2, 2, [("0", 7), ("1", 7)]),
+        ({}, 2, 0, [(None, 2), (None, 2)]),
+        ({"tensor_parallel_size": 1}, 1, 0, [(None, 1)]),
+        # --d is used up: one node has all, several have equal parts.
+        ({"devices": "0,1"}, 1, 8, [("0,1", 1)]),
+        ({"devices": "0,1"}, 2, 8, [("0", 1), ("1", 1)]),
+        ({"devices": "5,3"}, 2, 0, [("5", 1), ("3", 1)]),
+        ({"devices": "0,1,2,3"}, 2, 8, [("0,1", 1), ("2,3", 1)]),
+        ({"devices": "4,5,6"}, 3, 8, [("4", 1), ("5", 1), ("6", 1)]),
+        ({"devices": "0,1", "tensor_parallel_size": 1}, 2, 8, [("0", 1), ("1", 1)]),
+        ({"devices": "0,1,2,3", "tensor_parallel_size": 2}, 2, 8, [("0,1", 1), ("2,3", 1)]),
+        ({"devices": "3", "nodes_per_device": 2}, 1, 8, [("3", 2)]),
+        # --nodes-per-device is a word about sharing, too.
+        ({"devices": "3", "nodes_per_device": 2}, 2, 8, [("3", 2), ("3", 2)]),
+        ({"nodes_per_device": 2}, 3, 2, [("0", 2), ("1", 2), ("0", 2)]),
     ],
 )
-def test_nodes_get_gpus_in_turn_and_know_how_many_share_them(
-    ranks: int, nodes: int, there: int, given: list[tuple[str | None, int]]
+def test_each_node_gets_its_own_gpus(
+    options: dict[str, Any], nodes: int, there: int, given: Given
 ) -> None:
-    engines = engines_of(EngineConfig(tensor_parallel_size=ranks), nodes, there)
-    assert [(engine.devices, engine.nodes_per_device) for engine in engines] == given
-    assert {engine.world_size for engine in engines} == {ranks}
+    assert dealt(nodes, there, **options) == given
+    assert dealt(nodes, there, share=True, **options) == given
 
 
-def test_what_was_given_stays() -> None:
-    named = EngineConfig(devices="3,5", nodes_per_device=7)
-    assert engines_of(named, 2, 0) == [named, named]
-    own = [engine.nodes_per_device for engine in engines_of(EngineConfig(nodes_per_device=7), 2, 2)]
-    assert own == [7, 7]
+@pytest.mark.parametrize(
+    ("options", "nodes", "there", "given"),
+    [
+        ({}, 2, 1, [("0", 2), ("0", 2)]),
+        ({}, 3, 2, [("0", 2), ("1", 1), ("0", 2)]),
+        ({"tensor_parallel_size": 2}, 3, 5, [("0,1", 2), ("2,3", 1), ("0,1", 2)]),
+        ({"tensor_parallel_size": 2}, 2, 3, [("0,1", 2), ("0,1", 2)]),
+        ({"devices": "5"}, 2, 8, [("5", 2), ("5", 2)]),
+        ({"devices": "4,5"}, 3, 8, [("4", 2), ("5", 1), ("4", 2)]),
+        ({"devices": "4,5", "tensor_parallel_size": 2}, 2, 8, [("4,5", 2), ("4,5", 2)]),
+    ],
+)
+def test_gpus_are_shared_only_where_that_is_allowed(
+    options: dict[str, Any], nodes: int, there: int, given: Given
+) -> None:
+    assert dealt(nodes, there, share=True, **options) == given
+    with pytest.raises(UsageError, match="let nodes share GPUs with --share-devices"):
+        dealt(nodes, there, **options)
 
 
-def test_a_node_that_needs_more_gpus_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="needs 4 GPUs per node, and 2 are usable"):
-        engines_of(EngineConfig(tensor_parallel_size=4), 1, 2)
+@pytest.mark.parametrize(
+    ("options", "nodes", "there", "problem"),
+    [
+        ({}, 2, 1, "2 nodes need 2 GPUs, and 1 is usable here"),
+        ({"devices": "0"}, 2, 8, "2 nodes need 2 GPUs, and --d names 1"),
+        ({"nodes_per_device": 2}, 3, 1, "3 nodes need 3 GPUs, and 1 is usable here"),
+        (
+            {"tensor_parallel_size": 4},
+            1,
+            2,
+            "1 node with --tensor-parallel-size 4 needs 4 GPUs, and 2 are usable here; lower",
+        ),
+        (
+            {"devices": "0,1,2", "tensor_parallel_size": 2},
+            2,
+            8,
+            "2 nodes with --tensor-parallel-size 2 need 4 GPUs, and --d names 3",
+        ),
+        (
+            {"devices": "0,1,2"},
+            2,
+            8,
+            "--d 0,1,2 names 3 GPUs, and 2 nodes cannot have equal parts of them; name 2 or 4",
+        ),
+        (
+            {"devices": "0,1,2,3", "tensor_parallel_size": 2},
+            1,
+            8,
+            "--d 0,1,2,3 names 4 GPUs, of which 1 node with --tensor-parallel-size 2 uses 2",
+        ),
+        (
+            {"devices": "0,1,2,3", "tensor_parallel_size": 1},
+            2,
+            8,
+            "--d 0,1,2,3 names 4 GPUs, of which 2 nodes with --tensor-parallel-size 1 use 2",
+        ),
+    ],
+)
+def test_gpus_that_do_not_go_round_or_would_idle_are_refused(
+    options: dict[str, Any], nodes: int, there: int, problem: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        dealt(nodes, there, **options)
+    assert problem in str(caught.value)
 
 
 def test_each_node_that_was_given_gpus_has_a_line() -> None:
     names = ["prefill-node-0", "prefill-node-1", "decode-node-2"]
-    assert list(gpus_by_node(names, engines_of(EngineConfig(), 3, 2))) == [
+    *lines, warning = gpus_by_node(names, engines_of(EngineConfig(), 3, (0, 1), share=True))
+    assert lines == [
         "prefill-node-0: GPU 0, shared by 2 nodes",
         "prefill-node-1: GPU 1",
         "decode-node-2: GPU 0, shared by 2 nodes",
     ]
-    assert list(gpus_by_node(names, engines_of(EngineConfig(), 3, 0))) == []
+    assert "prefill delays decode" in warning
+    alone = engines_of(EngineConfig(nodes_per_device=2), 3, (0, 1, 2))
+    assert list(gpus_by_node(names, alone)) == [f"{name}: GPU {i}" for i, name in enumerate(names)]
+    assert list(gpus_by_node(names, engines_of(EngineConfig(), 3, ()))) == []
 
 
 @pytest.fixture
@@ -76,9 +157,9 @@ def test_gpus_count_if_torch_can_use_them_and_none_are_chosen(
     machine: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     machine("from typing import Optional\ncuda: Optional[str] = '13.0'\n")
-    for device, count in (("auto", 2), ("cuda", 2), ("cpu", 0)):
-        assert usable_gpus(EngineConfig(device=device)) == count
-    assert usable_gpus(EngineConfig(devices="1")) == 0
+    for device, usable in (("auto", (0, 1)), ("cuda", (0, 1)), ("cpu", ())):
+        assert usable_gpus(EngineConfig(device=device)) == usable
+    assert usable_gpus(EngineConfig(devices="1")) == (1,)
     assert caplog.text == ""
 
 
@@ -86,5 +167,5 @@ def test_gpus_that_torch_cannot_use_are_named(
     machine: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     machine("cuda = None\n")
-    assert usable_gpus(EngineConfig()) == 0
+    assert usable_gpus(EngineConfig()) == ()
     assert "installed without CUDA, so the 2 GPUs here are not used" in caplog.text

@@ -144,7 +144,8 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.gpus.device_count", lambda: gpus)
     monkeypatch.setattr("tandem.shared.launch.gpus._torch_has_cuda", lambda: True)
-    values = cli.commands["serve"].make_context("serve", ["--prefill-nodes=1"]).params
+    flags = ["--prefill-nodes=1", "--share-devices"]
+    values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
     serve.start_nodes(started, fill(ServeConfig, values), values, "r:1")
     nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
