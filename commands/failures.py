@@ -27,6 +27,9 @@ def exit_with(error: BaseException, arguments: Sequence[str]) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         silence_output()  # the reader of our output has left, as head does
         sys.exit(FAILED)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()  # the help of a command that needs another one
+        sys.exit(WRONG_USAGE)
     if isinstance(error, click.ClickException):
         _say(_message(error))
         sys.exit(WRONG_USAGE if isinstance(error, click.UsageError) else FAILED)

@@ -17,6 +17,8 @@ from .spellings import translate
 
 Values = dict[str, Any]
 SERVED_NAME = "--served-model-name"
+# How much of a name must be right for a guess at it, as difflib measures that.
+CLOSE = 0.8
 
 
 class PartCommand(HelpfulCommand):
@@ -56,9 +58,13 @@ def _advice(ctx: click.Context, error: click.NoSuchOption) -> str:
     ]
     if having:
         return f"It is one of tandem {', '.join(having)}."
-    near = error.possibilities or get_close_matches(error.option_name, own_options(group), 1)
+    names = {name for parameter in ctx.command.params for name in parameter.opts}
+    near = get_close_matches(error.option_name, names | own_options(group), 1, CLOSE)
     if near:
         return f"Did you mean {near[0]}?"
+    word = error.option_name.lstrip("-")
+    if len(word) > 1 and any(word in name for name in names):
+        return f"{ctx.command_path} --help={word} shows those whose names contain it."
     return f"{ctx.command_path} --help=all lists all."
 
 

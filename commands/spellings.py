@@ -1,4 +1,7 @@
-"""Options as vLLM and vLLM.rs spell them: translated, or rejected by name with the alternative."""
+"""Options as peers spell them: translated, or rejected by name with the alternative.
+
+The peers are vLLM, vLLM.rs, SGLang and llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,27 @@ from ..shared.errors import UsageError
 
 # Other names of an option; the value stays.
 RENAMED = {
+    "--alias": "--served-model-name",
+    "-a": "--served-model-name",
     "--api-server-count": "--router-workers",
-    "-tp": "--tensor-parallel-size",
+    "--chat-template-file": "--chat-template",
+    "--context-length": "--max-model-len",
     "--enforce-parser": "--tool-call-parser",
+    "-m": "--model",
+    "--max-running-requests": "--max-num-seqs",
+    "--model-path": "--model",
+    "--n-predict": "--max-tokens",
+    "-n": "--max-tokens",
     "--otlp-traces-endpoint": "--otlp-endpoint",
+    "--parallel": "--max-num-seqs",
+    "-np": "--max-num-seqs",
+    "--predict": "--max-tokens",
+    "--repeat-penalty": "--repetition-penalty",
     "--shutdown-timeout": "--drain-timeout",
+    "-t": "--threads",
+    "--temp": "--temperature",
+    "-tp": "--tensor-parallel-size",
+    "--tp-size": "--tensor-parallel-size",
     "--uvicorn-log-level": "--log-level",
 }
 # Switches, with the option that does the same.
@@ -23,19 +42,27 @@ SWITCHES = {
     "--i": "--interactive",
     "--cpu": "--device=cpu",
     "--disable-log-stats": "--stats-interval=0",
+    "--disable-radix-cache": "--no-enable-prefix-caching",
     "--disable-reasoning": '--default-chat-template-kwargs={"enable_thinking": false}',
     "--disable-uvicorn-access-log": "--no-access-log",
     "--fp8-kvcache": "--kv-cache-dtype=fp8",
     "--no-async-scheduling": "--async-scheduling=off",
     "--prefix-cache": "--enable-prefix-caching",
+    "--verbose": "--log-level=debug",
 }
 # Switches for what is always so here.
 ALWAYS_SO = {
+    "--cont-batching",
+    "-cb",
     "--disable-log-requests",
+    "--embedding",
+    "--embeddings",
     "--enable-chunked-prefill",
     "--enable-prompt-tokens-details",
     "--enable-server-load-tracking",
     "--enforce-eager",
+    "--jinja",
+    "--metrics",
     "--no-enable-log-requests",
     "--no-trust-remote-code",
     "--server",
@@ -91,13 +118,13 @@ def _translated(argument: str, left: list[str], options: Collection[str]) -> lis
     name = name.replace("_", "-")
     name = RENAMED[name] if RENAMED.get(name) in options else name
     if name in options:
-        value = value if equals else (left[0] if left else "")
+        rest, value = equals + value, value if equals else (left[0] if left else "")
         choices, meant = BARE.get(name, ((), ""))
         if choices and not equals and value not in choices:
             return [f"{name}={meant}"]
         named = VALUES.get(name, {}).get(value)
         if named is None:
-            return [name + argument[len(name) :]]
+            return [name + rest]
         if not equals:
             left.pop(0)
         return [f"{name}={named}"]

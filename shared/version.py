@@ -1,4 +1,4 @@
-"""The version of Tandem that this process runs."""
+"""The installed package: its version, and how to install its optional parts."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def version() -> str:
         return metadata.version("tandem-llm")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an optional part. No package index has Tandem."""
+    return f"pip install '.[{extra}]' in Tandem's checkout"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...shared.config.mcp_config import McpConfig
 from ...shared.errors import StartupError
 from ...shared.telemetry.logs import logger
+from ...shared.version import install_command
 from .server_config import McpServerConfig, read_servers
 from .server_tools import CallOutcome, McpListing
 
@@ -105,6 +106,5 @@ def mcp_servers(options: McpConfig) -> McpServers | None:
     if not servers:
         return None
     if find_spec("mcp") is None:
-        message = "MCP servers need the package mcp: pip install 'tandem-llm[mcp]'"
-        raise StartupError(message)
+        raise StartupError(f"MCP servers need the package mcp: {install_command('mcp')}")
     return McpServers(servers, seconds=options.mcp_timeout, most=options.mcp_max_result_bytes)

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..version import install_command
 from . import fields
 from .fields import check_option, option, split_names
 from .kv_dtypes import AUTO, SPELLINGS
@@ -169,8 +170,8 @@ class EngineConfig:
     cpu_kernels: str = option(
         "torch",
         "--cpu-kernels",
-        "Kernels on CPUs: torch's operators, or faster ones compiled by numba (pip install "
-        "'tandem-llm[cpu]'; the first start takes some seconds longer).",
+        "Kernels on CPUs: torch's operators, or faster ones compiled by numba "
+        f"({install_command('cpu')}; the first start takes some seconds longer).",
         choices=("torch", "compiled"),
     )
     decode_kernel: str = option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from ..errors import UsageError
+from ..version import install_command
 from .tracing import NO_TRACER, Tracer
 
 
@@ -22,6 +23,6 @@ def start_tracer(endpoint: str | None, role: str, node_id: str) -> Tracer:
     except ModuleNotFoundError as error:
         raise UsageError(
             f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing); install it with: "
-            f"pip install 'tandem-llm[otel]'"
+            f"{install_command('otel')}"
         ) from None
     return OtlpTracer(endpoint, role, node_id)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ModelError
+from ..version import install_command
 
 BUILTIN = "builtin"
 # SmolLM2-135M-Instruct, which comes from a package index.
@@ -72,8 +73,8 @@ def _download(name: str, wanted: list[str]) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError:
         raise ModelError(
-            f"{name!r} is not a folder, and downloading needs huggingface_hub: pip install "
-            f"'tandem-llm[serve]'"
+            f"{name!r} is not a folder, and downloading needs huggingface_hub: "
+            f"{install_command('serve')}"
         ) from None
     try:
         return Path(

@@ -76,6 +76,23 @@ def test_help_is_a_command_too(
     assert capsys.readouterr().out.startswith("Usage: tandem chat [OPTIONS] [MODEL]")
 
 
+def test_version_is_a_command_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tandem", "version"])
+    main()
+    assert capsys.readouterr().out.startswith("tandem, version ")
+
+
+def test_bench_alone_shows_its_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "bench") == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "Usage: tandem bench [OPTIONS] COMMAND [ARGS]..."
+    assert any(line.startswith("  interference ") for line in told)
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["tandem", *arguments])
     with pytest.raises(SystemExit) as end:
@@ -88,7 +105,18 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     [
         (["serve", "--max-modle-len", "1"], "Did you mean --max-model-len?"),
         (["router", "--max-model-len", "1"], "It is one of tandem prefill-node, decode-node,"),
+        (
+            ["serve", "--prefill", "1"],
+            "tandem serve --help=prefill shows those whose names contain",
+        ),
+        (["serve", "--zzz", "1"], "No such option '--zzz'. tandem serve --help=all lists all."),
+        (["serve", "-z", "1"], "No such option '-z'. tandem serve --help=all lists all."),
+        (["serve", "-ngl", "99"], "-ngl is not supported: all layers are on the GPUs"),
+        (["serve", "--ctx-size", "9"], "use --max-model-len, the context of one sequence"),
+        (["chat", "--hf-repo", "a/b"], "give the repository as MODEL"),
         (["serv"], "Did you mean 'serve'?"),
+        (["pull", "a/b"], "tandem serve downloads a model of the hub by itself"),
+        (["a/b", "--port", "1"], "if that is a model: tandem serve a/b"),
         (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
         (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),

@@ -35,6 +35,7 @@ from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
+from ...version import install_command
 from ...weights import load
 from ..messages import LoadFormats, RankSettings
 from .runner import ModelRunner, runner_of
@@ -265,8 +266,8 @@ def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
         jit.prepare()
     except KernelUnavailableError as error:
         raise StartupError(
-            f"--cpu-kernels {kernels}: {error}; pip install 'tandem-llm[cpu]' and the system's "
-            f"libgomp (Debian: libgomp1), or use --cpu-kernels torch"
+            f"--cpu-kernels {kernels}: {error}; they need {install_command('cpu')} and the "
+            f"system's libgomp (Debian: libgomp1); or use --cpu-kernels torch"
         ) from None
     from ....kernels.cpu.operators import CompiledOperators
 

@@ -32,11 +32,12 @@ def test_the_commands_name_a_key_where_one_is_needed(with_key: bool) -> None:
 
 
 def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
-    for options, name in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "tandem-builtin"),
         ({"served_model_name": "it's,b"}, "it's"),
         ({"model": "Qwen/Qwen3-0.6B"}, "Qwen/Qwen3-0.6B"),
-    ):
+    ]
+    for options, name in cases:
         words = shlex.split(lines(**options)["Try"])
         body = json.loads(words[words.index("-d") + 1])
         assert body["model"] == name

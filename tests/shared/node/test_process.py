@@ -30,7 +30,7 @@ def test_nixl_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match=r"--carrier nixl .* --insecure"):
         carriers.check("nixl", insecure=False)
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(StartupError, match=r"not installed: pip install 'tandem-llm\[nixl\]'"):
+    with pytest.raises(StartupError, match=r"not installed: pip install '\.\[nixl\]'"):
         carriers.check("nixl", insecure=True)
 
 

@@ -47,7 +47,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", lacking)
-    with pytest.raises(UsageError, match=r"pip install 'tandem-llm\[otel\]'"):
+    with pytest.raises(UsageError, match=r"pip install '\.\[otel\]'"):
         start_tracer("http://127.0.0.1:4318", "router", "r")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....errors import StartupError, TransferError
+from ....version import install_command
 
 # A worker's address lists every network device of the machine; one of them takes 330 bytes.
 MAX_DESCRIPTION_BYTES = 16 << 10
@@ -45,7 +46,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("nixl") is None:
         raise StartupError(
             "--carrier nixl needs the package nixl, which is not installed: "
-            "pip install 'tandem-llm[nixl]'"
+            f"{install_command('nixl')}"
         )
 
 

@@ -153,7 +153,7 @@ def test_compiled_kernels_without_numba_say_what_to_install(
         raise KernelUnavailableError("numba is missing")
 
     monkeypatch.setattr(jit, "prepare", missing)
-    with pytest.raises(StartupError, match=r"numba is missing.*tandem-llm\[cpu\].*torch$"):
+    with pytest.raises(StartupError, match=r"numba is missing.*\.\[cpu\].*torch$"):
         rank_setup._operators("compiled", "auto", torch.device("cpu"))
 
 

@@ -57,7 +57,7 @@ def test_without_the_library_the_data_plane_refuses_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "nixl", None)
-    with pytest.raises(StartupError, match=r"pip install 'tandem-llm\[nixl\]'"):
+    with pytest.raises(StartupError, match=r"pip install '\.\[nixl\]'"):
         PlaneRank("p", carrier="nixl").plane.start()
 
 
@@ -240,7 +240,7 @@ def test_a_read_that_fails_or_takes_for_ever_ends_the_connection(
 @pytest.fixture
 def nixl() -> None:
     if importlib.util.find_spec("nixl") is None:
-        pytest.skip("the library is an extra: pip install 'tandem-llm[nixl]'")
+        pytest.skip("the library is an extra: pip install '.[nixl]'")
 
 
 @pytest.mark.usefixtures("nixl")
