@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from ..shared.errors import StartupError
 from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
@@ -25,6 +26,7 @@ from .access.rate_limits import RateLimits
 from .anthropic.anthropic_errors import AnthropicErrors
 from .anthropic.models import VERSION_HEADER
 from .batches.background import BackgroundAnswers
+from .batches.batch_folder import batch_folder
 from .batches.batch_runner import Batches
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
@@ -132,6 +134,7 @@ class App:
     ) -> None:
         """``shared_limits`` is a file by which several processes share the limits of keys."""
         self._options = options
+        self._batch_folder = batch_folder(options)
         self.mcp = mcp_servers(options)
         self._usage = KeyUsage()
         self._access = Access(options)
@@ -159,6 +162,7 @@ class App:
             overview=overview,
             siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),
             batches=self._batches(),
+            batches_off=self._batch_folder.why_off,
         )
         self._door = with_cross_origin(self._serve, options)
         self._routes = _routes(APIS)
@@ -199,8 +203,8 @@ class App:
         self.handler.close()
 
     def _batches(self) -> Batches | None:
-        options = self._options
-        if options.batch_dir is None:
+        options, folder = self._options, self._batch_folder.path
+        if folder is None:
             return None
         answers = BackgroundAnswers(
             self.handler,
@@ -209,7 +213,25 @@ class App:
             self._usage,
             access_log=options.access_log,
         )
-        return Batches(Path(options.batch_dir), options, answers)
+        return Batches(folder, options, answers)
+
+    async def open_batches(self) -> Batches | None:
+        """The batches, whose folder is then open; ``None`` where they are off. Raises
+        ``StartupError`` for a folder that was asked for and cannot be used."""
+        services, batches = self.services, self.services.batches
+        if batches is None:
+            return None
+        try:
+            await batches.open()
+        except StartupError as error:
+            if self._batch_folder.required:
+                raise
+            await batches.close()
+            services.batches, services.batches_off = None, f"{error}"
+            log.warning("files and batches are off: %s", error)
+            return None
+        log.info("files and batches are kept in %s", self._batch_folder.path)
+        return batches
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:
         """Answer with an error, or end the stream with it."""

@@ -85,8 +85,7 @@ class Router:
             raise
 
     async def _serve(self) -> None:
-        if self.app.services.batches is not None:
-            await self.app.services.batches.open()
+        batches = await self.app.open_batches()
         listener = listen(self.options.host, self.options.port)
         self.http_port = listener.getsockname()[1]
         try:
@@ -103,8 +102,8 @@ class Router:
                 log_rates(self.options.stats_interval, self.metrics.work, log),
             )
         ]
-        if self.app.services.batches is not None:
-            self._loops.append(asyncio.create_task(self.app.services.batches.run()))
+        if batches is not None:
+            self._loops.append(asyncio.create_task(batches.run()))
         await self._http.start(listener)
 
     async def retire(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -38,6 +39,15 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 SOAK = "test_soak.py"
 # Clusters of several files, which follow one another: a cluster that waits costs CPU.
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """State files of this user, such as batches, are left alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
 
 # What is imported, and the tests themselves, are millions of objects that live as long as the
 # process; every full collection would look at all of them.

@@ -123,10 +123,8 @@ class Worker:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._loops.append(asyncio.create_task(self._follow()))
         self.registry.pin(await read_pinned(self.options))
-        services = self.app.services
-        if services.batches is not None:
-            await services.batches.open()
-            self._loops.append(asyncio.create_task(services.batches.run()))
+        if (batches := await self.app.open_batches()) is not None:
+            self._loops.append(asyncio.create_task(batches.run()))
         async with asyncio.timeout(SYNC_SECONDS):
             await self._synced.wait()
             if self._following:

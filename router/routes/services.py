@@ -67,8 +67,8 @@ class Siblings:
 
 @dataclass(kw_only=True)
 class Services:
-    """The parts of one router. ``batches`` is ``None`` without --batch-dir; ``draining`` turns
-    /ready off; ``shut_down`` does what SIGTERM does."""
+    """The parts of one router. ``batches`` is ``None`` where files and batches are off, for the
+    reason ``batches_off``; ``draining`` turns /ready off; ``shut_down`` does what SIGTERM does."""
 
     options: RouterOptions
     access: Access
@@ -84,6 +84,7 @@ class Services:
     overview: Overview
     siblings: Siblings
     batches: Batches | None = None
+    batches_off: str = ""
     draining: bool = False
     shut_down: Callable[[], None] = lambda: None
 

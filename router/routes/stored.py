@@ -26,8 +26,12 @@ async def _owner(exchange: Exchange, services: RouterServices) -> str:
 
 async def _batches(services: RouterServices) -> Batches:
     if services.batches is None:
-        message = "Files and batches are off; start the router with --batch-dir to use them."
-        raise ApiError(404, message, code="not_enabled")
+        raise ApiError(
+            404,
+            f"Files and batches are off: {services.batches_off}. Start the router with "
+            "--batch-dir FOLDER to use them.",
+            code="not_enabled",
+        )
     return services.batches
 
 

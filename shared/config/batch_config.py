@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from .fields import option
 
+OFF = "off"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Options about stored responses, and about files and batches, which are off without a
-    folder."""
+    """Options about stored responses, and about files and batches."""
 
     max_stored_responses: int = option(
         4096,
@@ -28,8 +29,9 @@ class BatchConfig:
     batch_dir: str | None = option(
         None,
         "--batch-dir",
-        "Folder in which files, batches and their results are kept (default: /v1/files and "
-        "/v1/batches are off).",
+        "Folder in which files, batches and their results are kept; off: nowhere, without "
+        "/v1/files and /v1/batches (default: tandem/batches/HOST-PORT in $XDG_STATE_HOME, that is "
+        "~/.local/state; off with --port 0).",
     )
     batch_concurrency: int = option(
         16,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import openai
 import pytest
 
 from tandem.router.batches import batch_runner
+from tandem.router.batches.batch_folder import batch_folder
 from tandem.router.batches.batch_run import BatchRun
 from tandem.router.batches.batch_store import BatchStore
 from tandem.router.errors import ApiError
+from tandem.router.options import RouterOptions
 from tandem.shared.config.limits import BACKGROUND_PRIORITY
+from tandem.shared.errors import StartupError
 from tandem.tests.router.batches.batch_client import (
     CHAT,
     EMBEDDINGS,
@@ -29,7 +33,7 @@ from tandem.tests.router.batches.batch_client import (
     parsed,
     served,
 )
-from tandem.tests.router.support import cluster, longest_hold, until
+from tandem.tests.router.support import Cluster, cluster, longest_hold, until
 
 
 async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> None:
@@ -318,12 +322,80 @@ async def test_results_wait_for_a_full_disk(
         assert len(c.node.requests) == 2, "nothing is computed again"
 
 
-async def test_they_are_off_without_a_folder(tmp_path: Path) -> None:
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def off(c: Cluster) -> str:
+    """What clients are told where files and batches are off."""
+    for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
+        answer: httpx.Response = await c.client.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_enabled"
+    return str(answer.json()["error"]["message"])
+
+
+async def test_they_are_off_where_they_would_not_be_found_again(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
-            answer: httpx.Response = await c.client.get(path)
-            assert answer.status_code == 404
-            assert answer.json()["error"]["code"] == "not_enabled"
+        assert "at a port chosen at random they would not be found again" in await off(c)
+    async with cluster(tmp_path, batch_dir="off") as c:
+        assert "off: --batch-dir is off. Start the router with --batch-dir FOLDER" in await off(c)
+
+
+async def test_a_router_keeps_them_among_the_users_state_files_by_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1"
+    async with (
+        cluster(tmp_path, port=port),
+        openai.AsyncOpenAI(base_url=url, api_key="x") as client,
+    ):
+        batch = await ended(client, await create(client, jsonl(line(1))))
+        assert batch.request_counts.completed == 1
+    folder = tmp_path / "state" / "tandem" / "batches" / f"{socket.gethostname()}-{port}"
+    assert (folder / "batches.sqlite3").exists() and folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_router_serves_without_a_folder_of_its_own_but_not_without_one_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    async with cluster(tmp_path, port=free_port()) as c:
+        assert "Not a directory" in await off(c)
+    assert len([r for r in caplog.records if "files and batches are off" in r.message]) == 1
+    with pytest.raises(StartupError, match=r"--batch-dir .*Not a directory"):
+        async with cluster(tmp_path, batch_dir=str(tmp_path / "state" / "own")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "path", "why_off"),
+    [
+        ({"XDG_STATE_HOME": "/s"}, {"port": 9}, "/s/tandem/batches/HOST-9", ""),
+        ({"HOME": "/h"}, {"port": 9}, "/h/.local/state/tandem/batches/HOST-9", ""),
+        ({"XDG_STATE_HOME": "s"}, {"port": 9}, None, "this user has no home"),
+        ({"HOME": "/h"}, {"port": 0}, None, "at a port chosen at random"),
+        ({"HOME": "/h"}, {"port": 0, "batch_dir": "b"}, "b", ""),
+        ({"HOME": "/h"}, {"port": 9, "batch_dir": "off"}, None, "--batch-dir is off"),
+    ],
+)
+def test_the_folder_follows_from_the_options_and_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    options: dict[str, Any],
+    path: str | None,
+    why_off: str,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "HOST")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    folder = batch_folder(RouterOptions(**options))
+    assert (folder.path and str(folder.path)) == path and folder.why_off.startswith(why_off)
 
 
 @pytest.mark.parametrize(
