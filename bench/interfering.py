@@ -45,6 +45,8 @@ def run_interference(values: Mapping[str, Any]) -> None:
     click.echo(json.dumps(result, indent=2) if values["as_json"] else _table(result))
     if values["output_json"]:
         write_result(Path(values["output_json"]), result)
+    if len(attacks) < values["rounds"]:
+        raise KeyboardInterrupt
 
 
 async def _rounds(values: Mapping[str, Any], scene: Scene) -> tuple[str, list[Attack]]:
@@ -64,7 +66,12 @@ async def _rounds_on(
     total = warm_ups + values["rounds"]
     with progress_bar("Rounds", total, hidden=values["disable_tqdm"]) as advance:
         for number in range(total):
-            attacks.append(await attack(server, prompts, f"{seed}/round {number}", scene))
+            try:
+                attacks.append(await attack(server, prompts, f"{seed}/round {number}", scene))
+            except asyncio.CancelledError:  # Ctrl-C
+                if len(attacks) <= warm_ups:
+                    raise
+                break
             advance()
     return server.model, attacks[warm_ups:]
 

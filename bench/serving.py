@@ -49,6 +49,16 @@ class ReadyRequest:
     at: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The name of the model, and the result: of the answers that were there, if Ctrl-C
+    ``interrupted`` the rest."""
+
+    model: str
+    result: dict[str, Any]
+    interrupted: bool
+
+
 def run_serving(values: Values) -> None:
     """The whole command. Raises ``UsageError`` and ``BenchmarkError``."""
     wanted, other = _evaluation(values), None
@@ -63,7 +73,8 @@ def run_serving(values: Values) -> None:
     server = server_of(values, ignore_eos=_ignores_eos(values))
     prefix = values["request_id_prefix"] or f"bench-{secrets.token_hex(4)}-"
     server.client.request("POST", "/", b"", {"x-request-id": prefix})  # an error would come late
-    model, result = asyncio.run(_measure(values, server, wanted, prefix))
+    measured = asyncio.run(_measure(values, server, wanted, prefix))
+    model, result = measured.model, measured.result
     click.echo(result_table(result, wanted, values["request_rate"], values["max_concurrency"]))
     now = datetime.now().strftime("%Y%m%d-%H%M%S")
     full = _settings(values, model, now) | metadata | result
@@ -73,6 +84,8 @@ def run_serving(values: Values) -> None:
         write_result(path, kept, append=values["append_result"])
     if values["plot"]:
         write_plot(Path(values["plot"]), [full, other] if other else [full])
+    if measured.interrupted:
+        raise KeyboardInterrupt
     if not result["completed"]:
         raise BenchmarkError(f"none of the {result['failed']} requests was answered")
 
@@ -142,17 +155,14 @@ def _evaluation(values: Values) -> Evaluation:
     )
 
 
-async def _measure(
-    values: Values, server: ApiServer, wanted: Evaluation, prefix: str
-) -> tuple[str, dict[str, Any]]:
-    """The name of the model, and the result."""
+async def _measure(values: Values, server: ApiServer, wanted: Evaluation, prefix: str) -> Measured:
     with closing(server.client):
         return await _measure_open(values, server, wanted, prefix)
 
 
 async def _measure_open(
     values: Values, server: ApiServer, wanted: Evaluation, prefix: str
-) -> tuple[str, dict[str, Any]]:
+) -> Measured:
     server.model = server.model or await server.first_model()
     local = LocalTokens.load(values["tokenizer"]) if values["tokenizer"] else None
     requests = ready(server, await requests_for_server(values, server, local))
@@ -164,23 +174,58 @@ async def _measure_open(
         await server.wait_ready(requests[0].body, seconds)
     await _warm_up(values, server, requests[0].body)
 
+    answered: dict[int, MeasuredAnswer] = {}
+
     async def send(index: int, answer: MeasuredAnswer) -> None:
         await server.ask(requests[index].body, answer, f"{prefix}{index}")
+        answered[index] = answer
 
+    if not values["disable_tqdm"]:
+        click.echo(_outlook(requests, times), err=True)
+    interrupted = False
     with (
         _frozen_requests(),
         progress_bar("Requests", len(requests), hidden=values["disable_tqdm"]) as advance,
     ):
         async with probing(server, values["probe_request_rate"]) as probes:
             begin = time.perf_counter()
-            answers = await send_all(
-                times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
-            )
+            try:
+                await send_all(
+                    times, send, lambda _: advance(), max_concurrency=values["max_concurrency"]
+                )
+            except asyncio.CancelledError:  # Ctrl-C
+                if not answered:
+                    raise
+                interrupted = True
             duration = time.perf_counter() - begin
+    if interrupted:
+        click.echo(
+            f"tandem: interrupted; this is about the {len(answered):,} of {len(requests):,} "
+            "requests that were answered",
+            err=True,
+        )
+    order = sorted(answered)
+    answers = [answered[index] for index in order]
     show_errors(answers)
-    lengths = [request.prompt_tokens for request in requests]
+    lengths = [requests[index].prompt_tokens for index in order]
     result = serving_result(answers, lengths, duration, wanted)
-    return server.model, result | probe_result(probes)
+    return Measured(server.model, result | probe_result(probes), interrupted)
+
+
+def _outlook(requests: Sequence[ReadyRequest], times: Sequence[float]) -> str:
+    """What is about to be sent, and for how long."""
+    prompt = sum(request.prompt_tokens for request in requests) / len(requests)
+    output = sum(request.output_tokens for request in requests) / len(requests)
+    last = max(times)
+    sent = "all at once" if last < 1 else f"over {_duration(last)}"
+    return (
+        f"{len(requests):,} requests of {prompt:,.0f} + {output:,.0f} tokens on average are sent "
+        f"{sent}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def ready(server: ApiServer, planned: Any) -> list[ReadyRequest]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +18,14 @@ import pytest
 from click.testing import CliRunner
 
 from tandem.__main__ import cli
+from tandem.bench import progress_bar
 from tandem.bench.grouped_command import repeat_flags
 from tandem.bench.in_process.engine_latency import latency_result
 from tandem.bench.in_process.engine_startup import startup_result
 from tandem.bench.in_process.engine_throughput import throughput_result
 from tandem.shared.errors import TandemError
 from tandem.tests.bench.fake_api import FakeApi, fake_api
+from tandem.tests.support.clock import SteppedClock
 
 TRACE = (
     '{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
@@ -123,6 +128,44 @@ def test_probes_are_sent_beside_the_load_and_reported_apart() -> None:
     assert {body["max_tokens"] for body in probes} == {1}
     assert f"Probe requests completed:                {len(probes)}" in table
     assert "Successful requests:                     2" in table
+
+
+def test_ctrl_c_ends_with_a_report_of_what_was_answered(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    with running(delay=0.02) as api:
+
+        def interrupt() -> None:
+            for _ in range(1000):
+                if len(api.bodies) == 2:  # one at a time: the first has been answered
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+                time.sleep(0.01)
+
+        sizes = ["--num-prompts=1000", "--random-input-len=3", "--random-output-len=8"]
+        at_once = ["--max-concurrency=1", "--request-rate=20", f"--plot={page}"]
+        command = ["bench", "serve", f"--port={api.port}", *sizes, *at_once]
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        done = CliRunner().invoke(cli, command, standalone_mode=False)
+        thread.join()
+    assert isinstance(done.exception, click.Abort)
+    assert "1,000 requests of 3 + 8 tokens on average are sent over " in done.stderr
+    assert "this is about the 1 of 1,000 requests that were answered" in done.stderr
+    assert "Successful requests:                     1" in done.stdout and page.exists()
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock()
+    monkeypatch.setattr(progress_bar.time, "monotonic", clock)
+    for hidden in (False, True):
+        with progress_bar.progress_bar("Requests", 2000, hidden=hidden) as advance:
+            for _ in range(1000):
+                clock.now += 1 / 32
+                advance()
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"Requests: {count} of 2,000" for count in (320, 640, 960)]
 
 
 def test_serve_chats(tmp_path: Path) -> None:
