@@ -68,8 +68,12 @@ def _set(chat: TerminalChat, rest: str) -> None:
             chat.parameters.pop(name, None)
         else:
             chat.parameters[name] = parameter(name, text.strip())
-    given = ", ".join(f"{name} {value}" for name, value in chat.parameters.items())
+    given = ", ".join(f"{name} {_shown(value)}" for name, value in chat.parameters.items())
     chat.tell(f"Parameters: {given or 'those of the server'}")
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _model(chat: TerminalChat, name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from google.protobuf.json_format import MessageToDict
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -74,19 +75,36 @@ def _show(survey: Survey, found: Sequence[Finding], console: Console) -> None:
         console.print(f"All well: the router and {count} node{'s' * (count != 1)}.")
 
 
-def _nodes(survey: Survey) -> Table:
-    table = Table(title="Nodes", title_justify="left")
-    for heading in ("node", "role", "state", "version", "address"):
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table with little between its columns: a terminal may be 80 columns wide."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in texts:
         table.add_column(heading, overflow="fold")
-    for heading in ("heartbeat s", "answer ms", "free blocks", "leases", "transfers"):
+    for heading in numbers:
         table.add_column(heading, justify="right")
+    return table
+
+
+def _nodes(survey: Survey) -> Table:
+    versions = {seen.info.version for seen in survey.nodes}
+    one_version = versions.pop() if len(versions) == 1 else ""
+    title = f"Nodes, all of version {escape(one_version)}" if one_version else "Nodes"
+    texts = ["node", "role", "state", *(() if one_version else ("version",)), "address"]
+    numbers = ("heartbeat\ns", "answer\nms", "free\nblocks", "leases", "trans-\nfers")
+    table = _table(title, texts, numbers)
     for seen in survey.nodes:
         info, load = seen.info, seen.info.load
         table.add_row(
             escape(info.node_id),
             role_name(info.role),
             _state(seen),
-            escape(info.version),
+            *(() if one_version else (escape(info.version),)),
             escape(info.address),
             f"{info.heartbeat_age_seconds:.1f}",
             f"{seen.status.seconds * 1000:.0f}",
@@ -98,14 +116,11 @@ def _nodes(survey: Survey) -> Table:
 
 
 def _pairs(survey: Survey) -> Table:
-    table = Table(
-        title="KV paths, each tested just now; MB/s is the rate of past transfers",
-        title_justify="left",
+    table = _table(
+        "KV paths, each tested just now; MB/s is the rate of past transfers",
+        ("from", "to", "carrier", "canary"),
+        ("canary\nms", "round\ntrip ms", "KV\nMB/s"),
     )
-    for heading in ("from", "to", "carrier", "canary"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("canary ms", "round trip ms", "KV MB/s"):
-        table.add_column(heading, justify="right")
     for decode, pair in survey.reports():
         table.add_row(escape(pair.node_id), escape(decode), *_measured(pair))
     return table

@@ -163,6 +163,7 @@ def test_commands(tmp_path: Path) -> None:
     chat.run(
         Typed(
             "/system Be short.",
+            "/set temperature 0",
             "/set temperature 0.2",
             "/set top-k 3",
             "/model other",
@@ -190,6 +191,8 @@ def test_commands(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["model"] == "other"
     shown = output(chat)
     assert "All 3 answers: 3 tokens" in shown
+    assert "Parameters: temperature 0\x1b" in shown
+    assert "Parameters: temperature 0.2, top_k 3\x1b" in shown
     assert [usage for command in COMMANDS.values() if (usage := command.usage) not in shown] == []
 
 
