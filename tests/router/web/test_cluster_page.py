@@ -83,6 +83,27 @@ async def test_the_page_moves_when_kv_moves(c: Cluster, device: dict[str, Any]) 
         await t.has(".streams b:has-text('ended')")
 
 
+async def test_the_long_prompt_is_one_that_takes_a_few_seconds(tmp_path: Path) -> None:
+    playwright()
+    async with cluster(tmp_path, context=9000) as c:
+        await c.add("prefill-0", role=pb.ROLE_PREFILL)
+        lengths = "select[aria-label='Tokens of the long prompt']"
+        chosen = f"{lengths} option:checked"
+        async with browser() as chromium, tab(chromium, c) as t:
+            await t.load("/cluster")
+            await t.page.wait_for_selector(f"{chosen}[value='1000']", state="attached")
+            assert await t.page.locator(chosen).inner_text() == "1,000 tokens"
+            c.load.prefill_tokens_per_second = 500
+            await t.page.wait_for_selector(f"{chosen}[value='2000']", state="attached")
+            assert await t.page.locator(chosen).inner_text() == "2,000 tokens, about 4 s"
+            await t.page.select_option(lengths, "500")
+            c.load.prefill_tokens_per_second = 5000
+            option = "option[value='8000']:has-text('8,000 tokens, about 2 s')"
+            await t.page.locator(lengths).blur()
+            await t.page.wait_for_selector(option, state="attached")
+            assert await t.page.locator(chosen).inner_text() == "500 tokens, under 1 s"
+
+
 async def test_axe_finds_nothing_on_the_cluster_page(c: Cluster, tmp_path: Path) -> None:
     axe = axe_source()
     c.node.script = held = HeldPrefill(c)

@@ -9,7 +9,9 @@ import { Streams } from "./streams.js";
 const PERIOD_MS = 500;
 const PATIENCE_MS = 5_000;
 const LENGTHS = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000];
-const USUAL = 8_000;
+// The length that is chosen at first: the longest of these that takes so many seconds, or this
+// one, while no prefill node knows its speed.
+const USUAL = 8_000, UNKNOWN = 1_000, SECONDS = 5;
 const SHOWN_PREFILLS = 8;
 const number = value => value.toLocaleString("en");
 
@@ -41,7 +43,8 @@ export class ClusterView {
 
   /** The buttons to try it with. */
   tools() {
-    this.length = el("select", { "aria-label": "Tokens of the long prompt" });
+    this.length = el("select", { "aria-label": "Tokens of the long prompt",
+                                 onchange: () => { this.picked = true; } });
     this.long = el("button", { type: "button", onclick: () =>
       this.streams.sendLong(Number(this.length.value)) }, "Send a long prompt");
     this.toggle = el("button", { type: "button", class: "quiet", onclick: () => this.onToggle() },
@@ -87,12 +90,23 @@ export class ClusterView {
     const fitting = LENGTHS.filter(length => length <= context - 300);
     const lengths = fitting.length ? fitting : [Math.max(1, Math.floor(context / 2))];
     this.length.hidden = !context;  // no model is known yet
+    const rate = this.prefillRate();
+    const labels = lengths.map(length => `${number(length)} tokens${duration(length, rate)}`);
+    const shown = document.activeElement === this.length && this.length.options.length;
+    if (shown || this.length.dataset.labels === String(labels)) return;
     const before = Number(this.length.value);
-    const chosen = lengths.includes(before) ? before : lengths.findLast(each => each <= USUAL);
-    if (this.length.dataset.lengths === String(lengths)) return;
-    this.length.dataset.lengths = lengths;
-    this.length.replaceChildren(...lengths.map(length =>
-      el("option", { value: length, selected: length === chosen }, `${number(length)} tokens`)));
+    const most = rate ? Math.min(USUAL, rate * SECONDS) : UNKNOWN;
+    const first = lengths.findLast(each => each <= most) ?? lengths[0];
+    const chosen = this.picked && lengths.includes(before) ? before : first;
+    this.length.dataset.labels = labels;
+    this.length.replaceChildren(...lengths.map((length, i) =>
+      el("option", { value: length, selected: length === chosen }, labels[i])));
+  }
+
+  /** Tokens a second of the fastest prefill node; 0 if none has computed anything. */
+  prefillRate() {
+    const nodes = this.state?.nodes.filter(node => node.role === "prefill") ?? [];
+    return Math.max(0, ...nodes.map(node => node.prefill_tokens_per_second));
   }
 
   async poll() {
@@ -169,4 +183,11 @@ const ago = seconds => (seconds < 1 ? "just now" : `${Math.round(seconds)} s ago
 function phasesOf(phases) {
   return Object.entries(phases).map(([name, seconds]) => `${name} ${seconds.toFixed(3)} s`)
     .join(", ") || null;
+}
+
+/** How long a prompt takes, in the words of an option; empty if the rate is not known. */
+function duration(tokens, rate) {
+  if (!rate) return "";
+  const seconds = Number((tokens / rate).toPrecision(1));
+  return seconds < 1 ? ", under 1 s" : `, about ${number(seconds)} s`;
 }
