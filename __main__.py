@@ -238,10 +238,10 @@ def chat(values: Values) -> None:
     by this command.
 
     \b
-    tandem chat                 with the server on this machine; /help lists what
-                                can be done in a chat
-    tandem chat smollm2         with a model
-    tandem chat -q "Who am I?"  one message; the output is the answer alone
+    tandem chat                    with the server on this machine; /help lists
+                                   what can be done in a chat
+    tandem chat smollm2            with a model
+    tandem chat -q "Who are you?"  one message; the output is the answer alone
     """
     from .client.chat_commands import run_chat
 
@@ -255,9 +255,10 @@ def complete(values: Values) -> None:
     this command.
 
     \b
-    tandem complete --prompts "One, two | A, b"   two prompts
-    tandem complete < prompt.txt                  the standard input as one
-    tandem complete --input a.jsonl --json        a file with one in each line
+    tandem complete --chat --prompts "What is 7 plus 5? | Who are you?"
+                                            answers two prompts
+    tandem complete < prompt.txt            continues the standard input
+    tandem complete --input a.jsonl --json  continues each line of a file
     """
     from .client.complete import run_complete
 

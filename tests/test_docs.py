@@ -15,29 +15,16 @@ import pytest
 
 from tandem.__main__ import cli
 from tandem.tests import generated_docs
-
-ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").glob("*.md")]
-)
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-def blocks(language: str) -> list[tuple[str, str]]:
-    return [
-        (document.name, body)
-        for document in DOCUMENTS
-        for kind, body in BLOCK.findall(document.read_text())
-        if kind == language
-    ]
+from tandem.tests.support.documents import BLOCK, DOCUMENTS, ROOT, blocks, shown_commands
 
 
 def shell_lines(program: str) -> list[str]:
+    """The commands of a program, also those that read another one's output."""
+    lines = [made.line for made in shown_commands()]
+    piped = [line.rpartition(f"| {program} ")[2] for line in lines if f"| {program} " in line]
     return [
-        line
-        for _, body in blocks("sh")
-        for line in body.replace("\\\n", " ").splitlines()
-        if line.startswith(program + " ")
+        *(line for line in lines if line.startswith(f"{program} ")),
+        *(f"{program} {arguments}" for arguments in piped),
     ]
 
 
@@ -81,12 +68,43 @@ def test_documented_python_runs(body: str) -> None:
         [sys.executable, "-c", body], capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    for shown in re.findall(r"print\(.*  # (.+)", body):
+        assert shown in done.stdout
 
 
-def test_documents_link_to_files_that_exist() -> None:
+def test_what_is_installed_is_in_this_checkout() -> None:
+    """No package index has Tandem, and anybody could take its name there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    sources = [path for path in ROOT.rglob("*.py") if not path.is_relative_to(ROOT / ".venv")]
+    for path in (*DOCUMENTS, *sources, ROOT / "Makefile", ROOT / "deploy" / "Dockerfile"):
+        text = path.read_text()
+        assert f"{project['name']}[" not in text and f"install {project['name']}" not in text, path
+        for extras in re.findall(r"pip install '?\.\[([a-z,]+)\]", text):
+            assert {*extras.split(",")} <= {*project["optional-dependencies"]}, path
+
+
+def test_the_worked_example_of_a_family_is_that_family() -> None:
+    [example] = [body for document, body in blocks("diff") if document == "CONTRIBUTING.md"]
+    parts = re.findall(r"^\+\+\+ (\S+)\n((?:\+.*\n)+?)(?=\+\+\+ |\Z)", example, re.MULTILINE)
+    assert len(parts) == 3
+    for name, lines in parts:
+        added = "".join(line[1:] + "\n" for line in lines.splitlines())
+        assert added in (ROOT / name).read_text(), name
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)", BLOCK.sub("", document.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_documents_link_to_files_and_headings_that_exist() -> None:
     for document in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+        text = BLOCK.sub("", document.read_text())
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#?([^):]*)\)", text):
+            file = document.parent / target if target else document
+            assert file.exists(), f"{document.name}: {target}"
+            assert not anchor or anchor in anchors(file), f"{document.name}: {target}#{anchor}"
 
 
 def test_generated_parts_are_up_to_date() -> None:

@@ -129,7 +129,7 @@ class CompleteConfig:
     """Options of ``tandem complete``."""
 
     prompts: str | None = option(
-        None, "--prompts", "Prompts, separated by '|', such as 'two and two | 2 + 2'."
+        None, "--prompts", "Prompts, separated by '|', such as 'What is 7 plus 5? | Who are you?'."
     )
     quick: str | None = option(None, "--quick -q", "One prompt, in which '|' is a character.")
     input: str | None = option(

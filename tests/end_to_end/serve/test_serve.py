@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,10 +16,12 @@ import openai
 import psutil
 import pytest
 
+from tandem.__main__ import cli
 from tandem.router.cluster import admin
 from tandem.shared.errors import RequestError
 from tandem.shared.security.local_token import find_router, find_token
 from tandem.tests.end_to_end.support.cluster import get, until
+from tandem.tests.support.documents import ShownCommand, shown_commands
 
 LONG = "The harbour is quiet. " * 60 + "Hello! Who are you?"
 
@@ -27,7 +30,7 @@ class ServeProcess:
     """One ``tandem serve``: its process, the processes it started, its address."""
 
     def __init__(self, folder: Path) -> None:
-        self.logs = folder
+        self.logs = folder / "logs"
         self.process = subprocess.Popen(
             [
                 # As from a script's background, where SIGINT is ignored by default.
@@ -39,7 +42,8 @@ class ServeProcess:
                 "--port=0",
                 "--prefill-nodes=1",
                 "--share-devices",
-                f"--log-dir={folder}",
+                f"--log-dir={folder / 'logs'}",
+                f"--batch-dir={folder / 'batches'}",
                 "--drain-timeout=2",
             ],
             stdout=subprocess.PIPE,
@@ -97,6 +101,62 @@ def test_the_commands_of_the_greeting_work(served: ServeProcess) -> None:
     rows = [row.split() for row in command_of(served, "Parts").splitlines()[1:]]
     assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]
     assert "<html" in get(served.url).lower()
+
+
+def asks_the_server(command: ShownCommand) -> bool:
+    """True for the examples of clients, which need nothing but a server of the built-in model."""
+    client = re.search(r"(^|\| *)(curl|tandem (chat|complete|run-batch|doctor)) ", command.line)
+    server = "127.0.0.1:8000" in command.line or re.search(r" builtin\b", command.line)
+    return "> in.jsonl" in command.line or (client is not None and bool(server))
+
+
+def test_documented_examples_answer_as_they_show(served: ServeProcess, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("What is 7 plus 5?")
+    (tmp_path / "prompts.jsonl").write_text('"What is 7 plus 5?"\n')
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ids: dict[str, str] = {}
+    tried = 0
+    for command in filter(asks_the_server, shown_commands()):
+        line = command.line.replace("http://127.0.0.1:8000", served.url)
+        line = re.sub(r"(?: --model)? builtin\b", f" --url {served.url}", line)
+        line = line.replace("file-...", ids.get("file", "")).replace(
+            "batch_...", ids.get("batch", "")
+        )
+
+        def ask(line: str = line) -> str:
+            done = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", line],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd=tmp_path,
+                env=environment,
+            )
+            assert done.returncode == 0, (line, done.stderr)
+            return done.stdout
+
+        output = ask()
+        if "/v1/batches/" in line:
+            until(lambda: '"status":"completed"' in ask(), "the batch to end", 30)
+            output = ask()
+        for found, kind in re.findall(r'"(?:id|output_file_id)": ?"((file|batch)[-_]\w+)"', output):
+            ids[kind] = found
+        assert '"error":{' not in output.replace(" ", ""), (line, output)
+        assert [part for part in command.shown if part not in output] == [], (line, output)
+        tried += 1
+    assert tried >= 14
+
+
+@pytest.mark.parametrize("name", ["chat", "complete"])
+def test_examples_of_help_answer_rightly(served: ServeProcess, name: str) -> None:
+    text = cli.commands[name].help or ""
+    [example] = re.findall(rf"tandem {name} (.*Who are you.*?)(?:  |\n)", text)
+    command = f"{sys.executable} -m tandem {name} --url {served.url} {example}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "I am Tandem" in done.stdout
+    assert "7 + 5 = 12." in done.stdout or "7 plus" not in example
 
 
 def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
