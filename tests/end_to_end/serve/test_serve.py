@@ -160,7 +160,7 @@ def test_examples_of_help_answer_rightly(served: ServeProcess, name: str) -> Non
 
 
 def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
-    registry = served.greeting[4].split()[-1]
+    (registry,) = [line.split()[-1] for line in served.greeting if line.startswith("Parts: ")]
     token = find_token(registry)
     assert len(token) == 64 and find_router("127.0.0.1:1", served.url) == registry
     with pytest.raises(RequestError, match="no token"):

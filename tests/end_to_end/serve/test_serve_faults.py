@@ -70,10 +70,13 @@ class ServedCluster:
                 text=True,
             )
         assert self.process.stdout is not None
-        greeting = [self.process.stdout.readline() for _ in range(4)]
-        assert greeting[3], self.errors.read_text()
-        (self.url,) = re.findall(r"http://\S+", greeting[0])
-        self.registry = greeting[3].split()[-1]
+        said = ""
+        while not (found := re.search(r"^Parts: .* (\S+)$", said, re.MULTILINE)):
+            line = self.process.stdout.readline()
+            assert line, self.errors.read_text()
+            said += line
+        self.registry = found[1]
+        (self.url,) = re.findall(r"^Tandem is ready: (http://\S+)", said)
         self.credentials = find_credentials(SecurityConfig(), [self.registry])
         self._rest: Footprint | None = None
 
