@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
 from pathlib import Path
+from shlex import quote
 
 from ..config import RouterConfig
 from ..config.fields import served_names
@@ -24,7 +24,7 @@ def greeting(
     address: str, registry: str, front: RouterConfig, logs: Path, *, prefill_nodes: bool
 ) -> list[str]:
     """The lines, for a router of which the ``front`` has the options."""
-    tandem = _program()
+    tandem, url = _program(), quote(address)  # an address of IPv6 has brackets
     name = next(iter(served_names(front.served_model_name)), display_name(front.model or ""))
     body = {
         "model": name,
@@ -38,19 +38,19 @@ def greeting(
         header, variable = " -H 'authorization: Bearer KEY'", "TANDEM_API_KEY=KEY "
     lines = [
         f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)",
-        f"Try: curl -N {address}/v1/chat/completions{header} -H 'content-type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}",
+        f"Try: curl -N {url}/v1/chat/completions{header} -H 'content-type: application/json' "
+        f"-d {quote(json.dumps(body))}",
     ]
     if prefill_nodes:
         lines.append(
             f"Prefill apart, as {address}/cluster shows: {LONG_PROMPT} | "
-            f"{variable}{tandem} complete --chat --max-tokens 50 --url {address}"
+            f"{variable}{tandem} complete --chat --max-tokens 50 --url {url}"
         )
     return [
         *lines,
         f"Logs: {logs}. Ctrl-C ends everything.",
-        f"Parts: {tandem} nodes --router {registry}",
-        f"Check: {tandem} doctor {address} --router {registry}",
+        f"Parts: {tandem} nodes --router {quote(registry)}",
+        f"Check: {tandem} doctor {url} --router {quote(registry)}",
         f"Other nodes join at {registry} (--registry-port fixes the port)",
     ]
 
@@ -60,4 +60,4 @@ def _program() -> str:
     if shutil.which("tandem"):
         return "tandem"
     own = Path(sys.argv[0])
-    return f"{sys.executable} -m tandem" if own.name == "__main__.py" else shlex.quote(str(own))
+    return f"{sys.executable} -m tandem" if own.name == "__main__.py" else quote(str(own))

@@ -44,6 +44,12 @@ def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
         assert body["max_tokens"] <= 100 and body["stream"] and "-N" in words
 
 
+def test_addresses_survive_a_shell() -> None:
+    said = greeting("http://[::1]:1", "[::1]:2", RouterConfig(), Path("/"), prefill_nodes=True)
+    commands = [line for line in said if line.startswith(("Try", "Prefill", "Parts", "Check"))]
+    assert len(commands) == 4 and all("'http://[::1]:1'" in c or "'[::1]:2'" in c for c in commands)
+
+
 def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:
     assert "Prefill apart" in lines() and "Prefill apart" not in lines(prefill_nodes=False)
 
