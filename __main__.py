@@ -38,7 +38,7 @@ from .shared.config.client_config import (
     RequestConfig,
     RunBatchConfig,
 )
-from .shared.config.command_line import NumberRange, check_unknown, command_options, fill
+from .shared.config.command_line import NumberRange, check_variable, command_options, fill
 from .shared.errors import UsageError
 from .shared.process.imports import lasting_imports
 from .shared.process.open_files import allow_many_files
@@ -80,7 +80,7 @@ def cli() -> None:
     known = {*option_variables(cli), LIFELINE_FD, READY_FD, WORKER}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
-            check_unknown("environment", name, known)
+            check_variable(name, known)
 
 
 def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:

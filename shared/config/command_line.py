@@ -53,6 +53,19 @@ FILES = ("config", "_dir", "_file", "input", "model", "output")
 
 # Similarity from which a name is probably another one misspelt.
 CLOSE = 0.87
+# Sections and their options in files of vllm-lite, by their names here.
+SECTIONED = {
+    "allow_origins": "allowed_origins",
+    "api_keys": "api_key",
+    "api_keys_file": "api_key_file",
+    "kv_quantization": "kv_cache_dtype",
+    "max_batch_size": "max_num_seqs",
+    "num_kv_blocks": "num_gpu_blocks_override",
+    "rate_limit_requests": "requests_per_minute",
+    "shutdown_drain_grace_secs": "shutdown_delay",
+}
+# Names of options in an error.
+MAX_SHOWN = 8
 SECRET = re.compile("token|key|tls|secret|password", re.IGNORECASE)
 
 
@@ -108,26 +121,55 @@ def to_arguments(config: Any, *, without: Collection[str] = ()) -> list[str]:
     return arguments
 
 
-def check_unknown(where: str, name: str, known: Collection[str]) -> None:
-    """Warn about an option that no command has; a newer release may share its configuration.
+def check_variable(name: str, known: Collection[str]) -> None:
+    """Warn about a variable that sets no option. It may be another program's: Kubernetes makes
+    variables named after each Service.
 
     Raises ``UsageError`` if the name resembles an option, is one of a peer that cannot be honoured,
     or looks like a secret, which must not be ignored silently.
     """
-    flag = "--" + name.removeprefix("TANDEM_").lower().replace("_", "-")
-    if flag in REFUSED:
-        raise UsageError(f"{where}: {name} is not supported: {REFUSED[flag]}")
-    near = difflib.get_close_matches(name, known, 1, CLOSE)
-    if near:
-        raise UsageError(
-            f"{where}: {name} is not an option of any command; did you mean {near[0]}?"
-        )
+    if problem := _misspelt("environment", name, known):
+        raise UsageError(problem)
     if SECRET.search(name):
         raise UsageError(
-            f"{where}: {name} is not an option of any command, but looks like a secret; correct "
-            "its name or remove it"
+            f"environment: {name} is not an option of any command, but looks like a secret; "
+            "correct its name or remove it"
         )
-    click.echo(f"tandem: {where}: {name} is not an option of any command and is ignored", err=True)
+    click.echo(
+        f"tandem: environment: {name} is not an option of any command and is ignored", err=True
+    )
+
+
+def _misspelt(where: str, name: str, known: Collection[str]) -> str:
+    """The error for a name that is a peer's or resembles an option; empty for any other."""
+    flag = "--" + name.removeprefix("TANDEM_").lower().replace("_", "-")
+    if flag in REFUSED:
+        return f"{where}: {name} is not supported: {REFUSED[flag]}"
+    near = difflib.get_close_matches(name, known, 1, CLOSE)
+    if near:
+        return f"{where}: {name} is not an option of any command; did you mean {near[0]}?"
+    return ""
+
+
+def _unknown(where: str, key: str, value: object, known: Collection[str]) -> str:
+    """The error for a key of a file that is no option of any command."""
+    if isinstance(value, dict) and value:
+        names = [_flat_name(str(name), known) for name in value]
+        return (
+            f"{where}: {key!r} is a section, and a file has none: its options stand at the top "
+            f"level, by their names ({', '.join(names[:MAX_SHOWN])})"
+        )
+    name = _flat_name(key, known)
+    if name in known:
+        return f"{where}: {key} is not an option of any command; use {name}"
+    return _misspelt(where, key, known) or (
+        f"{where}: {key} is not an option of any command; tandem serve --help=all lists them"
+    )
+
+
+def _flat_name(name: str, known: Collection[str]) -> str:
+    """The name here of an option in a section of another server's file."""
+    return name if name in known else SECTIONED.get(name, f"{name}: not supported")
 
 
 def read_yaml(
@@ -138,9 +180,11 @@ def read_yaml(
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_unambiguous_loader())
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
+    except UsageError as error:
+        raise UsageError(f"--config {path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"--config {path} is not YAML: {str(error).splitlines()[0]}") from None
     if content is None:
@@ -151,18 +195,35 @@ def read_yaml(
     result: dict[str, Any] = {}
     for key, value in content.items():
         name = by_key.get(str(key))
+        if key == "config":
+            raise UsageError(f"--config {path}: unknown option 'config' in a file")
+        if name is None and str(key) not in of_all:
+            raise UsageError(_unknown(f"--config {path}", str(key), value, {*by_key, *of_all}))
+        if isinstance(value, (dict, list)):
+            raise UsageError(f"--config {path}: {key!r} must be one value, not {value!r}")
+        if value is None:
+            raise UsageError(f"--config {path}: {key!r} has no value; give one or remove the line")
         if name is None:
-            if key == "config":
-                raise UsageError(f"--config {path}: unknown option 'config' in a file")
-            if str(key) not in of_all:
-                check_unknown(f"--config {path}", str(key), {*by_key, *of_all})
             continue
         if name in result:
             raise UsageError(f"--config {path}: {key!r} is given twice under different names")
-        if isinstance(value, (dict, list)):
-            raise UsageError(f"--config {path}: {key!r} must be one value, not {value!r}")
         result[name] = value if isinstance(value, bool) else str(value)
-    return {name: value for name, value in result.items() if value != "None"}
+    return result
+
+
+def _unambiguous_loader() -> Any:
+    """YAML's safe loader, but for keys that stand twice, of which YAML would take the last."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+            for key in keys:
+                if keys.count(key) > 1:
+                    raise UsageError(f"{key!r} is given twice")
+            return dict(super().construct_mapping(node, deep))
+
+    return Loader
 
 
 def _options_of_all(context: click.Context) -> set[str]:
