@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from .json_call import call_arguments
 from .reader import NotACallError, Reader, Steps
-from .tool_use import ToolUse
+from .tool_use import ToolUse, is_name
 
 START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -15,39 +17,41 @@ MAX_NAME = 256
 
 def deepseek_v3(reader: Reader, tools: ToolUse) -> Steps:
     """V3 and R1: the kind of call, its name, and a fence of JSON."""
-    while marker := (yield from reader.until(START, CALL, to=reader.content)):
-        yield from reader.attempt(_calls(reader, tools, marker, fenced=True), after=marker)
+    yield from _calls(reader, tools, fenced=True)
 
 
 def deepseek_v31(reader: Reader, tools: ToolUse) -> Steps:
     """V3.1: the name and JSON."""
-    while marker := (yield from reader.until(START, CALL, to=reader.content)):
-        yield from reader.attempt(_calls(reader, tools, marker, fenced=False), after=marker)
+    yield from _calls(reader, tools, fenced=False)
 
 
-def _calls(reader: Reader, tools: ToolUse, marker: str, fenced: bool) -> Steps:
-    yield from reader.skip_space()
-    if marker == START:
-        yield from reader.expect(CALL)
-    yield from _call(reader, tools, fenced)
-    while (yield from reader.accept(CALL)):
+def _calls(reader: Reader, tools: ToolUse, *, fenced: bool) -> Steps:
+    def call(_: list[str]) -> Steps:
         yield from _call(reader, tools, fenced)
-    yield from reader.accept(END)
+
+    yield from reader.marked_calls(call, (START, CALL), (CALL_END, END))
 
 
 def _call(reader: Reader, tools: ToolUse, fenced: bool) -> Steps:
-    name = yield from reader.capture(SEPARATOR, most=MAX_NAME)
+    name = yield from _header(reader, SEPARATOR)
+    yield from reader.skip(SEPARATOR)
     if fenced:  # what came before the separator is the word "function"
-        name = yield from reader.capture("\n", most=MAX_NAME)
-    if not name.strip():
+        name = yield from _header(reader, "\n", FENCE, "{")
+    if not is_name(name):
         raise NotACallError
-    reader.begin_call(name.strip())
-    yield from reader.skip_space()
-    if (yield from reader.accept(FENCE)):
-        yield from reader.accept("json")
-        yield from reader.skip_space()
-    yield from call_arguments(reader, tools, name.strip())
-    yield from reader.skip_space()
-    yield from reader.accept(FENCE)
-    yield from reader.accept(CALL_END)
-    yield from reader.skip_space()
+    reader.begin_call(name)
+    yield from reader.skip(f"{FENCE}json", FENCE)
+    if (yield from call_arguments(reader, tools, name, FENCE, CALL_END, CALL, END, START)):
+        yield from reader.skip("}", FENCE, CALL_END)
+        yield from reader.accept(END)
+
+
+def _header(reader: Reader, *ends: str) -> Generator[None, None, str]:
+    """Read up to one of ``ends``, of which only a separator does not stay. Any other marker is the
+    end of what was no call."""
+    text, marker = yield from reader.capture_to(*ends, *MARKERS, most=MAX_NAME)
+    if marker != SEPARATOR:
+        reader.give_back(marker)
+    if marker not in ends:
+        raise NotACallError
+    return text.strip()

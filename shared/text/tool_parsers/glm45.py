@@ -4,20 +4,25 @@ later."""
 from __future__ import annotations
 
 from .json_call import verbatim_text
-from .reader import NotACallError, Reader, Steps
-from .tool_use import ToolUse
-from .typed_value import PlainArguments
+from .reader import NotACallError, Reader, Steps, dropped
+from .tool_use import ToolUse, is_name
+from .typed_value import PlainArguments, ValueEnd
 
 START, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 MARKERS = (START, END, KEY, KEY_END, VALUE, VALUE_END)
 MAX_NAME = 256
+END_OF_VALUE = ValueEnd(
+    marker=VALUE_END, followers=(KEY, END, START), breaks=(f"\n{KEY}", f"\n{END}")
+)
 
 
 def glm45(reader: Reader, tools: ToolUse) -> Steps:
-    while (yield from reader.until(START, to=reader.content)):
-        yield from reader.attempt(_call(reader, tools), after=START)
+    def call(_: list[str]) -> Steps:
+        yield from _call(reader, tools)
+
+    yield from reader.marked_calls(call, (START,), (END, KEY_END, VALUE_END))
 
 
 def text_opening(argument: str) -> str:
@@ -26,30 +31,30 @@ def text_opening(argument: str) -> str:
 
 
 def _call(reader: Reader, tools: ToolUse) -> Steps:
-    parts: list[str] = []
-    yield from reader.skip_space()
-    ended_by = yield from reader.until("\n", KEY, END, to=parts.append)
-    name = "".join(parts).strip()
-    if not ended_by or not 0 < len(name) <= MAX_NAME or "{" in name:
+    """A call whose arguments are followed by its end. Other text in it belongs to nothing."""
+    name, mark = yield from reader.capture_to("\n", KEY, END, START, most=MAX_NAME)
+    name = name.strip()
+    if mark != "\n":
+        reader.give_back(mark)
+    if mark == START or not is_name(name):
         raise NotACallError
     reader.begin_call(name)
-    argument = tools.verbatim.get(name, "") if ended_by == "\n" else ""
+    argument = tools.verbatim.get(name, "") if mark == "\n" else ""
     if argument and (yield from reader.accept(text_opening(argument))):
         yield from verbatim_text(reader, argument)
         return
-    arguments = PlainArguments(reader, tools, name, untyped_text=False)
-    if ended_by == "\n":
-        yield from reader.skip_space()
-    while ended_by == KEY or (ended_by == "\n" and (yield from reader.accept(KEY))):
-        key = (yield from reader.capture(KEY_END, most=MAX_NAME)).strip()
-        yield from reader.skip_space()
-        yield from reader.expect(VALUE)
-        if not (yield from arguments.value(key, VALUE_END)):
+    arguments = PlainArguments(reader, tools, name, END_OF_VALUE, untyped_text=False)
+    while (marker := (yield from reader.until(KEY, END, START, to=dropped))) == KEY:
+        yield from reader.skip(KEY)
+        key: list[str] = []
+        if (yield from reader.until(KEY_END, VALUE, to=key.append)) == KEY_END:
+            yield from reader.skip(KEY_END)
+            yield from reader.accept(VALUE)
+        while (yield from reader.accept(VALUE)):
+            pass
+        if not (yield from arguments.value("".join(key).strip())):
             return
-        yield from reader.skip_space()
-        ended_by = "\n"
-    if ended_by != END and (yield from reader.at_end()):
-        return
-    arguments.close()
-    if ended_by != END:
-        yield from reader.accept(END)
+    if marker:
+        arguments.close()
+    if marker == START:
+        reader.give_back(marker)

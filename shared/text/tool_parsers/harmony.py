@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from .json_call import text_opening, verbatim_text
-from .reader import NotACallError, Reader, Steps
+from .json_call import call_arguments
+from .reader import NotACallError, Reader, Steps, dropped
 from .tool_use import ToolUse
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -17,36 +17,45 @@ MARKERS = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 # After the marker of a channel, at the begin or after the role.
 _CHANNEL = re.compile(r"<\|channel\|>\s*(analysis|commentary|final)\b")
 MAX_HEADER = 1024
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.:/@$-]+)")
+_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.:/@$-]+)")
+_ENDS = (END, CALL, RETURN)
 
 
 def harmony(reader: Reader, tools: ToolUse) -> Steps:
     """Messages, each with a header. Text without a header is content."""
-    while not (yield from reader.at_end()):
-        if not (yield from reader.attempt(_message(reader, tools))):
-            return
+    opening = yield from reader.next_is(RECIPIENT)  # the prompt may end with the role
+    reader.take(len(opening))
+    opening = opening or (yield from reader.content_until(START, CHANNEL, ends=_ENDS))
+    while opening:
+        yield from reader.attempt(_message(reader, tools, opening), after=opening)
+        opening = yield from reader.content_until(START, CHANNEL, ends=_ENDS)
 
 
-def _message(reader: Reader, tools: ToolUse) -> Steps:
-    """One message. The prompt may end with the role, after which a recipient may follow."""
-    for opening in (START, CHANNEL, RECIPIENT):
-        if (yield from reader.accept(opening)):
-            break
-    else:
+def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
+    """One message."""
+    text, marker = yield from reader.capture_to(MESSAGE, *_ENDS, most=MAX_HEADER)
+    if marker != MESSAGE:
         raise NotACallError
-    header = opening + (yield from reader.capture(MESSAGE, most=MAX_HEADER))
+    yield from reader.skip(MESSAGE)
+    header = opening + text
     channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-    to = reader.content
-    if recipient and recipient[1] in tools.schemas:
-        reader.begin_call(recipient[1])
-        argument = tools.verbatim.get(recipient[1], "")
-        if argument and (yield from reader.accept(text_opening(argument))):
-            yield from verbatim_text(reader, argument)
-            return
-        to = reader.arguments
-    elif channel and channel[1] == "analysis":
-        to = reader.reasoning
-    reader.thinking = to == reader.reasoning
-    reader.recognised()
-    yield from reader.until(END, CALL, RETURN, to=to)
-    reader.thinking = False
+    if recipient and _is_call(recipient, tools):
+        reader.begin_call(recipient[2])
+        yield from call_arguments(reader, tools, recipient[2], *_ENDS, START, CHANNEL)
+        to = dropped
+    else:
+        reader.thinking = channel is not None and channel[1] == "analysis"
+        to = reader.reasoning if reader.thinking else reader.content
+        reader.recognised()
+        reader.marked = False
+    marker = yield from reader.until(*_ENDS, START, CHANNEL, to=to)
+    reader.thinking, reader.marked = False, True
+    if marker not in _ENDS:
+        reader.give_back(marker)
+
+
+def _is_call(recipient: re.Match[str], tools: ToolUse) -> bool:
+    """True if a message is for a function, known or not. Other recipients, such as python, are
+    tools that the request does not have."""
+    is_function = recipient[1] is not None and bool(tools.schemas)
+    return is_function or recipient[2] in tools.schemas

@@ -12,12 +12,10 @@ MARKERS = (START, END)
 
 def hermes(reader: Reader, tools: ToolUse) -> Steps:
     """Any number of calls, with content before, between and after them."""
-    while (yield from reader.until(START, to=reader.content)):
-        yield from reader.attempt(_call(reader, tools), after=START)
 
+    def call(_: list[str]) -> Steps:
+        yield from json_call(reader, tools, ends=MARKERS)
+        yield from reader.skip("}")
+        yield from reader.accept(END)
 
-def _call(reader: Reader, tools: ToolUse) -> Steps:
-    yield from reader.skip_space()
-    yield from json_call(reader, tools)
-    yield from reader.skip_space()
-    yield from reader.accept(END)
+    yield from reader.marked_calls(call, (START,), (END,))

@@ -20,19 +20,35 @@ GRANITE_20B = "<function_call>"
 
 def calls_after(*markers: str, end: str = "") -> Callable[[Reader, ToolUse], Steps]:
     """A parser of calls that follow one of ``markers``, which text may precede."""
+    ends = (end,) if end else ()
 
     def parse(reader: Reader, tools: ToolUse) -> Steps:
-        while marker := (yield from reader.until(*markers, to=reader.content)):
-            yield from reader.attempt(_after_marker(reader, tools, end), after=marker)
+        def call(_: list[str]) -> Steps:
+            yield from json_calls(reader, tools, ends=(*markers, *ends))
+            yield from reader.skip("}", "]")
+            if end:
+                yield from reader.accept(end)
+
+        yield from reader.marked_calls(call, markers, ends)
 
     return parse
+
+
+def phi4(reader: Reader, tools: ToolUse) -> Steps:
+    """Calls that follow a word, which may be one of the text."""
+
+    def call(_: list[str]) -> Steps:
+        yield from json_calls(reader, tools)
+        yield from reader.skip("}", "]")
+
+    yield from reader.marked_calls(call, (PHI4,))
 
 
 def llama3_json(reader: Reader, tools: ToolUse) -> Steps:
     """An answer that consists of calls, which semicolons separate; others are text."""
     yield from reader.skip_space_of_content()
     while (yield from reader.attempt(_tagged(reader, tools))):
-        yield from reader.skip_space()
+        yield from reader.skip("}", "]")
         if not (yield from reader.accept(";")):
             return
         yield from reader.skip_space()
@@ -43,22 +59,24 @@ def bare_json(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.skip_space_of_content()
     yield from reader.attempt(_fenced(reader, tools))
     if reader.calls:
-        yield from reader.skip_space()
+        yield from reader.skip("}", "]")
         yield from reader.accept(FENCE)
 
 
-def json_calls(reader: Reader, tools: ToolUse, *, known: bool = False) -> Steps:
-    """One call, or an array of calls. Raises ``NotACallError`` for anything else."""
+def json_calls(
+    reader: Reader, tools: ToolUse, *, ends: tuple[str, ...] = (), known: bool = False
+) -> Steps:
+    """One call, or an array of calls, up to one of ``ends`` at the latest. Raises
+    ``NotACallError`` for anything else."""
     if not (yield from reader.accept("[")):
-        yield from json_call(reader, tools, known=known)
+        yield from json_call(reader, tools, ends=ends, known=known)
         return
-    yield from reader.skip_space()
-    yield from json_call(reader, tools, known=known)
-    yield from reader.skip_space()
-    while (yield from reader.accept(",")):
+    more = True
+    while more:
         yield from reader.skip_space()
-        yield from json_call(reader, tools, known=known)
-        yield from reader.skip_space()
+        yield from json_call(reader, tools, ends=ends, known=known)
+        yield from reader.skip("}")
+        more = (yield from reader.accept(",")) or bool((yield from reader.next_is("{")))
     yield from reader.accept("]")
 
 
@@ -75,7 +93,7 @@ def named_call(reader: Reader, tools: ToolUse) -> Steps:
     if (yield from reader.at_end()):
         return
     reader.begin_call(tools.named)
-    yield from reader.attempt(streamed_arguments(reader))
+    yield from streamed_arguments(reader)
 
 
 def forced_opening(name: str) -> str:
@@ -83,17 +101,8 @@ def forced_opening(name: str) -> str:
     return f'{{"name":{json.dumps(name)},"parameters":'
 
 
-def _after_marker(reader: Reader, tools: ToolUse, end: str) -> Steps:
-    yield from reader.skip_space()
-    yield from json_calls(reader, tools)
-    yield from reader.skip_space()
-    if end:
-        yield from reader.accept(end)
-
-
 def _tagged(reader: Reader, tools: ToolUse) -> Steps:
-    if (yield from reader.accept(PYTHON_TAG)):
-        yield from reader.skip_space()
+    yield from reader.skip(PYTHON_TAG)
     yield from json_calls(reader, tools, known=True)
 
 

@@ -3,41 +3,37 @@ K2."""
 
 from __future__ import annotations
 
+import re
+
 from .json_call import call_arguments
 from .reader import NotACallError, Reader, Steps
-from .tool_use import ToolUse
+from .tool_use import ToolUse, is_name
 
 START, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL, ARGUMENTS = "<|tool_call_begin|>", "<|tool_call_argument_begin|>"
 CALL_END = "<|tool_call_end|>"
 MARKERS = (START, END, CALL, ARGUMENTS, CALL_END)
 MAX_ID = 256
+_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 
 
 def kimi_k2(reader: Reader, tools: ToolUse) -> Steps:
-    while marker := (yield from reader.until(START, CALL, to=reader.content)):
-        yield from reader.attempt(_calls(reader, tools, marker), after=marker)
-
-
-def _calls(reader: Reader, tools: ToolUse, marker: str) -> Steps:
-    yield from reader.skip_space()
-    if marker == START:
-        yield from reader.expect(CALL)
-    yield from _call(reader, tools)
-    while (yield from reader.accept(CALL)):
+    def call(_: list[str]) -> Steps:
         yield from _call(reader, tools)
-    yield from reader.accept(END)
+
+    yield from reader.marked_calls(call, (START, CALL), (CALL_END, END))
 
 
 def _call(reader: Reader, tools: ToolUse) -> Steps:
     """The id contains the name, and goes back to the model with the result."""
-    call_id = (yield from reader.capture(ARGUMENTS, most=MAX_ID)).strip()
-    name = call_id.rpartition(":")[0].removeprefix("functions.")
-    if not name:
+    call_id, marker = yield from reader.capture_to("{", *MARKERS, most=MAX_ID)
+    if marker != ARGUMENTS:
+        reader.give_back(marker)
+    found = _ID.fullmatch(call_id.strip())
+    if marker in (START, CALL, END) or found is None or not is_name(found[1]):
         raise NotACallError
-    reader.begin_call(name, call_id)
-    yield from reader.skip_space()
-    yield from call_arguments(reader, tools, name)
-    yield from reader.skip_space()
-    yield from reader.accept(CALL_END)
-    yield from reader.skip_space()
+    reader.begin_call(found[1], call_id.strip())
+    yield from reader.skip(ARGUMENTS)
+    if (yield from call_arguments(reader, tools, found[1], CALL_END, CALL, END, START)):
+        yield from reader.skip("}", CALL_END)
+        yield from reader.accept(END)

@@ -8,7 +8,7 @@ import string
 from .json_call import call_arguments
 from .json_list import json_calls
 from .reader import NotACallError, Reader, Steps
-from .tool_use import ToolUse
+from .tool_use import ToolUse, is_name
 
 START, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKERS = (START, CALL_ID, ARGUMENTS)
@@ -18,8 +18,12 @@ MAX_NAME = 256
 def mistral(reader: Reader, tools: ToolUse) -> Steps:
     """Calls of both kinds; content may precede them."""
     reader.new_id = mistral_call_id
-    while (yield from reader.until(START, to=reader.content)):
-        yield from reader.attempt(_calls(reader, tools), after=START)
+
+    def call(_: list[str]) -> Steps:
+        yield from _calls(reader, tools)
+        yield from reader.skip("}", "]")
+
+    yield from reader.marked_calls(call, (START,))
 
 
 def mistral_call_id() -> str:
@@ -28,23 +32,22 @@ def mistral_call_id() -> str:
 
 
 def _calls(reader: Reader, tools: ToolUse) -> Steps:
-    yield from reader.skip_space()
     yield from reader.need(1)
-    if reader.held.startswith(("[", "{")):
-        yield from json_calls(reader, tools)
-        yield from reader.skip_space()
+    if reader.held.startswith("{") or (
+        reader.held.startswith("[") and not (yield from reader.next_is(CALL_ID, ARGUMENTS))
+    ):
+        yield from json_calls(reader, tools, ends=(START,))
         return
-    name, call_id = "", ""
-    parts: list[str] = []
-    ended_by = yield from reader.until("{", CALL_ID, ARGUMENTS, to=parts.append)
-    name = "".join(parts).strip()
-    if not ended_by or not 0 < len(name) <= MAX_NAME:
+    marks = ("{", *MARKERS)
+    name, marker = yield from reader.capture_to(*marks, most=MAX_NAME)
+    name, call_id = name.strip(), ""
+    if marker == CALL_ID:
+        yield from reader.skip(CALL_ID)
+        call_id, marker = yield from reader.capture_to(*marks, most=MAX_NAME)
+    if marker != ARGUMENTS:
+        reader.give_back(marker)
+    if marker not in ("{", ARGUMENTS) or not is_name(name):
         raise NotACallError
-    if ended_by == CALL_ID:
-        call_id = (yield from reader.capture(ARGUMENTS, most=MAX_NAME)).strip()
-    reader.begin_call(name, call_id)
-    if ended_by == "{":
-        reader.give_back("{")
-    yield from reader.skip_space()
-    yield from call_arguments(reader, tools, name)
-    yield from reader.skip_space()
+    reader.begin_call(name, call_id.strip())
+    yield from reader.skip(ARGUMENTS)
+    yield from call_arguments(reader, tools, name, START)

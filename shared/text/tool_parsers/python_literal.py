@@ -14,6 +14,7 @@ MAX_DEPTH = 32
 # all other choices for tens of milliseconds.
 MAX_STRUCTURE = 4096
 _QUOTES = ("'''", '"""', "'", '"')
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _QUOTE = re.compile("|".join(_QUOTES))
 # What follows an opening quote.
 _STRING = {quote: re.compile(rf"(?:(?!{quote})[^\\]|\\.)*+{quote}", re.DOTALL) for quote in _QUOTES}
@@ -28,9 +29,15 @@ def literal_to_json(text: str) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about escapes such as \\d, which stay as they are
             tree = ast.parse(text.strip(), mode="eval")
-        return json.dumps(_value(tree.body, MAX_DEPTH), ensure_ascii=False, allow_nan=False)
+        return _json(_value(tree.body, MAX_DEPTH))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"not a literal: {error}") from None
+
+
+def _json(value: Any) -> str:
+    """A value as JSON. Half of a surrogate pair, which only an escape can write, stays one."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if _SURROGATE.search(text) else text
 
 
 def _is_quick(text: str) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Generator
 
 from .json_call import QUOTES, verbatim_text
-from .python_literal import literal_to_json
-from .reader import MAX_BUFFERED, NotACallError, Reader, Steps
+from .json_text import escaped_string, scalar
+from .reader import NotACallError, Reader, Steps
 from .tool_use import ToolUse
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -23,6 +22,7 @@ def pythonic(reader: Reader, tools: ToolUse) -> Steps:
     """An answer that consists of a list of calls, in the markers of Llama 4 or without them."""
     yield from reader.skip_space_of_content()
     yield from reader.attempt(_calls(reader, tools))
+    yield from reader.content_until(ends=MARKERS)
 
 
 def text_opening(argument: str) -> str:
@@ -31,21 +31,20 @@ def text_opening(argument: str) -> str:
 
 
 def _calls(reader: Reader, tools: ToolUse) -> Steps:
-    yield from reader.accept(START)
-    yield from reader.skip_space()
+    yield from reader.skip(START)
     yield from reader.expect("[")
-    yield from reader.skip_space()
-    yield from _call(reader, tools)
-    while (yield from reader.accept(",")):
+    more = True
+    while more:
         yield from reader.skip_space()
-        yield from _call(reader, tools)
+        more = yield from _call(reader, tools)
     yield from reader.accept("]")
     yield from reader.skip_space()
     yield from reader.accept(END)
 
 
-def _call(reader: Reader, tools: ToolUse) -> Steps:
-    """One call, whose name must be known: text in brackets is common."""
+def _call(reader: Reader, tools: ToolUse) -> Generator[None, None, bool]:
+    """One call, whose name must be known: text in brackets is common. Returns whether another
+    follows."""
     name = (yield from reader.capture("(", most=MAX_NAME)).strip()
     if name not in tools.schemas:
         raise NotACallError
@@ -53,42 +52,35 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
     argument = tools.verbatim.get(name, "")
     if argument and (yield from reader.accept(text_opening(argument))):
         yield from verbatim_text(reader, argument)
-        return
-    separator = "{"
+        return False
+    separator, mark = "{", ","
+    while mark == ",":
+        parts: list[str] = []
+        mark = yield from reader.until("=", ",", ")", to=parts.append)
+        key = "".join(parts).strip()
+        if mark == "=":  # others have no name, and are left out
+            value, mark = yield from _literal(reader)
+            if mark and _NAME.fullmatch(key):
+                reader.arguments(f"{separator}{escaped_string(key)}: {value}")
+                separator = ", "
+    if mark:
+        reader.arguments("{}" if separator == "{" else "}")
     yield from reader.skip_space()
-    while not (yield from reader.accept(")")):
-        key = (yield from reader.capture("=", most=MAX_NAME)).strip()
-        if not _NAME.fullmatch(key):
-            raise NotACallError
-        value = yield from _literal(reader)
-        reader.arguments(f"{separator}{json.dumps(key)}: {value}")
-        separator = ", "
-        if (yield from reader.accept(",")):
-            yield from reader.skip_space()
-    reader.arguments("{}" if separator == "{" else "}")
-    yield from reader.skip_space()
+    return (yield from reader.accept(","))
 
 
-def _literal(reader: Reader) -> Generator[None, None, str]:
-    """The JSON of a literal; the comma or parenthesis after it stays. What is no literal, such as
-    a variable, is a string."""
+def _literal(reader: Reader) -> Generator[None, None, tuple[str, str]]:
+    """The JSON of a literal, and the comma or parenthesis that was after it, if any. What is no
+    literal, such as a variable, is a string."""
     extent = _Extent()
     parts: list[str] = []
-    length = 0
-    while True:
-        end = extent.end_in(reader.held)
-        parts.append(reader.take(len(reader.held) if end is None else end))
-        length += len(parts[-1])
-        if length > MAX_BUFFERED or (end is None and reader.ended):
-            raise NotACallError
-        if end is not None:
-            break
+    while (end := extent.end_in(reader.held)) is None:
+        parts.append(reader.take(len(reader.held)))
+        if reader.ended:
+            return "", ""
         yield
-    text = "".join(parts)
-    try:
-        return literal_to_json(text)
-    except ValueError:
-        return json.dumps(text.strip(), ensure_ascii=False)
+    parts.append(reader.take(end))
+    return scalar("".join(parts).strip()), reader.take(1)
 
 
 class _Extent:

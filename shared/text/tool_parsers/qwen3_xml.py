@@ -4,21 +4,30 @@ and later models of Qwen."""
 from __future__ import annotations
 
 from .json_call import verbatim_text
-from .reader import Reader, Steps
-from .tool_use import ToolUse
-from .typed_value import PlainArguments
+from .reader import NotACallError, Reader, Steps, dropped
+from .tool_use import ToolUse, is_name
+from .typed_value import PlainArguments, ValueEnd
 
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MARKERS = (START, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 MAX_NAME = 256
+VALUE_END = ValueEnd(
+    marker=PARAMETER_END,
+    followers=(PARAMETER, FUNCTION_END, END, START, FUNCTION),
+    breaks=(f"\n{PARAMETER}", f"\n{FUNCTION_END}"),
+    on_line=True,
+)
 
 
 def qwen3_xml(reader: Reader, tools: ToolUse) -> Steps:
     """Any number of calls. Models forget the outer marker, so a function is one without it too."""
-    while marker := (yield from reader.until(START, FUNCTION, to=reader.content)):
-        yield from reader.attempt(_call(reader, tools, marker), after=marker)
+
+    def call(markers: list[str]) -> Steps:
+        yield from _call(reader, tools, markers)
+
+    yield from reader.marked_calls(call, (START, FUNCTION), (END, FUNCTION_END, PARAMETER_END))
 
 
 def text_opening(argument: str) -> str:
@@ -26,27 +35,47 @@ def text_opening(argument: str) -> str:
     return f"\n{PARAMETER}{argument}>\n"
 
 
-def _call(reader: Reader, tools: ToolUse, marker: str) -> Steps:
-    if marker == START:
-        yield from reader.skip_space()
-        yield from reader.expect(FUNCTION)
-    name = (yield from reader.capture(">", most=MAX_NAME)).strip()
+def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
+    """A call whose arguments are followed by its end. Other text in it belongs to nothing."""
+    name, mark = yield from reader.capture_to(">", "\n", most=MAX_NAME)
+    name = name.strip()
+    if FUNCTION not in markers or not is_name(name):
+        raise NotACallError
+    if mark == "\n":
+        reader.give_back(mark)
+    if START not in markers:
+        yield from _expect_arguments(reader)
     reader.begin_call(name)
     argument = tools.verbatim.get(name, "")
     if argument and (yield from reader.accept(text_opening(argument))):
         yield from verbatim_text(reader, argument)
         return
-    arguments = PlainArguments(reader, tools, name, untyped_text=True)
-    yield from reader.skip_space()
-    while (yield from reader.accept(PARAMETER)):
-        key = (yield from reader.capture(">", most=MAX_NAME)).strip()
-        yield from reader.accept("\n")
-        if not (yield from arguments.value(key, f"\n{PARAMETER_END}", PARAMETER_END)):
+    arguments = PlainArguments(reader, tools, name, VALUE_END, untyped_text=True)
+    while marker := (yield from reader.until(PARAMETER, FUNCTION_END, END, *markers, to=dropped)):
+        if marker != PARAMETER:
+            break
+        yield from reader.skip(PARAMETER)
+        key: list[str] = []
+        if (yield from reader.until(">", "\n", to=key.append)) == ">":
+            yield from reader.accept("\n")
+        if not (yield from arguments.value("".join(key).strip())):
             return
-        yield from reader.skip_space()
-    if (yield from reader.at_end()):
+    if not marker:
         return
     arguments.close()
-    yield from reader.accept(FUNCTION_END)
-    yield from reader.skip_space()
-    yield from reader.accept(END)
+    if marker in (START, FUNCTION):
+        reader.give_back(marker)
+    else:
+        yield from reader.skip(FUNCTION_END)
+        yield from reader.accept(END)
+
+
+def _expect_arguments(reader: Reader) -> Steps:
+    """Wait for arguments, or for the end of the function: without the outer marker, its own may be
+    a part of the text."""
+    while (follow := reader.followed_by(0, PARAMETER, FUNCTION_END)) is None:
+        if reader.ended:
+            return
+        yield
+    if not follow:
+        raise NotACallError

@@ -16,6 +16,9 @@ Sink = Callable[[str], None]
 
 # Text that is buffered before it is known to be what it seems.
 MAX_BUFFERED = 64 * 1024
+# White space, and repeated markers, that are looked past to see what follows.
+MAX_SPACE = 1024
+MAX_REPEATED = 8
 # Calls of one choice; what looks like further ones is content.
 MAX_CALLS = 512
 
@@ -26,21 +29,34 @@ class NotACallError(Exception):
 
 class Reader:
     """The text of one choice, and what has been found in it. ``held`` is the text that was not read
-    yet, ``ended`` is true when no more will come."""
+    yet, ``ended`` is true when no more will come.
+
+    ``marked`` is true where markers are no content any more, nor their beginnings at the end of the
+    text: from the first call on. ``stray`` is a marker that may follow a call and belongs to
+    nothing; its first occurrence in the content is dropped."""
 
     def __init__(self, *, parallel: bool = True) -> None:
         self.held = ""
         self.ended = False
         self.calls = 0
+        self.marked = False
+        self.stray = ""
         self.thinking = False  # reading text of the reasoning
         self.new_id = new_call_id
         self._parallel = parallel
         self._found: list[TextDelta] = []
+        self._arguments: list[str] = []  # of the last call, since what was found before
         self._space: list[str] = []  # at the end of the content: dropped before a call
         self._read: list[str] | None = None  # since ``attempt``
 
+    @property
+    def in_call(self) -> bool:
+        """True from what may be the beginning of a call."""
+        return self.calls > 0 or self._read is not None
+
     def take_found(self) -> list[TextDelta]:
         """Everything found since the last call of this method."""
+        self._join_arguments()
         found, self._found = self._found, []
         return found
 
@@ -50,7 +66,7 @@ class Reader:
         """Report content. White space at its end waits for what follows."""
         shown = text.rstrip()
         if shown:
-            self._found.append(TextDelta("".join((*self._space, shown))))
+            self._find(TextDelta("".join((*self._space, shown))))
             self._space.clear()
         if len(shown) < len(text):
             self._space.append(text[len(shown) :])
@@ -58,7 +74,7 @@ class Reader:
     def reasoning(self, text: str) -> None:
         self.recognised()
         if text:
-            self._found.append(TextDelta(reasoning=text))
+            self._find(TextDelta(reasoning=text))
 
     def recognised(self) -> None:
         """Note that what was read of an attempt is what it seemed to be, and will not be
@@ -70,27 +86,39 @@ class Reader:
         """Report a call; what was read of it will not be content."""
         if self.calls >= MAX_CALLS:
             raise NotACallError
+        self._join_arguments()
         self.calls += 1
+        self.marked = True
         self._space.clear()
         self.recognised()
-        self._add_call(call_id or self.new_id(), name, "")
+        if self._reports_call:
+            call = CallDelta(self.calls - 1, call_id or self.new_id(), name)
+            self._find(TextDelta(calls=(call,)))
 
     def arguments(self, text: str) -> None:
         """Report a fragment of the last call's arguments."""
         self.recognised()
-        if text:
-            self._add_call("", "", text)
+        if self._reports_call and text:
+            self._arguments.append(text)
 
     def end(self) -> None:
         """Report the white space at the end of the content, since no call follows it."""
         if self._space and not self.calls:
-            self._found.append(TextDelta("".join(self._space)))
+            self._find(TextDelta("".join(self._space)))
         self._space.clear()
 
-    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
-        index = self.calls - 1
-        if self._parallel or index == 0:
-            call = CallDelta(index, call_id, name, arguments)
+    @property
+    def _reports_call(self) -> bool:
+        return self._parallel or self.calls == 1
+
+    def _find(self, delta: TextDelta) -> None:
+        self._join_arguments()
+        self._found.append(delta)
+
+    def _join_arguments(self) -> None:
+        if self._arguments:
+            call = CallDelta(self.calls - 1, arguments="".join(self._arguments))
+            self._arguments.clear()
             self._found.append(TextDelta(calls=(call,)))
 
     # -- reading ----------------------------------------------------------------------------------
@@ -151,23 +179,83 @@ class Reader:
                 return
             yield
 
+    def next_is(self, *markers: str) -> Generator[None, None, str]:
+        """Wait until it is known which of ``markers`` comes next, and stays. Returns the longest,
+        or an empty text if none does."""
+        while not self.ended and any(
+            len(self.held) < len(marker) and marker.startswith(self.held) for marker in markers
+        ):
+            yield
+        return max(filter(self.held.startswith, markers), key=len, default="")
+
+    def skip(self, *markers: str) -> Generator[None, None, list[str]]:
+        """Read white space, and ``markers`` in it, any number of them. Returns those."""
+        found: list[str] = []
+        while True:
+            yield from self.skip_space()
+            marker = yield from self.next_is(*markers)
+            if not marker:
+                return found
+            self.take(len(marker))
+            found.append(marker)
+
+    def followed_by(self, at: int, *markers: str, repeated: str = "") -> bool | None:
+        """True if one of ``markers`` follows position ``at`` of the held text, after white space
+        and some ``repeated`` markers, or a part of one if the text has ended. ``None`` if nothing
+        follows, or not enough to know."""
+        for _ in range(MAX_REPEATED):
+            rest = self.held[at : at + MAX_SPACE].lstrip()
+            if not repeated or not rest.startswith(repeated):
+                break
+            at = self.held.index(repeated, at) + len(repeated)
+        if len(self.held) - at >= MAX_SPACE and not rest:
+            return True
+        if rest.startswith(markers):
+            return True
+        if any(marker.startswith(rest) for marker in (*markers, repeated)):
+            return True if self.ended and rest else None
+        return False
+
     def until(self, *markers: str, to: Sink) -> Generator[None, None, str]:
         """Read up to the first of ``markers``, and that; the text before it goes ``to`` a sink.
-        Returns the marker, which is empty if the text ended without one."""
+        Returns the marker, which is empty if the text ended without one. Where text is ``marked``, a
+        beginning of a marker at its end is dropped."""
         while True:
-            found = _first(self.held, markers)
+            found = first_of(self.held, markers)
             if found is not None:
                 to(self.take(found[0]))
                 return self.take(len(found[1]))
+            to(self.take(len(self.held) - held_back(self.held, markers)))
             if self.ended:
-                to(self.take(len(self.held)))
+                rest = self.take(len(self.held))
+                if not self.marked:
+                    to(rest)
                 return ""
-            to(self.take(len(self.held) - _held_back(self.held, markers)))
             yield
+
+    def content_until(
+        self, *markers: str, ends: tuple[str, ...] = ()
+    ) -> Generator[None, None, str]:
+        """Read content up to one of ``markers``, and that, which is returned as by ``until``. The
+        ``ends`` of calls are dropped where text is ``marked``."""
+        while True:
+            others = (*(ends if self.marked else ()), *filter(None, (self.stray,)))
+            marker = yield from self.until(*markers, *others, to=self.content)
+            if marker not in others:
+                return marker
+            if marker == self.stray:
+                self.stray = ""
 
     def capture(self, *markers: str, most: int = MAX_BUFFERED) -> Generator[None, None, str]:
         """Read up to one of ``markers``, and that. Returns the text before it. Raises
         ``NotACallError`` if there is none, or more text than ``most``."""
+        text, _ = yield from self.capture_to(*markers, most=most)
+        return text
+
+    def capture_to(
+        self, *markers: str, most: int = MAX_BUFFERED
+    ) -> Generator[None, None, tuple[str, str]]:
+        """As ``capture``; the text, and the marker after it."""
         parts: list[str] = []
         left = most
 
@@ -178,22 +266,44 @@ class Reader:
                 raise NotACallError
             parts.append(text)
 
-        if not (yield from self.until(*markers, to=keep)):
+        marker = yield from self.until(*markers, to=keep)
+        if not marker:
             raise NotACallError
-        return "".join(parts)
+        return "".join(parts), marker
 
     def attempt(self, steps: Steps, *, after: str = "") -> Generator[None, None, bool]:
-        """Read a call, of which ``after`` has been read. If it is none, its text is content, or
-        what is left of it after arguments that were reported. Returns whether it was one."""
+        """Read a call, of which ``after`` has been read. If it is none, its text is content, unless
+        the text ended in it where it is ``marked``. Returns whether it was one."""
         self._read = [after]
         try:
             yield from steps
             return True
         except NotACallError:
-            self.content("".join(self._read))
+            if not (self.ended and self.marked):
+                self.content("".join(self._read))
             return False
         finally:
             self._read = None
+
+    def marked_calls(
+        self,
+        call: Callable[[list[str]], Steps],
+        starts: tuple[str, ...],
+        ends: tuple[str, ...] = (),
+    ) -> Steps:
+        """Read content, and calls that begin with ``starts``, of which models may repeat some: each
+        ``call`` is given those that it begins with."""
+
+        def repeated(marker: str) -> Steps:
+            markers = yield from self.skip(*starts)
+            yield from call([marker, *markers])
+
+        while marker := (yield from self.content_until(*starts, ends=ends)):
+            yield from self.attempt(repeated(marker), after=marker)
+
+
+def dropped(text: str) -> None:
+    """The sink of text that belongs to nothing."""
 
 
 def new_call_id() -> str:
@@ -201,14 +311,16 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str] | None:
-    """The position of the first marker, and the marker."""
-    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+def first_of(text: str, markers: tuple[str, ...], at: int = 0) -> tuple[int, str] | None:
+    """The position of the first marker from ``at`` on, and the marker."""
+    found = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
     return min(found) if found else None
 
 
-def _held_back(text: str, markers: tuple[str, ...]) -> int:
+def held_back(text: str, markers: tuple[str, ...]) -> int:
     """The length of the longest end of ``text`` with which a marker begins."""
+    if not markers:
+        return 0
     longest = min(max(map(len, markers)) - 1, len(text))
     for length in range(longest, 0, -1):
         end = text[len(text) - length :]

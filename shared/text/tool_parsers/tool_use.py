@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_NAME = re.compile(r"[\w.:/@$-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +22,8 @@ class ToolUse:
     required: bool = False  # by tool_choice, so that the output is calls and nothing else
     verbatim: Mapping[str, str] = field(default_factory=dict)
     named: str = ""  # the function that tool_choice names, whose arguments are the output
+
+
+def is_name(text: str) -> bool:
+    """True if a tool may have this name."""
+    return _NAME.fullmatch(text) is not None

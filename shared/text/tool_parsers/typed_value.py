@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from .json_text import escaped, escaped_string
 from .python_literal import literal_to_json
-from .reader import Reader
+from .reader import MAX_SPACE, Reader, Sink, first_of, held_back
+from .schema_types import SchemaTypes, Types, fits
 from .tool_use import ToolUse
+
+TEXT: Types = frozenset(("string",))
+TEXT_OR_NULL: Types = frozenset(("string", "null"))
+# Keywords of an untyped argument that may be of any type.
+_VARIANTS = ("anyOf", "oneOf", "allOf", "$ref")
+_STRING_MARK = re.compile(r'["\\]')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueEnd:
+    """How a value ends: at ``marker`` if one of ``followers`` is next, as the marker may also be a
+    part of the value, or before one of ``breaks``, as models forget the marker. A line break before
+    the marker belongs to it if it is ``on_line`` of its own."""
+
+    marker: str
+    followers: tuple[str, ...]
+    breaks: tuple[str, ...]
+    on_line: bool = False
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        own = (f"\n{self.marker}", self.marker) if self.on_line else (self.marker,)
+        return *own, *self.breaks
 
 
 class PlainArguments:
@@ -16,68 +44,176 @@ class PlainArguments:
     strings is reported as it arrives; ``untyped_text`` says that arguments without a type are
     strings."""
 
-    def __init__(self, reader: Reader, tools: ToolUse, name: str, *, untyped_text: bool) -> None:
+    def __init__(
+        self, reader: Reader, tools: ToolUse, name: str, end: ValueEnd, *, untyped_text: bool
+    ) -> None:
         self._reader = reader
-        properties = tools.schemas.get(name, {}).get("properties")
-        self._properties = properties if isinstance(properties, Mapping) else {}
+        self._schema = tools.schemas.get(name, {})
+        self._types = SchemaTypes(self._schema)
+        self._end = end
         self._untyped_text = untyped_text
         self._separator = "{"
 
-    def value(self, key: str, *ends: str) -> Generator[None, None, bool]:
-        """Read the value of ``key``, up to one of ``ends``, and that. Returns whether it has
-        ended."""
-        types = self._types(key)
-        reader = self._reader
-        head = f"{self._separator}{json.dumps(key, ensure_ascii=False)}: "
-        self._separator = ", "
-        if types != {"string"}:
-            text = yield from reader.capture(*ends)
-            reader.arguments(head + _converted(text, types))
-            return True
-        reader.arguments(head + '"')
-        ended = yield from reader.until(*ends, to=lambda text: reader.arguments(escaped(text)))
-        reader.arguments('"' if ended else "")
-        return bool(ended)
+    def value(self, key: str) -> Generator[None, None, bool]:
+        """Read the value of ``key``, and its end. Returns whether it has ended."""
+        types = self._types_of(key)
+        head = f"{self._separator}{escaped_string(key)}: "
+        if types is not None and "string" in types and types <= TEXT_OR_NULL:
+            return (yield from self._text(head, may_be_null="null" in types))
+        text = _JsonOrText()
+        ended = yield from read_value(
+            self._reader, self._end, text.add, in_string=lambda: text.in_string
+        )
+        if ended:
+            self._report(head + converted(str(text), types))
+        return ended
 
     def close(self) -> None:
         """End the object."""
         self._reader.arguments("{}" if self._separator == "{" else "}")
 
-    def _types(self, key: str) -> set[str]:
-        """The JSON types that the schema allows; empty if it does not say."""
-        schema = self._properties.get(key)
-        given = schema.get("type") if isinstance(schema, Mapping) else None
-        names = given if isinstance(given, list) else [given]
-        types = {name for name in names if isinstance(name, str)}
-        return types or ({"string"} if self._untyped_text and not _has_variants(schema) else set())
+    def _text(self, head: str, *, may_be_null: bool) -> Generator[None, None, bool]:
+        """Read a string. One that may be null waits until it is clear that it is not."""
+        waiting: list[str] | None = [] if may_be_null else None
+        if not may_be_null:
+            self._report(f'{head}"')
+
+        def keep(text: str) -> None:
+            nonlocal waiting
+            if waiting is None:
+                self._report(escaped(text))
+                return
+            waiting.append(text)
+            whole = "".join(waiting)
+            if not "null".startswith(whole.strip()) or len(whole) > MAX_SPACE:
+                waiting = None
+                self._report(f'{head}"{escaped(whole)}')
+
+        ended = yield from read_value(self._reader, self._end, keep)
+        if not ended:
+            return False
+        if waiting is None:
+            self._report('"')
+        else:
+            self._report(head + converted("".join(waiting), TEXT_OR_NULL))
+        return True
+
+    def _report(self, text: str) -> None:
+        self._separator = ", "
+        self._reader.arguments(text)
+
+    def _types_of(self, key: str) -> Types | None:
+        types = self._types.of_property(key)
+        if types is not None or not self._untyped_text:
+            return types
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        has_variants = isinstance(schema, Mapping) and any(word in schema for word in _VARIANTS)
+        return None if has_variants else TEXT
 
 
-def escaped(text: str) -> str:
-    """Text inside a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+def read_value(
+    reader: Reader, end: ValueEnd, to: Sink, *, in_string: Callable[[], bool] = lambda: False
+) -> Generator[None, None, bool]:
+    """Read a value ``to`` a sink, and its end. Returns false if the text ended first. ``in_string``
+    says whether the value is a JSON string here, in which a marker is text, unless there is a line
+    break at it."""
+    at = 0  # the text before it belongs to the value
+    while True:
+        found = first_of(reader.held, (end.marker, *end.breaks), at)
+        if found is None:
+            kept = held_back(reader.held, end.all)
+            to(reader.take(max(at, len(reader.held) - kept)))
+            at = 0
+            if reader.ended:
+                reader.take(len(reader.held))
+                return False
+            yield
+            continue
+        place, mark = found
+        if mark in end.breaks:
+            to(reader.take(place))
+            return True
+        after = place + len(mark)
+        ends = reader.followed_by(after, *end.followers, repeated=mark)
+        if ends is False:
+            at = after
+            continue
+        line = int(end.on_line and reader.held[at:place].endswith("\n"))
+        to(reader.take(place - line))
+        at = 0
+        if ends:
+            rest = reader.held[line + len(mark) :]
+            if in_string() and not line and "\n" not in rest[: len(rest) - len(rest.lstrip())]:
+                at = len(mark)
+                continue
+            reader.take(line + len(mark))
+            yield from reader.skip(mark)
+            return True
+        if reader.ended:
+            reader.take(len(reader.held))
+            return False
+        yield
 
 
-def _has_variants(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and any(
-        name in schema for name in ("anyOf", "oneOf", "$ref")
-    )
-
-
-def _converted(text: str, types: set[str]) -> str:
-    """The JSON of an argument. One that is not as its schema says is a string."""
+def converted(text: str, types: Types | None) -> str:
+    """The JSON of an argument of these types, or of any. One that cannot be of them is what it is
+    by itself, or a string."""
     plain = text.strip()
-    if "string" in types and plain != "null":
-        return json.dumps(text, ensure_ascii=False)
-    try:
-        json.loads(plain, parse_constant=_reject)
-        return plain
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return literal_to_json(plain)
-    except ValueError:
-        return json.dumps(text, ensure_ascii=False)
+    found: str | None = None
+    if types is None:
+        return next(_candidates(plain), escaped_string(text))
+    for candidate in _candidates(plain, plain.lower()):
+        value = json.loads(candidate)
+        if fits(value, types):
+            return candidate
+        if isinstance(value, str):  # quotes around what is no string
+            inner = next((one for one in _candidates(value) if fits(json.loads(one), types)), None)
+            if inner is not None:
+                return inner
+        found = found or candidate
+    return found if found and "string" not in types else escaped_string(text)
 
 
-def _reject(constant: str) -> None:
+def _candidates(*texts: str) -> Iterator[str]:
+    """The JSON that the first of the texts is which is any, and what the first is in Python."""
+    for text in texts:
+        with suppress(ValueError, RecursionError):
+            json.loads(text, parse_constant=_reject)
+            yield text
+            return
+    with suppress(ValueError):
+        yield literal_to_json(texts[0])
+
+
+class _JsonOrText:
+    """A text that may be JSON, and whether it has ended inside of a string of that."""
+
+    def __init__(self) -> None:
+        self.in_string = False
+        self._parts: list[str] = []
+        self._is_json: bool | None = None
+        self._escaped = False
+
+    def __str__(self) -> str:
+        return "".join(self._parts)
+
+    def add(self, text: str) -> None:
+        self._parts.append(text)
+        if self._is_json is None and (begin := text.lstrip()[:1]):
+            self._is_json = begin in '{["'
+        if not self._is_json or not text:
+            return
+        at, self._escaped = int(self._escaped), False
+        while mark := _STRING_MARK.search(text, at):
+            at = mark.end()
+            if mark[0] == '"':
+                self.in_string = not self.in_string
+            elif at < len(text):
+                at += 1
+            else:
+                self._escaped = True
+
+
+def _reject(constant: str) -> Any:
     raise ValueError(f"{constant} is not in JSON")

@@ -38,6 +38,7 @@ class Recorded:
 PARIS: tuple[str, Any] = ("get_weather", {"city": 'Paris, "FR" {x}', "days": 2})
 PARIS_JSON = '{"city": "Paris, \\"FR\\" {x}", "days": 2}'
 NOW: tuple[str, Any] = ("now", {})
+DAYS: tuple[str, Any] = ("get_weather", {"days": 2})
 OSLO: tuple[str, Any] = ("get_weather", {"city": "Oslo"})
 RICH: tuple[str, Any] = (
     "get_weather",
@@ -245,10 +246,54 @@ MALFORMED = (
     ("json", '[{"name": "unknown", "arguments": {}}]'),
 )
 
-# Calls whose arguments are broken: what came before is a call, what follows is content.
-BROKEN = (
-    ("hermes", '<tool_call>{"name": "now", x}</tool_call>', [("now", "")], ", x}</tool_call>"),
-    ("pythonic", "[now(1)] x", [("now", "")], "1)] x"),
-    ("gemma4", "<|tool_call>call:now{a b} x", [("now", "{")], "a b} x"),
-    ("qwen3_xml", "<function=now>text</function>", [("now", "{}")], "text</function>"),
+# Calls that are not written as they should be: what can be read of them, and the content.
+BROKEN: tuple[tuple[str, str, Calls, str], ...] = (
+    ("hermes", '<tool_call>{"name": "now", x}</tool_call> y', [NOW], " y"),
+    ("hermes", '<tool_call>{"name": "now", "arguments": 5}</tool_call>', [NOW], ""),
+    ("hermes", '<tool_call>{"name": "now", "arguments": [{"a": 1}]}</tool_call>', [NOW], ""),
+    ("hermes", '<tool_call>{"name": "now", "arguments": "no"}</tool_call>', [NOW], ""),
+    ("hermes", '<tool_call>{"name": "now", "arguments": }</tool_call>', [NOW], ""),
+    ("hermes", '<tool_call>{"name": "now"</tool_call>', [NOW], ""),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"s": "He said "hi", then "bye" now"}}</tool_call>',
+        [("f", {"s": 'He said "hi", then "bye" now'})],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"s": "a\nb\t\\d \\u12", n: 1}}}</tool_call>',
+        [("f", {"s": "a\nb\t\\d \\u12", "n": 1})],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": [1, 2 "b",, True,}}</tool_call>',
+        [("f", {"a": [1, 2, "b", True]})],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": {"b": 1</tool_call>'
+        '<tool_call>{"name": "f", "arguments": {"c": "d"<tool_call>{"name": "now"}</tool_call>',
+        [("f", {"a": {"b": 1}}), ("f", {"c": "d"}), NOW],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {"b": 2}}</tool_call>',
+        [("f", {"a": 1})],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x"}</tool_call>',
+        [("f", {"a": "x"})],
+        "",
+    ),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call></tool_call>\n</tool_call>x', [NOW], "\nx"),
+    ("hermes", '<tool_call>\n<tool_call>{"name": "now"}\nx</tool_call>y', [NOW], "xy"),
+    ("pythonic", "[now(1), now(1, a b), get_weather(0=1, days=2)]x", [NOW, NOW, DAYS], "x"),
+    ("gemma4", "<|tool_call>call:now{a b:c:d, e} x", [("now", {"a b": "c:d", "e": None})], "x"),
+    ("qwen3_xml", "<tool_call><function=now>text</function></tool_call>", [NOW], ""),
 )

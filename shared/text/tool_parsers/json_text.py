@@ -1,0 +1,339 @@
+"""JSON as models write it, read in pieces and passed on as valid JSON.
+
+Valid JSON passes as it is. Of anything else, as much is kept as can be read: control characters and
+quotes in strings are escaped, words without quotes are strings, what has no place is left out, and
+each bracket is closed by what ends its value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from enum import Enum, auto
+from typing import Any
+
+from .python_literal import literal_to_json
+from .reader import MAX_SPACE, Reader, Sink, Steps, first_of
+
+MAX_DEPTH = 100
+# Numbers and words without quotes; longer ones are several.
+MAX_WORD = 1024
+_SPACE = " \t\r\n"
+_CLOSED_BY = {"{": "}", "[": "]"}
+_RUN = re.compile(r'[^"\\\x00-\x1f]+')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_KEY = re.compile(r"[\w.$-]+")
+
+
+class _Place(Enum):
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    NEXT = auto()  # behind a value
+
+
+class JsonText:
+    """One value, which goes ``to`` a sink. It also ends before one of ``ends``. Strings may be
+    between ``quote`` markers, as they are, instead of in JSON's quotes."""
+
+    def __init__(
+        self, reader: Reader, to: Sink, *, ends: tuple[str, ...] = (), quote: str = '"'
+    ) -> None:
+        self._reader = reader
+        self._to = to
+        self._ends = ends
+        self._quote = quote
+        self._open: list[str] = []  # brackets
+        self._filled: list[bool] = []  # whether they contain something
+        self._place = _Place.VALUE
+        self._gap = ""  # white space since the last thing written, with at most one comma
+        self._in_string = False
+        self._done = False
+
+    def read(self) -> Generator[None, None, bool]:
+        """Read the value. Returns whether it has ended by itself: otherwise the text ends, or what
+        comes next is no part of it."""
+        reader = self._reader
+        while not self._done:
+            self._read_space()
+            if (yield from reader.at_end()):
+                return False
+            if reader.held[0].isspace():
+                continue
+            if self._ends and (yield from reader.next_is(*self._ends)):
+                return False
+            if (yield from reader.accept(self._quote)):
+                if not (yield from self._string(self._quote)):
+                    return False
+            elif not self._open and reader.held[0] in "}],:":
+                return False
+            elif not (yield from self._next()):
+                return False
+        return True
+
+    def close(self) -> None:
+        """End the value where it is."""
+        if self._in_string:
+            self._end_string()
+        while self._open:
+            self._close_one()
+
+    def _next(self) -> Generator[None, None, bool]:
+        """Read a mark, a string or a word. Returns false if the text ends in it."""
+        character = self._reader.held[0]
+        if character == '"':
+            self._reader.take(1)
+            return (yield from self._string('"'))
+        if character not in "{}[],:":
+            return (yield from self._word())
+        self._reader.take(1)
+        if character in _CLOSED_BY:
+            self._begin(character)
+        elif character == ",":
+            self._comma()
+        elif character == ":":
+            if self._place is _Place.COLON:
+                self._colon()
+        else:
+            self._close(character)
+        return True
+
+    # -- structure --------------------------------------------------------------------------------
+
+    def _read_space(self) -> None:
+        held = self._reader.held
+        space = self._reader.take(len(held) - len(held.lstrip()))
+        if len(self._gap) < MAX_SPACE:
+            self._gap += "".join(character for character in space if character in _SPACE)
+
+    def _begin(self, bracket: str) -> None:
+        self._go_to_item()
+        if self._place is _Place.KEY or len(self._open) == MAX_DEPTH:
+            return
+        self._write(bracket)
+        self._open.append(bracket)
+        self._filled.append(False)
+        self._place = _Place.KEY if bracket == "{" else _Place.VALUE
+
+    def _close(self, bracket: str) -> None:
+        """Close what the bracket closes, and all within it; one that closes nothing has no
+        place."""
+        if bracket not in map(_CLOSED_BY.__getitem__, self._open):
+            return
+        while self._close_one() != bracket:
+            pass
+
+    def _close_one(self) -> str:
+        self._fill_in()
+        bracket = _CLOSED_BY[self._open.pop()]
+        self._filled.pop()
+        self._to(self._gap.replace(",", "") + bracket)
+        self._gap = ""
+        self._end_value()
+        return bracket
+
+    def _comma(self) -> None:
+        self._fill_in()
+        if self._place is _Place.NEXT:
+            self._gap += ","
+            self._go_to_item()
+
+    def _colon(self) -> None:
+        self._to(self._gap + ":")
+        self._gap = ""
+        self._place = _Place.VALUE
+
+    def _go_to_item(self) -> None:
+        """Be where a key or a value may begin: a mark before it may be missing."""
+        if self._place is _Place.COLON:
+            self._colon()
+        elif self._place is _Place.NEXT:
+            self._place = _Place.KEY if self._open[-1] == "{" else _Place.VALUE
+
+    def _fill_in(self) -> None:
+        """A key whose value is missing has null."""
+        if self._place is _Place.COLON:
+            self._colon()
+        if self._place is _Place.VALUE and self._open[-1] == "{":
+            self._write("null")
+            self._end_value()
+
+    def _write(self, text: str) -> None:
+        """Write the beginning of a key or value, after a comma where it needs one."""
+        follows = bool(self._filled) and self._filled[-1]
+        if self._place is _Place.VALUE and self._open and self._open[-1] == "{":
+            follows = False
+        gap = self._gap
+        if not follows:
+            gap = gap.replace(",", "")
+        elif "," not in gap:
+            gap = "," + gap
+        self._gap = ""
+        self._to(gap + text)
+
+    def _end_value(self) -> None:
+        self._place = _Place.NEXT
+        if self._filled:
+            self._filled[-1] = True
+        self._done = not self._open
+
+    # -- strings and words ------------------------------------------------------------------------
+
+    def _string(self, quote: str) -> Generator[None, None, bool]:
+        """Read a string whose quote has been read. Returns false if the text ends in it."""
+        self._go_to_item()
+        self._write('"')
+        self._in_string = True
+        if quote == '"':
+            ended = yield from self._escaped_text()
+        else:
+            to = self._to
+            marker = yield from self._reader.until(quote, to=lambda text: to(escaped(text)))
+            ended = bool(marker)
+        if ended:
+            self._end_string()
+        return ended
+
+    def _end_string(self) -> None:
+        self._in_string = False
+        self._to('"')
+        self._end_item()
+
+    def _end_item(self) -> None:
+        if self._place is _Place.KEY:
+            self._place = _Place.COLON
+        else:
+            self._end_value()
+
+    def _escaped_text(self) -> Generator[None, None, bool]:
+        reader = self._reader
+        while not (yield from reader.at_end()):
+            run = _RUN.match(reader.held)
+            if run is not None:
+                self._to(reader.take(run.end()))
+            elif reader.held[0] == "\\":
+                yield from self._escape()
+            elif reader.held[0] != '"':
+                self._to(escaped(reader.take(1)))
+            else:
+                while (closes := self._closes()) is None:
+                    if reader.ended:
+                        reader.take(len(reader.held))
+                        return False
+                    yield
+                reader.take(1)
+                if closes:
+                    return True
+                self._to('\\"')
+        return False
+
+    def _escape(self) -> Steps:
+        """Read a backslash, which is text unless it begins an escape."""
+        reader = self._reader
+        while _BEGUN_ESCAPE.fullmatch(reader.held) and not reader.ended:
+            yield
+        if escape := _ESCAPE.match(reader.held):
+            self._to(reader.take(escape.end()))
+        elif _BEGUN_ESCAPE.fullmatch(reader.held):
+            reader.take(len(reader.held))
+        else:
+            reader.take(1)
+            self._to("\\\\")
+
+    def _closes(self) -> bool | None:
+        """True if the quote that comes next ends its string, by what follows it: models forget to
+        escape quotes. ``None`` if more text is needed."""
+        if not self._open:
+            return True
+        held = self._reader.held
+        after = held[1 : 1 + MAX_SPACE].lstrip()
+        if not after:
+            return True if len(held) > MAX_SPACE else None
+        if after.startswith(self._ends):
+            return True
+        if any(end.startswith(after) for end in self._ends):
+            return None
+        if self._place is _Place.KEY:
+            return after[0] == ":"
+        if after[0] != "," or self._open[-1] == "[":
+            return after[0] in "}],"
+        return _begins_with_key(after[1:])
+
+    def _word(self) -> Generator[None, None, bool]:
+        """Read a number, a constant, or a text without quotes; the mark that ends it stays. Returns
+        false if the text ends in it."""
+        self._go_to_item()
+        is_key = self._place is _Place.KEY
+        marks = (*('":,{}[]' if is_key else '",}]'), self._quote, *self._ends)
+        reader = self._reader
+        while True:
+            found = first_of(reader.held, marks)
+            if found is not None or len(reader.held) > MAX_WORD:
+                break
+            if reader.ended:
+                reader.take(len(reader.held))
+                return False
+            yield
+        word = reader.held[: found[0] if found else MAX_WORD].rstrip()
+        reader.take(len(word))
+        self._write(escaped_string(word) if is_key else scalar(word))
+        self._end_item()
+        return True
+
+
+def repaired_object(text: str) -> str:
+    """The JSON of an object; an empty one if the text is none."""
+    parts: list[str] = []
+    reader = Reader()
+    reader.held, reader.ended = text.lstrip(), True
+    if not reader.held.startswith("{"):
+        return "{}"
+    value = JsonText(reader, parts.append)
+    ended = next(value.read(), None)
+    assert ended is None, "a reader that has ended waits for nothing"
+    value.close()
+    return "".join(parts)
+
+
+def scalar(word: str) -> str:
+    """The JSON of a word: itself, or what it is in Python, or a string."""
+    try:
+        json.loads(word, parse_constant=_reject)
+        return word
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return literal_to_json(word)
+    except ValueError:
+        return escaped_string(word)
+
+
+def escaped(text: str) -> str:
+    """Text inside a JSON string."""
+    return escaped_string(text)[1:-1]
+
+
+def escaped_string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _begins_with_key(text: str) -> bool | None:
+    """True if the text behind a comma may go on as an object does; ``None`` if it is too short."""
+    text = text.lstrip()
+    if not text:
+        return None
+    if text[0] in '"}]':
+        return True
+    key = _KEY.match(text)
+    if key is None:
+        return False
+    rest = text[key.end() :].lstrip()
+    if not rest:
+        return None if len(text) < MAX_SPACE else False
+    return rest[0] == ":"
+
+
+def _reject(constant: str) -> Any:
+    raise ValueError(f"{constant} is not in JSON")

@@ -1,0 +1,148 @@
+"""The JSON types that a schema allows, whichever of its keywords says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+Types = frozenset[str]
+NUMBERS: Types = frozenset(("integer", "number"))
+SCALARS: Types = frozenset(("string", "boolean", "null")) | NUMBERS
+# Of schemas within each other.
+MAX_DEPTH = 64
+_NESTED = {"properties": "object", "items": "array", "prefixItems": "array"}
+_ANY_OF = ("anyOf", "oneOf")
+_POINTER_ESCAPE = re.compile("~[01]")
+
+
+class SchemaTypes:
+    """The types of a schema and its parts. References to parts of ``root`` are followed, each once,
+    so that they may form cycles. Where numbers are allowed, so are integers."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[str, Types | None] = {}  # by references
+
+    def of(self, schema: Any, depth: int = MAX_DEPTH) -> Types | None:
+        """The types that ``schema`` allows, or more; ``None`` if it does not say."""
+        if not isinstance(schema, Mapping) or not depth:
+            return None
+        said = [
+            _named(schema.get("type")),
+            _of_values(schema["enum"]) if isinstance(schema.get("enum"), list) else None,
+            _of_values([schema["const"]]) if "const" in schema else None,
+            *(self.of(part, depth - 1) for part in _parts(schema, "allOf")),
+            *(self._of_any(schema[word], depth) for word in _ANY_OF if word in schema),
+            self._of_reference(schema.get("$ref"), depth),
+        ]
+        types = _common(said)
+        if types is None:
+            nested = frozenset(kind for word, kind in _NESTED.items() if word in schema)
+            types = nested or None
+        if types is not None and schema.get("nullable") is True:
+            types |= {"null"}
+        return types
+
+    def of_property(self, name: str) -> Types | None:
+        """The types of a property of the objects that the root describes."""
+        return self._of_property(self._root, name, set(), MAX_DEPTH)
+
+    def resolved(self, reference: Any) -> Any:
+        """The part of the root that a reference names; ``None`` for any other reference."""
+        if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
+            return None
+        found: Any = self._root
+        for step in unquote(reference).split("/")[1:]:
+            step = _POINTER_ESCAPE.sub(lambda escape: "~/"[int(escape[0][1])], step)
+            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+                found = found[int(step)]
+            elif isinstance(found, Mapping) and step in found:
+                found = found[step]
+            else:
+                return None
+        return found
+
+    def _of_any(self, schemas: Any, depth: int) -> Types | None:
+        """The union of several; ``None`` if one of them does not say."""
+        found = [self.of(part, depth - 1) for part in schemas] if isinstance(schemas, list) else []
+        known = [types for types in found if types is not None]
+        return frozenset().union(*known) if known and len(known) == len(found) else None
+
+    def _of_reference(self, reference: Any, depth: int) -> Types | None:
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._known:
+            self._known[reference] = frozenset()  # a cycle adds nothing
+            self._known[reference] = self.of(self.resolved(reference), depth - 1)
+        return self._known[reference]
+
+    def _of_property(self, schema: Any, name: str, seen: set[str], depth: int) -> Types | None:
+        if not isinstance(schema, Mapping) or not depth:
+            return None
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        own = properties.get(name, others) if isinstance(properties, Mapping) else others
+        said = [self.of(own)]
+        said += [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, "allOf")]
+        for word in _ANY_OF:
+            each = [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, word)]
+            known = [types for types in each if types is not None]
+            said.append(frozenset().union(*known) if known else None)
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            target = self.resolved(reference)
+            said.append(self._of_property(target, name, seen, depth - 1))
+        return _common(said)
+
+
+def fits(value: Any, types: Types) -> bool:
+    """True if a value is of one of the types."""
+    if isinstance(value, float) and value.is_integer() and "integer" in types:
+        return True
+    return type_of(value) in types or (type_of(value) == "integer" and "number" in types)
+
+
+def type_of(value: Any) -> str:
+    """The name of the JSON type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def _named(given: Any) -> Types | None:
+    names = given if isinstance(given, list) else [given]
+    types = frozenset(name for name in names if isinstance(name, str))
+    return (types | NUMBERS if "number" in types else types) or None
+
+
+def _of_values(values: Iterable[Any]) -> Types | None:
+    types = frozenset(map(type_of, values))
+    return types | NUMBERS if "number" in types else types
+
+
+def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
+    parts = schema.get(word)
+    return parts if isinstance(parts, list) else []
+
+
+def _common(said: Iterable[Types | None]) -> Types | None:
+    """The types that all statements allow; ``None`` if there is none of them, or if they exclude
+    each other."""
+    types: Types | None = None
+    for each in said:
+        if each:
+            types = each if types is None else types & each
+    return types or None
