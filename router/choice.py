@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..proto import tandem_pb2 as pb
 from ..shared.text.output import Deltas, OutputText, TextDelta, joined
-from ..shared.text.output_parser import kept_tokens, output_parser
+from ..shared.text.output_parser import call_markers, kept_tokens, output_parser
 from .errors import unfollowable
 from .generation import ChoiceDelta, GenerationRequest, ScoredToken, new_tokens
 
@@ -24,6 +24,7 @@ class ChoiceStream:
     def __init__(self, request: GenerationRequest, index: int, prompt_characters: int) -> None:
         options = request.text
         tokenizer = request.model.tokenizer
+        calls = call_markers(options.tools, tokenizer.texts)
         self.index = index
         self.finished = False
         self.taken = new_tokens()
@@ -36,8 +37,12 @@ class ChoiceStream:
             include_stop=options.include_stop,
             min_tokens=options.min_tokens,
             parser=output_parser(
-                options.reasoning_parser, options.tools, opened=options.reasoning_opened
+                options.reasoning_parser,
+                options.tools,
+                opened=options.reasoning_opened,
+                calls=calls,
             ),
+            calls=calls,
         )
         self._called = False
         self._discard = options.discard_output

@@ -40,9 +40,9 @@ class TokenTexts:
         self._raw = raw
         self._known: dict[int, bytes] = {}
         self._kept: dict[frozenset[str], frozenset[int]] = {}  # ids, by sets of contents
-        self.special_ids = frozenset(
-            token for token, added in raw.get_added_tokens_decoder().items() if added.special
-        )
+        added = raw.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, each in added.items() if each.special)
+        self._added = {token: each.content for token, each in added.items()}
         steps = _decoder_steps(raw)
         self.byte_level = [step["type"] for step in steps] == ["ByteLevel"]
         self._replacements, self._byte_fallback, self.strip_left = _sentencepiece(steps)
@@ -66,6 +66,12 @@ class TokenTexts:
             ids = (self._raw.token_to_id(content) for content in contents)
             known = self._kept[contents] = frozenset(id for id in ids if id is not None)
         return known
+
+    def added(self, contents: Iterable[str]) -> dict[int, str]:
+        """Those of ``contents`` that are added tokens, which no other tokens spell, by their
+        numbers."""
+        wanted = frozenset(contents)
+        return {token: text for token, text in self._added.items() if text in wanted}
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token; empty for an unknown id."""

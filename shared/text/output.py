@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .detokenize import Detokenizer
+from .markers import NO_CALLS, CallMarkers
 from .stop import StopMatcher, StopStrings
 
 
@@ -85,8 +86,9 @@ class OutputParser(Protocol):
     def push(self, text: str) -> Deltas:
         """Add text; text that may be the beginning of a marker is held back."""
 
-    def flush(self) -> Deltas:
-        """Return the text held back, at the end of the choice."""
+    def flush(self, ended_by: str = "") -> Deltas:
+        """Return the text held back, at the end of the choice. ``ended_by`` is the text of the
+        token that ended it, unless that was pushed."""
 
 
 class PlainText:
@@ -97,12 +99,13 @@ class PlainText:
     def push(self, text: str) -> Deltas:
         return (TextDelta(text),)
 
-    def flush(self) -> Deltas:
+    def flush(self, ended_by: str = "") -> Deltas:
         return ()
 
 
 class OutputText:
-    """Turns the tokens of one choice into text, until a stop string ends it.
+    """Turns the tokens of one choice into text, until a stop string ends it. ``calls`` are told the
+    places of their markers.
 
     ``tokens`` and ``reasoning_tokens`` count the tokens pushed, ``characters`` their text, which
     may be held back. ``stopped_by`` is the stop string that ended the choice."""
@@ -115,6 +118,7 @@ class OutputText:
         include_stop: bool = False,
         min_tokens: int = 0,
         parser: OutputParser | None = None,
+        calls: CallMarkers = NO_CALLS,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(stops, include=include_stop)
@@ -122,6 +126,7 @@ class OutputText:
         self._min_tokens = min_tokens
         self._parser = parser or PlainText()
         self._plain = parser is None and self._stops.passes_all
+        self._calls = calls
         self.tokens = 0
         self.reasoning_tokens = 0
         self.characters = 0
@@ -137,6 +142,7 @@ class OutputText:
             self.tokens += 1
             self.characters += len(text)
             return (TextDelta(text),)
+        self._calls.see(token, text, self.characters)
         text = self._before_stop(text)
         self.tokens += 1
         self.reasoning_tokens += self._parser.reasoning
@@ -148,15 +154,17 @@ class OutputText:
         ``stop_token`` ended the choice, and was not pushed. As in vLLM it counts, and its text is
         included if stop strings are.
         """
-        text = ""
-        if stop_token is not None:
-            self.tokens += 1
-            if self._include_stop:
-                text = self._detokenizer.push(stop_token)
+        text = ended_by = ""
+        if stop_token is not None and self._include_stop:
+            text = self._detokenizer.push(stop_token)
         text = self._before_stop(text + self._detokenizer.flush())
         if self.stopped_by is None:
             text += self._stops.flush()
-        return self._parsed(text, last=True)
+        if stop_token is not None:
+            self.tokens += 1
+            if not self._include_stop and self.stopped_by is None:
+                ended_by = self._detokenizer.push(stop_token)
+        return [*self._parser.push(text), *self._parser.flush(ended_by)]
 
     def _before_stop(self, text: str) -> str:
         """The part of new text, and of held-back text, that cannot be part of a stop string."""
@@ -164,8 +172,8 @@ class OutputText:
         # As in vLLM, stop strings do not count before min_tokens.
         return self._stops.push(text) if self.tokens + 1 > self._min_tokens else text
 
-    def _parsed(self, text: str, last: bool = False) -> Deltas:
+    def _parsed(self, text: str) -> Deltas:
         deltas = self._parser.push(text)
-        if not last and self.stopped_by is None:
+        if self.stopped_by is None:
             return deltas
         return [*deltas, *self._parser.flush()]

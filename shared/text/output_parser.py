@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .detokenize import TokenTexts
+from .markers import NO_CALLS, CallMarkers
 from .output import Deltas, OutputParser, TextDelta
-from .reasoning import HARMONY, reasoning_markers, reasoning_parser
+from .reasoning import HARMONY, ReasoningParser, reasoning_markers, reasoning_parser
 from .tool_parsers.formats import format_of
 from .tool_parsers.tool_text import ToolText
 from .tool_parsers.tool_use import ToolUse
@@ -15,17 +17,31 @@ _WITHOUT_TOOLS = ToolUse(parser=HARMONY_TOOLS, schemas={})
 
 
 def output_parser(
-    reasoning: str, tools: ToolUse | None, *, opened: bool | None = None
+    reasoning: str,
+    tools: ToolUse | None,
+    *,
+    opened: bool | None = None,
+    calls: CallMarkers | None = None,
 ) -> OutputParser | None:
     """A new parser for one choice; ``None`` if all text is content. ``opened`` says whether the
-    prompt ends inside the reasoning, if it is known."""
+    prompt ends inside the reasoning, if it is known. ``calls`` are the markers of calls among the
+    tokens of the choice; without them, all that its text has."""
     if reasoning == HARMONY and tools is None:
         tools = _WITHOUT_TOOLS
-    parser = reasoning_parser(reasoning, opened=opened)
     if tools is None:
-        return parser
-    calls = ToolText(tools)
-    return calls if parser is None else _ReasoningAndCalls(parser, calls)
+        return reasoning_parser(reasoning, opened=opened)
+    calls = CallMarkers(format_of(tools).starts) if calls is None else calls
+    parser = reasoning_parser(reasoning, opened=opened, calls=calls)
+    found = ToolText(tools)
+    return found if parser is None else _ReasoningAndCalls(parser, found)
+
+
+def call_markers(tools: ToolUse | None, texts: TokenTexts) -> CallMarkers:
+    """The markers of calls that are tokens, for one choice."""
+    if tools is None:
+        return NO_CALLS
+    starts = format_of(tools).starts
+    return CallMarkers(starts, texts.added(starts))
 
 
 def kept_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
@@ -37,7 +53,9 @@ def kept_tokens(reasoning: str, tools: ToolUse | None) -> tuple[str, ...]:
 
 
 class _ReasoningAndCalls:
-    def __init__(self, reasoning: OutputParser, calls: ToolText) -> None:
+    """Reasoning may end with a call, and does not begin in one."""
+
+    def __init__(self, reasoning: ReasoningParser, calls: ToolText) -> None:
         self._reasoning = reasoning
         self._calls = calls
 
@@ -46,14 +64,20 @@ class _ReasoningAndCalls:
         return self._reasoning.reasoning
 
     def push(self, text: str) -> Deltas:
-        return list(self._parsed(self._reasoning.push(text)))
+        return list(self._parsed(self._reasoning.pieces(text)))
 
-    def flush(self) -> Deltas:
-        return [*self._parsed(self._reasoning.flush()), *self._calls.flush()]
+    def flush(self, ended_by: str = "") -> Deltas:
+        return [*self._parsed(self._reasoning.flush()), *self._calls.flush(ended_by)]
 
-    def _parsed(self, deltas: Deltas) -> Iterable[TextDelta]:
+    def _parsed(self, deltas: Iterable[TextDelta]) -> Iterable[TextDelta]:
+        was_called = self._reasoning.ended_by_call
         for delta in deltas:
             if delta.reasoning:
                 yield TextDelta(reasoning=delta.reasoning)
-            if delta.content:
-                yield from self._calls.push(delta.content)
+            if not delta.content:
+                continue
+            if self._reasoning.ended_by_call and not was_called:
+                self._calls.drop_stray(self._reasoning.end)
+            yield from self._calls.push(delta.content)
+            if self._calls.in_call:
+                self._reasoning.finish()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .output import Deltas, OutputParser, TextDelta
+from .markers import NO_CALLS, CallMarkers, first_of, held_back
+from .output import Deltas, TextDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,15 @@ PARSERS = {
 }
 
 
-def reasoning_parser(name: str, *, opened: bool | None = None) -> OutputParser | None:
+def reasoning_parser(
+    name: str, *, opened: bool | None = None, calls: CallMarkers = NO_CALLS
+) -> ReasoningParser | None:
     """A new parser for one choice; ``None`` if all its text is content. ``opened`` says whether the
-    prompt ends inside the reasoning, if it is known."""
+    prompt ends inside the reasoning, if it is known. ``calls`` end it too."""
     if name in (NO_PARSER, HARMONY):
         return None
     markers = PARSERS[name]
-    return ReasoningParser(markers if opened is None else replace(markers, opened=opened))
+    return ReasoningParser(markers if opened is None else replace(markers, opened=opened), calls)
 
 
 def section_markers(name: str, *, opened: bool | None = None) -> Markers | None:
@@ -78,39 +82,78 @@ def opened_by(name: str, prompt: str) -> bool | None:
 
 
 class ReasoningParser:
-    """Splits text at the first pair of markers, which belong to neither part."""
+    """Splits text at the first pair of markers, which belong to neither part. A call ends the
+    reasoning before its marker: models forget the end of the reasoning, and ``end`` may follow the
+    call then, which is what ``ended_by_call`` says."""
 
-    def __init__(self, markers: Markers) -> None:
-        self._start, self._end = markers.start, markers.end
+    def __init__(self, markers: Markers, calls: CallMarkers = NO_CALLS) -> None:
+        self._start, self.end = markers.start, markers.end
+        self._calls = calls
         self.reasoning = markers.opened
+        self.ended_by_call = False
         self._may_repeat_start = markers.opened
         self._over = False  # the reasoning has ended: all further text is content
         self._held = ""
+        self._length = 0  # of all text
 
     def push(self, text: str) -> Deltas:
-        self._held += text
-        if self._may_repeat_start and not self._skip_start():
-            return ()
-        content, reasoning = "", ""
-        while not self._over:
-            marker = self._end if self.reasoning else self._start
-            before, found, after = self._held.partition(marker)
-            kept = "" if found else _beginning_of(marker, before)
-            shown = before.removesuffix(kept)
-            if self.reasoning:
-                reasoning += shown
-            else:
-                content += shown
-            self._held = after if found else kept
-            if not found:
-                return (TextDelta(content, reasoning),)
-            self._over, self.reasoning = self.reasoning, not self.reasoning
-        content, self._held = content + self._held, ""
+        deltas = list(self.pieces(text))
+        content = "".join([delta.content for delta in deltas])
+        reasoning = "".join([delta.reasoning for delta in deltas])
         return (TextDelta(content, reasoning),)
 
-    def flush(self) -> Deltas:
+    def pieces(self, text: str) -> Iterator[TextDelta]:
+        """Add text; the parts of what is new, in order."""
+        self._held += text
+        self._length += len(text)
+        if self._may_repeat_start and not self._skip_start():
+            return
+        while not self._over:
+            markers = (self.end, *self._calls.texts) if self.reasoning else (self._start,)
+            found = self._next(markers)
+            kept = held_back(self._held, markers)
+            shown = self._held[: len(self._held) - kept if found is None else found[0]]
+            if shown:
+                yield TextDelta(reasoning=shown) if self.reasoning else TextDelta(shown)
+            self._held = self._held[len(shown) :]
+            if found is None:
+                return
+            if not self._over:  # unless the content before the marker was the beginning of a call
+                self._pass(found[1])
+        held, self._held = self._held, ""
+        if held:
+            yield TextDelta(held)
+
+    def finish(self) -> None:
+        """End the reasoning, or have none: a call has begun."""
+        self._over, self.reasoning = True, False
+
+    def flush(self, ended_by: str = "") -> Deltas:
         held, self._held = self._held, ""
         return (TextDelta(reasoning=held) if self.reasoning else TextDelta(held),)
+
+    def _next(self, markers: tuple[str, ...]) -> tuple[int, str] | None:
+        """The place of the next marker in the held text, and the marker."""
+        at = 0
+        while (found := first_of(self._held, markers, at)) is not None:
+            place, marker = found
+            begun = self._length - len(self._held) + place
+            if marker not in self._calls.texts or self._calls.begin_call(begun):
+                return found
+            at = place + 1
+        return None
+
+    def _pass(self, marker: str) -> None:
+        """Go past a marker, except the one of a call."""
+        if not self.reasoning:
+            self.reasoning = True
+        elif marker == self.end:
+            self.finish()
+        else:
+            self.ended_by_call = True
+            self.finish()
+            return
+        self._held = self._held[len(marker) :]
 
     def _skip_start(self) -> bool:
         """Drop a repeated opening marker. Returns whether enough text is there to know."""
@@ -119,11 +162,3 @@ class ReasoningParser:
         self._may_repeat_start = False
         self._held = self._held.removeprefix(self._start)
         return True
-
-
-def _beginning_of(marker: str, text: str) -> str:
-    """The longest end of ``text`` with which ``marker`` begins."""
-    for length in range(min(len(marker) - 1, len(text)), 0, -1):
-        if text.endswith(marker[:length]):
-            return marker[:length]
-    return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -12,7 +11,7 @@ from pydantic import Field
 from ....proto import tandem_pb2 as pb
 from ....shared.text.chat_template import ChatTemplate
 from ....shared.text.detection import tool_parser
-from ....shared.text.tool_parsers.tool_use import ToolUse
+from ....shared.text.tool_parsers.tool_use import ToolUse, is_name
 from ...errors import invalid
 from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
@@ -36,7 +35,6 @@ from .tool_grammars import (
 MAX_TOOLS = 1024
 # Characters and values of all tools of a request.
 MAX_SIZE = 1 << 20
-_NAME = re.compile(r"[\w.:/@$-]{1,256}")
 CHOICES = ("none", "auto", "required")
 
 
@@ -241,7 +239,7 @@ class _Functions:
         function = FunctionDefinition.read(
             tool.get("function"), ignored, "tools[].function.", at=f"{param}.function"
         )
-        if not _NAME.fullmatch(function.name):
+        if not is_name(function.name):
             raise invalid(
                 f"Invalid '{param}.function.name': {function.name[:64]!r}; a name has 1 to 256 "
                 f"letters, digits and characters of _.:/@$-",

@@ -16,7 +16,7 @@ from . import (
     pythonic,
     qwen3_xml,
 )
-from .gemma import FUNCTION_GEMMA, GEMMA4, gemma
+from .gemma import FUNCTION_GEMMA, GEMMA4, GemmaMarkers, gemma
 from .json_list import calls_after
 from .reader import Reader, Steps
 from .tool_use import ToolUse
@@ -25,41 +25,52 @@ from .tool_use import ToolUse
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """A format in which models write calls. ``kept`` are its markers: where they are special
-    tokens, they must reach the parser as text."""
+    tokens, they must reach the parser as text. Those of them with which a call may begin,
+    ``starts``, end a reasoning too."""
 
     parse: Callable[[Reader, ToolUse], Steps]
     kept: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
 
 
-_HERMES = ToolFormat(hermes.hermes, hermes.MARKERS)
-_QWEN_XML = ToolFormat(qwen3_xml.qwen3_xml, qwen3_xml.MARKERS)
-_GLM = ToolFormat(glm45.glm45, glm45.MARKERS)
-_LLAMA = ToolFormat(json_list.llama3_json, (json_list.PYTHON_TAG,))
-_PYTHONIC = ToolFormat(pythonic.pythonic, pythonic.MARKERS)
-_V31 = ToolFormat(deepseek_calls.deepseek_v31, deepseek_calls.MARKERS)
+_HERMES = ToolFormat(hermes.hermes, hermes.MARKERS, (hermes.START,))
+_QWEN_XML = ToolFormat(
+    qwen3_xml.qwen3_xml, qwen3_xml.MARKERS, (qwen3_xml.START, qwen3_xml.FUNCTION)
+)
+_GLM = ToolFormat(glm45.glm45, glm45.MARKERS, (glm45.START,))
+_LLAMA = ToolFormat(json_list.llama3_json, (json_list.PYTHON_TAG,), (json_list.PYTHON_TAG,))
+_PYTHONIC = ToolFormat(pythonic.pythonic, pythonic.MARKERS, (pythonic.START,))
+_DEEPSEEK = deepseek_calls.START, deepseek_calls.CALL
+
+
+def _gemma(markers: GemmaMarkers) -> ToolFormat:
+    return ToolFormat(gemma(markers), markers.all, (markers.start,))
+
+
+def _granite(*starts: str, end: str = "") -> ToolFormat:
+    kept = (*starts, end) if end else starts
+    return ToolFormat(calls_after(*starts, end=end), kept, starts)
+
 
 FORMATS: dict[str, ToolFormat] = {
-    "deepseek_v3": ToolFormat(deepseek_calls.deepseek_v3, deepseek_calls.MARKERS),
-    "deepseek_v31": _V31,
-    "functiongemma": ToolFormat(gemma(FUNCTION_GEMMA), FUNCTION_GEMMA.all),
-    "gemma4": ToolFormat(gemma(GEMMA4), GEMMA4.all),
+    "deepseek_v3": ToolFormat(deepseek_calls.deepseek_v3, deepseek_calls.MARKERS, _DEEPSEEK),
+    "deepseek_v31": ToolFormat(deepseek_calls.deepseek_v31, deepseek_calls.MARKERS, _DEEPSEEK),
+    "functiongemma": _gemma(FUNCTION_GEMMA),
+    "gemma4": _gemma(GEMMA4),
     "glm45": _GLM,
     "glm47": _GLM,
-    "granite": ToolFormat(
-        calls_after(*json_list.GRANITE, end=json_list.GRANITE_END),
-        (*json_list.GRANITE, json_list.GRANITE_END),
-    ),
+    "granite": _granite(*json_list.GRANITE, end=json_list.GRANITE_END),
     "granite4": _HERMES,
-    "granite-20b-fc": ToolFormat(calls_after(json_list.GRANITE_20B), (json_list.GRANITE_20B,)),
+    "granite-20b-fc": _granite(json_list.GRANITE_20B),
     "hermes": _HERMES,
     "json": ToolFormat(json_list.bare_json),
-    "kimi_k2": ToolFormat(kimi_k2.kimi_k2, kimi_k2.MARKERS),
+    "kimi_k2": ToolFormat(kimi_k2.kimi_k2, kimi_k2.MARKERS, (kimi_k2.START, kimi_k2.CALL)),
     "llama3_json": _LLAMA,
     "llama4_json": _LLAMA,
     "llama4_pythonic": _PYTHONIC,
-    "mistral": ToolFormat(mistral_calls.mistral, mistral_calls.MARKERS),
+    "mistral": ToolFormat(mistral_calls.mistral, mistral_calls.MARKERS, (mistral_calls.START,)),
     "openai": ToolFormat(harmony.harmony, harmony.MARKERS),
-    "phi4_mini_json": ToolFormat(calls_after(json_list.PHI4)),
+    "phi4_mini_json": ToolFormat(json_list.phi4),
     "pythonic": _PYTHONIC,
     "qwen3_coder": _QWEN_XML,
     "qwen3_xml": _QWEN_XML,

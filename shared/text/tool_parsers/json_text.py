@@ -13,8 +13,9 @@ from collections.abc import Generator
 from enum import Enum, auto
 from typing import Any
 
+from ..markers import first_of
 from .python_literal import literal_to_json
-from .reader import MAX_SPACE, Reader, Sink, Steps, first_of
+from .reader import MAX_SPACE, Reader, Sink, Steps
 
 MAX_DEPTH = 100
 # Numbers and words without quotes; longer ones are several.
@@ -67,8 +68,6 @@ class JsonText:
             if (yield from reader.accept(self._quote)):
                 if not (yield from self._string(self._quote)):
                     return False
-            elif not self._open and reader.held[0] in "}],:":
-                return False
             elif not (yield from self._next()):
                 return False
         return True
@@ -81,8 +80,11 @@ class JsonText:
             self._close_one()
 
     def _next(self) -> Generator[None, None, bool]:
-        """Read a mark, a string or a word. Returns false if the text ends in it."""
+        """Read a mark, a string or a word. Returns false if the text ends in it, or if none of them
+        belongs to the value."""
         character = self._reader.held[0]
+        if not self._open and character in "}],:":
+            return False
         if character == '"':
             self._reader.take(1)
             return (yield from self._string('"'))

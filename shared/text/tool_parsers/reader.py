@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator
 
+from ..markers import first_of, held_back
 from ..output import CallDelta, TextDelta
 
 Steps = Generator[None, None, None]
@@ -218,8 +219,8 @@ class Reader:
 
     def until(self, *markers: str, to: Sink) -> Generator[None, None, str]:
         """Read up to the first of ``markers``, and that; the text before it goes ``to`` a sink.
-        Returns the marker, which is empty if the text ended without one. Where text is ``marked``, a
-        beginning of a marker at its end is dropped."""
+        Returns the marker, which is empty if the text ended without one. Where text is ``marked``,
+        a beginning of a marker at its end is dropped."""
         while True:
             found = first_of(self.held, markers)
             if found is not None:
@@ -309,21 +310,3 @@ def dropped(text: str) -> None:
 def new_call_id() -> str:
     """A random id of a tool call, in the shape of OpenAI's."""
     return f"call_{secrets.token_hex(12)}"
-
-
-def first_of(text: str, markers: tuple[str, ...], at: int = 0) -> tuple[int, str] | None:
-    """The position of the first marker from ``at`` on, and the marker."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
-    return min(found) if found else None
-
-
-def held_back(text: str, markers: tuple[str, ...]) -> int:
-    """The length of the longest end of ``text`` with which a marker begins."""
-    if not markers:
-        return 0
-    longest = min(max(map(len, markers)) - 1, len(text))
-    for length in range(longest, 0, -1):
-        end = text[len(text) - length :]
-        if any(marker.startswith(end) for marker in markers):
-            return length
-    return 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ..output import Deltas
-from .formats import format_of
-from .reader import Reader
+from .formats import ToolFormat, format_of
+from .reader import Reader, Steps
 from .tool_use import ToolUse
+
+# To read a marker takes time by the length of the text that was not read yet.
+PIECE = 4096
 
 
 class ToolText:
@@ -13,24 +16,37 @@ class ToolText:
 
     def __init__(self, tools: ToolUse) -> None:
         self._reader = Reader(parallel=tools.parallel)
-        self._steps = format_of(tools).parse(self._reader, tools)
+        self._kept = format_of(tools).kept
+        self._steps = _all(format_of(tools), self._reader, tools)
 
     @property
     def reasoning(self) -> bool:
         return self._reader.thinking
 
+    @property
+    def in_call(self) -> bool:
+        """True from what may be the beginning of a call."""
+        return self._reader.in_call
+
+    def drop_stray(self, marker: str) -> None:
+        """Let a marker that may follow a call be no content."""
+        self._reader.stray = marker
+
     def push(self, text: str) -> Deltas:
-        self._reader.held += text
-        self._run()
+        for at in range(0, len(text), PIECE):
+            self._reader.held += text[at : at + PIECE]
+            next(self._steps, None)
         return self._reader.take_found()
 
-    def flush(self) -> Deltas:
+    def flush(self, ended_by: str = "") -> Deltas:
+        """The rest. A marker that ended the choice is one of its last call."""
+        found = self.push(ended_by) if self._reader.calls and ended_by in self._kept else ()
         self._reader.ended = True
-        self._run()
+        next(self._steps, None)
         self._reader.end()
-        return self._reader.take_found()
+        return [*found, *self._reader.take_found()]
 
-    def _run(self) -> None:
-        """Advance the parser as far as the text goes."""
-        if next(self._steps, self) is self:
-            self._reader.content(self._reader.take(len(self._reader.held)))
+
+def _all(form: ToolFormat, reader: Reader, tools: ToolUse) -> Steps:
+    yield from form.parse(reader, tools)
+    yield from reader.content_until()

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..markers import first_of, held_back
 from .json_text import escaped, escaped_string
 from .python_literal import literal_to_json
-from .reader import MAX_SPACE, Reader, Sink, first_of, held_back
+from .reader import MAX_SPACE, Reader, Sink
 from .schema_types import SchemaTypes, Types, fits
 from .tool_use import ToolUse
 
