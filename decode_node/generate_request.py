@@ -126,4 +126,10 @@ def _thinking(sampling: pb.Sampling) -> ThinkingBudget | None:
         return None
     given = sampling.thinking
     param = given.param or "thinking_token_budget"
-    return ThinkingBudget(tokens=given.tokens, start=given.start, end=given.end, param=param)
+    return ThinkingBudget(
+        tokens=given.tokens,
+        start=given.start,
+        end=given.end,
+        calls=tuple(given.calls),
+        param=param,
+    )

@@ -21,6 +21,7 @@ LOGPROB_TOKEN_IDS = "logprob_token_ids"
 THINKING_BUDGET = "thinking_budget"
 TOOL_CALLS = "tool_calls"
 RESUME = "resume"
+THINKING_ENDS_IN_CALLS = "thinking_ends_in_calls"
 # ``Decode.Stream``. No request needs it: others are called with ``Decode.Generate``.
 STREAM = "stream"
 
@@ -34,6 +35,7 @@ CAPABILITIES = frozenset(
         THINKING_BUDGET,
         TOOL_CALLS,
         RESUME,
+        THINKING_ENDS_IN_CALLS,
         STREAM,
     }
 )
@@ -73,7 +75,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "thinking": THINKING_BUDGET,
     },
     "TokenIds": _base("ids"),
-    "ThinkingBudget": _base("tokens start end param"),
+    "ThinkingBudget": _base("tokens start end param") | {"calls": THINKING_ENDS_IN_CALLS},
     "StructuredOutputs": _base(
         "json regex choice grammar json_object structural_tag compact reasoning_start "
         "reasoning_end param"

@@ -72,7 +72,8 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     tools.constrain(sampling)
     follow_reasoning(sampling, reasoning, opened)
     budget = prompt.thinking.budget_tokens
-    limit_thinking(sampling, budget, reasoning, opened, param="thinking.budget_tokens")
+    param = "thinking.budget_tokens"
+    limit_thinking(sampling, budget, reasoning, opened, tools.use, model, param=param)
     return MessageRequest(
         request_id=f"msg_{uuid.uuid4().hex}",
         model=model,

@@ -127,7 +127,7 @@ def parse_chat(
     if shared["beams"] and tools.forced is not None:
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
         raise invalid(message, "tool_choice", "unsupported_value")
-    _constrain(shared["sampling"], chat, tools, text)
+    _constrain(shared["sampling"], chat, tools, text, model)
     return GenerationRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
@@ -218,13 +218,18 @@ def _encoded(
 
 
 def _constrain(
-    sampling: pb.Sampling, chat: ChatCompletionRequest, tools: ToolRequest, text: TextOptions
+    sampling: pb.Sampling,
+    chat: ChatCompletionRequest,
+    tools: ToolRequest,
+    text: TextOptions,
+    model: ServedModel,
 ) -> None:
     tools.constrain(sampling)
     parser, opened = text.reasoning_parser, text.reasoning_opened
     follow_reasoning(sampling, parser, opened)
     budget = _thinking_budget(chat, text)
-    limit_thinking(sampling, budget, parser, opened, param="thinking_token_budget")
+    param = "thinking_token_budget"
+    limit_thinking(sampling, budget, parser, opened, tools.use, model, param=param)
 
 
 def _continuing_prompt(text: TextOptions, tokens: Sequence[int], model: ServedModel) -> TextOptions:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from ...proto import tandem_pb2 as pb
 from ...shared.text.detection import reasoning_name
+from ...shared.text.output_parser import call_markers
 from ...shared.text.reasoning import NO_PARSER, opened_by, section_markers
+from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..options import RouterOptions
 from ..served_model import ServedModel
 
@@ -30,7 +32,14 @@ def prompt_opens_reasoning(parser: str, prompt: Sequence[int], model: ServedMode
 
 
 def limit_thinking(
-    sampling: pb.Sampling, tokens: int | None, parser: str, opened: bool | None, *, param: str
+    sampling: pb.Sampling,
+    tokens: int | None,
+    parser: str,
+    opened: bool | None,
+    tools: ToolUse | None,
+    model: ServedModel,
+    *,
+    param: str,
 ) -> None:
     """Have nodes end the reasoning that the router's parser separates once it has ``tokens``;
     ``None`` is any number. No-op for models without reasoning."""
@@ -38,5 +47,8 @@ def limit_thinking(
     if tokens is None or markers is None:
         return
     start = "" if markers.opened else markers.start
-    budget = pb.ThinkingBudget(tokens=tokens, start=start, end=markers.end, param=param)
+    calls = call_markers(tools, model.tokenizer.texts).texts
+    budget = pb.ThinkingBudget(
+        tokens=tokens, start=start, end=markers.end, calls=calls, param=param
+    )
     sampling.thinking.CopyFrom(budget)

@@ -32,8 +32,9 @@ def output_parser(
         return reasoning_parser(reasoning, opened=opened)
     calls = CallMarkers(format_of(tools).starts) if calls is None else calls
     parser = reasoning_parser(reasoning, opened=opened, calls=calls)
-    found = ToolText(tools)
-    return found if parser is None else _ReasoningAndCalls(parser, found)
+    if parser is None:
+        return ToolText(tools)
+    return _ReasoningAndCalls(parser, ToolText(tools, stray=parser.end))
 
 
 def call_markers(tools: ToolUse | None, texts: TokenTexts) -> CallMarkers:
@@ -70,14 +71,10 @@ class _ReasoningAndCalls:
         return [*self._parsed(self._reasoning.flush()), *self._calls.flush(ended_by)]
 
     def _parsed(self, deltas: Iterable[TextDelta]) -> Iterable[TextDelta]:
-        was_called = self._reasoning.ended_by_call
         for delta in deltas:
             if delta.reasoning:
                 yield TextDelta(reasoning=delta.reasoning)
-            if not delta.content:
-                continue
-            if self._reasoning.ended_by_call and not was_called:
-                self._calls.drop_stray(self._reasoning.end)
-            yield from self._calls.push(delta.content)
-            if self._calls.in_call:
-                self._reasoning.finish()
+            if delta.content:
+                yield from self._calls.push(delta.content)
+                if self._calls.in_call:
+                    self._reasoning.finish()

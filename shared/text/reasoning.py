@@ -83,14 +83,12 @@ def opened_by(name: str, prompt: str) -> bool | None:
 
 class ReasoningParser:
     """Splits text at the first pair of markers, which belong to neither part. A call ends the
-    reasoning before its marker: models forget the end of the reasoning, and ``end`` may follow the
-    call then, which is what ``ended_by_call`` says."""
+    reasoning too, before its marker: models forget ``end``, or write it after the call."""
 
     def __init__(self, markers: Markers, calls: CallMarkers = NO_CALLS) -> None:
         self._start, self.end = markers.start, markers.end
         self._calls = calls
         self.reasoning = markers.opened
-        self.ended_by_call = False
         self._may_repeat_start = markers.opened
         self._over = False  # the reasoning has ended: all further text is content
         self._held = ""
@@ -147,13 +145,10 @@ class ReasoningParser:
         """Go past a marker, except the one of a call."""
         if not self.reasoning:
             self.reasoning = True
-        elif marker == self.end:
-            self.finish()
         else:
-            self.ended_by_call = True
             self.finish()
-            return
-        self._held = self._held[len(marker) :]
+        if marker in (self._start, self.end):
+            self._held = self._held[len(marker) :]
 
     def _skip_start(self) -> bool:
         """Drop a repeated opening marker. Returns whether enough text is there to know."""

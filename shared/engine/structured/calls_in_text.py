@@ -14,58 +14,101 @@ that is ``without`` other markers.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from .channels import calls_in_channels
-from .grammar import GrammarError
 from .grammar_text import GrammarText
 
+# The ways to write a list of calls.
+Write = Callable[[Any], list[str]]
 # White space as the parsers of calls skip it.
 _SPACES = r"[\s\x1c-\x1f]*"
 
 
-def calls_in_text(grammar: GrammarText, wanted: Any) -> str:
-    """What an output consists of. Raises ``GrammarError``."""
-    try:
-        write = _CallWriter(grammar, wanted)
+class CallsInText:
+    """Outputs with calls as a router wants them, or without."""
+
+    def __init__(self, grammar: GrammarText, wanted: Any) -> None:
+        self._grammar = grammar
+        self._wanted = wanted
+        self._write = _CallWriter(grammar, wanted)
+
+    def output(self) -> str:
+        """What an output consists of."""
+        wanted = self._wanted
         if "channels" in wanted:
-            return calls_in_channels(grammar, wanted["channels"], write.call)
-        if wanted["anywhere"]:
-            return _anywhere(grammar, wanted["lists"], write)
-        return _at_start(grammar, wanted["lists"], wanted["tags"], write)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise GrammarError(f"the calls lack {error}") from None
+            return calls_in_channels(self._grammar, wanted["channels"], self._write.call)
+        return f"{self._again()} {self._rest()}" if wanted["anywhere"] else self._at_start()
 
+    def early(self, end: str) -> str:
+        """An output whose first call begins in the reasoning, without its ``end``, which may follow
+        the call instead: the marker of a call that is a token is no text. Empty if there is no such
+        marker."""
+        if "channels" in self._wanted:
+            return ""
+        token, text = self._grammar.is_token, self._grammar.text()
+        if self._wanted["anywhere"]:
+            lists = [each for each in self._wanted["lists"] if token(each.get("trigger", ""))]
+            closed, last = self._in_text(lists, self._write.closed), self._last(lists)
+            again, rest = self._again(), self._rest()
+        else:
+            tags = [tag for tag in self._wanted["tags"] if token(tag)]
+            closed = [f"{text} {way}" for way in self._tagged(tags, self._write.closed)]
+            last = [f"{text} {way}" for way in self._tagged(tags, self._write.last)]
+            again, rest = "", text
+        stray = f"({self._grammar.text_until(end)} {again})?" if token(end) else ""
+        ways = [*last, *(f"{way} {again} {stray} {rest}" for way in closed)]
+        return _one_of(ways) if ways else ""
 
-def _anywhere(grammar: GrammarText, lists: list[Any], write: _CallWriter) -> str:
-    """Any text, in which each trigger is followed by calls."""
-    closed, last = [], [grammar.text()]
-    for each in lists:
-        until = _until(grammar, each)
-        closed += [f"{until} {grammar.space()} {calls}" for calls in write.closed(each)]
-        last += [f"{until} {grammar.space()} {calls}" for calls in write.last(each)]
-    before = f"{_one_of(closed)}*" if closed else ""
-    return f"{before} {_one_of(last)}"
+    def _again(self) -> str:
+        """Any number of lists that end, and the text before each."""
+        closed = self._in_text(self._wanted["lists"], self._write.closed)
+        return f"{_one_of(closed)}*" if closed else ""
 
+    def _rest(self) -> str:
+        """The text at the end, perhaps with a list that ends with the output."""
+        return _one_of([self._grammar.text(), *self._last(self._wanted["lists"])])
 
-def _until(grammar: GrammarText, each: Any) -> str:
-    if "trigger" in each:
-        return grammar.text_until(each["trigger"])
-    return grammar.lazy(f"(.|\\n)*{each['opening']}")
+    def _last(self, lists: list[Any]) -> list[str]:
+        return self._in_text(lists, self._write.last)
 
+    def _in_text(self, lists: list[Any], write: Write) -> list[str]:
+        """Each way to write text up to calls, and those."""
+        space = self._grammar.space()
+        return [f"{self._until(one)} {space} {calls}" for one in lists for calls in write(one)]
 
-def _at_start(grammar: GrammarText, lists: list[Any], tags: list[str], write: _CallWriter) -> str:
-    """Calls, or a text that does not begin as they do."""
-    tokens = [tag for tag in tags if grammar.is_token(tag)]
-    written = "|".join(re.escape(tag) for tag in tags if tag not in tokens)
-    before = f"{_SPACES}(({written}){_SPACES})?" if written else _SPACES
-    calls = [(each["opening"], write.closed(each) + write.last(each)) for each in lists]
-    space = grammar.space()
-    ways = [f"{grammar.lazy(before + opening)} {space} {_one_of(c)}" for opening, c in calls]
-    tagged = [f"{grammar.lazy(_SPACES + opening)} {space} {_one_of(c)}" for opening, c in calls]
-    ways += [f"{space} {grammar.literal(tag)} {_one_of(tagged)}" for tag in tokens]
-    openings = "|".join(opening for opening, _ in calls)
-    return f"{_one_of([*ways, grammar.text_unless(f'{before}({openings})')])}?"
+    def _until(self, each: Any) -> str:
+        if "trigger" in each:
+            return self._grammar.text_until(each["trigger"])
+        return self._grammar.lazy(f"(.|\\n)*{each['opening']}")
+
+    def _at_start(self) -> str:
+        """Calls, or a text that does not begin as they do."""
+        grammar, lists, tags = self._grammar, self._wanted["lists"], self._wanted["tags"]
+        tokens = [tag for tag in tags if grammar.is_token(tag)]
+        written = "|".join(re.escape(tag) for tag in tags if tag not in tokens)
+        before = f"{_SPACES}(({written}){_SPACES})?" if written else _SPACES
+        ways = []
+        for write in (self._write.closed, self._write.last):
+            ways += [*self._opened(before, write), *self._tagged(tokens, write)]
+        openings = "|".join(each["opening"] for each in lists)
+        return f"{_one_of([*ways, grammar.text_unless(f'{before}({openings})')])}?"
+
+    def _opened(self, before: str, write: Write) -> list[str]:
+        """Each way to write calls, with what comes before their opening."""
+        lazy, space = self._grammar.lazy, self._grammar.space()
+        return [
+            f"{lazy(before + each['opening'])} {space} {calls}"
+            for each in self._wanted["lists"]
+            for calls in write(each)
+        ]
+
+    def _tagged(self, tags: list[str], write: Write) -> list[str]:
+        """Each way to write calls behind one of these tokens."""
+        space, literal = self._grammar.space(), self._grammar.literal
+        opened = self._opened(_SPACES, write)
+        return [f"{space} {literal(tag)} {_one_of(opened)}" for tag in tags if opened]
 
 
 class _CallWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .calls_in_text import calls_in_text
+from .calls_in_text import CallsInText
 from .grammar import GrammarError
 from .grammar_text import GrammarText, TokenLiterals
 from .params import GrammarKey
@@ -15,13 +15,25 @@ from .structural_tag import structural_tag
 def constraint_text(key: GrammarKey, special: TokenLiterals) -> str:
     """The text to compile. Raises ``GrammarError``."""
     grammar = GrammarText(special)
-    output = _output(grammar, key)
-    if key.reasoning_end:
-        reasoning = f"{grammar.text_until(key.reasoning_end)} {grammar.space()}"
-        if key.reasoning_start:
-            reasoning = f"({grammar.marker(key.reasoning_start)} {reasoning})?"
-        output = f"{reasoning} {output}"
-    return grammar.whole(output)
+    if key.kind != "tool_calls":
+        return grammar.whole(_after_reasoning(grammar, key, _output(grammar, key), ""))
+    try:
+        calls = CallsInText(grammar, _parsed(key.text))
+        early = calls.early(key.reasoning_end) if key.reasoning_end else ""
+        return grammar.whole(_after_reasoning(grammar, key, calls.output(), early))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise GrammarError(f"the calls lack {error}") from None
+
+
+def _after_reasoning(grammar: GrammarText, key: GrammarKey, output: str, early: str) -> str:
+    """The output behind its reasoning, unless its ``early`` form goes on from there."""
+    if not key.reasoning_end:
+        return output
+    ended = f"{grammar.text_until(key.reasoning_end)} {grammar.space()} {output}"
+    whole = f"({ended} | {early})" if early else ended
+    if not key.reasoning_start:
+        return whole
+    return f"({grammar.marker(key.reasoning_start)} {whole} | {output})"
 
 
 def _output(grammar: GrammarText, key: GrammarKey) -> str:
@@ -36,8 +48,6 @@ def _output(grammar: GrammarText, key: GrammarKey) -> str:
             return grammar.choice(_parsed(key.text))
         case "structural_tag":
             return structural_tag(grammar, _parsed(key.text))
-        case "tool_calls":
-            return calls_in_text(grammar, _parsed(key.text))
         case _:
             return grammar.lark(key.text)
 

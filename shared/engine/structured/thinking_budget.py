@@ -1,7 +1,7 @@
 """Thinking budgets: reasoning that has spent its tokens is ended by its closing marker.
 
-The markers are found in the text of the outputs rather than among their tokens, since a model may
-write them in other tokens than the tokenizer would.
+Its markers are found in the text of the outputs rather than among their tokens, since a model may
+write them in other tokens than the tokenizer would. Those of calls are tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from ...errors import RequestError
 from .grammar import GrammarBackend
 
 MAX_MARKER_CHARACTERS = 256
+MAX_CALL_MARKERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingBudget:
     """At most ``tokens`` between the markers ``start`` and ``end`` of each output's reasoning.
 
-    An empty ``start`` means that the prompt opens it. ``param`` is the budget's name in error
-    messages.
+    An empty ``start`` means that the prompt opens it. The tokens ``calls`` begin calls, and end it
+    too. ``param`` is the budget's name in error messages.
     """
 
     tokens: int
     start: str = "<think>"
     end: str = "</think>"
+    calls: tuple[str, ...] = ()
     param: str = "thinking"
 
     def check(self) -> None:
@@ -36,8 +38,10 @@ class ThinkingBudget:
             )
         if not self.end:
             raise self.error("the reasoning has no closing marker")
-        if max(len(self.start), len(self.end)) > MAX_MARKER_CHARACTERS:
+        if max(map(len, (self.start, self.end, *self.calls))) > MAX_MARKER_CHARACTERS:
             raise self.error(f"its markers must have at most {MAX_MARKER_CHARACTERS} characters")
+        if len(self.calls) > MAX_CALL_MARKERS:
+            raise self.error(f"at most {MAX_CALL_MARKERS} markers of calls may end it")
 
     def error(self, reason: str) -> RequestError:
         return RequestError(f"Invalid '{self.param}': {reason}.", param=self.param)
@@ -50,6 +54,8 @@ class ThinkingRule:
         self.tokens = budget.tokens
         self.start, self.end = budget.start.encode(), budget.end.encode()
         self.closing = backend.encode(budget.end)
+        calls = [backend.encode(marker) for marker in budget.calls]
+        self.calls = frozenset(tokens[0] for tokens in calls if len(tokens) == 1)
         self.text_of = backend.text_of
         self.mask_bytes = -(-backend.vocab_size // 8)
         if not all(token < backend.vocab_size for token in self.closing):
@@ -81,6 +87,7 @@ class ThinkingLimit:
         """Move past ``tokens``."""
         for token in tokens:
             self._outputs += 1
+            self._over = self._over or token in self._rule.calls
             self._read(self._rule.text_of(token))
         if self._forced_at is not None and self._place >= len(self._rule.closing):
             self._over = True  # the marker is there, whatever its text looks like

@@ -33,18 +33,18 @@ class Reader:
     yet, ``ended`` is true when no more will come.
 
     ``marked`` is true where markers are no content any more, nor their beginnings at the end of the
-    text: from the first call on. ``stray`` is a marker that may follow a call and belongs to
-    nothing; its first occurrence in the content is dropped."""
+    text: from the first call on. ``stray`` is a marker that belongs to nothing then; its first
+    occurrence in the content is dropped."""
 
-    def __init__(self, *, parallel: bool = True) -> None:
+    def __init__(self, *, parallel: bool = True, stray: str = "") -> None:
         self.held = ""
         self.ended = False
         self.calls = 0
         self.marked = False
-        self.stray = ""
         self.thinking = False  # reading text of the reasoning
         self.new_id = new_call_id
         self._parallel = parallel
+        self._stray = stray
         self._found: list[TextDelta] = []
         self._arguments: list[str] = []  # of the last call, since what was found before
         self._space: list[str] = []  # at the end of the content: dropped before a call
@@ -240,12 +240,13 @@ class Reader:
         """Read content up to one of ``markers``, and that, which is returned as by ``until``. The
         ``ends`` of calls are dropped where text is ``marked``."""
         while True:
-            others = (*(ends if self.marked else ()), *filter(None, (self.stray,)))
+            others = (*ends, *filter(None, (self._stray,))) if self.marked else ()
             marker = yield from self.until(*markers, *others, to=self.content)
             if marker not in others:
                 return marker
-            if marker == self.stray:
-                self.stray = ""
+            if marker == self._stray:
+                self._stray = ""
+                self._space.clear()
 
     def capture(self, *markers: str, most: int = MAX_BUFFERED) -> Generator[None, None, str]:
         """Read up to one of ``markers``, and that. Returns the text before it. Raises

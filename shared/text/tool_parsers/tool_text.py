@@ -12,10 +12,11 @@ PIECE = 4096
 
 
 class ToolText:
-    """Runs the parser of one choice over its content. What follows the parser's end is content."""
+    """Runs the parser of one choice over its content. What follows the parser's end is content,
+    except for a ``stray`` marker after a call."""
 
-    def __init__(self, tools: ToolUse) -> None:
-        self._reader = Reader(parallel=tools.parallel)
+    def __init__(self, tools: ToolUse, *, stray: str = "") -> None:
+        self._reader = Reader(parallel=tools.parallel, stray=stray)
         self._kept = format_of(tools).kept
         self._steps = _all(format_of(tools), self._reader, tools)
 
@@ -27,10 +28,6 @@ class ToolText:
     def in_call(self) -> bool:
         """True from what may be the beginning of a call."""
         return self._reader.in_call
-
-    def drop_stray(self, marker: str) -> None:
-        """Let a marker that may follow a call be no content."""
-        self._reader.stray = marker
 
     def push(self, text: str) -> Deltas:
         for at in range(0, len(text), PIECE):
