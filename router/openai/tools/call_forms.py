@@ -179,7 +179,11 @@ _QWEN_XML = CallForm(
     ],
     text_opening=qwen3_xml.text_opening,
     fields=FieldForm(
-        begin=f"\n{qwen3_xml.PARAMETER}{{}}>\n", before="\n", end=qwen3_xml.PARAMETER_END, raw=True
+        begin=f"\n{qwen3_xml.PARAMETER}{{}}>\n",
+        before="\n",
+        end=qwen3_xml.PARAMETER_END,
+        raw=True,
+        breaks=tuple(qwen3_xml.VALUE_END.breaks),
     ),
     free={
         "until": qwen3_xml.FUNCTION_END,
@@ -194,6 +198,7 @@ _GLM = CallForm(
         end=glm45.VALUE_END,
         after="\n",
         raw=True,
+        breaks=tuple(glm45.END_OF_VALUE.breaks),
     ),
     free={"until": glm45.END, "without": [glm45.START]},
 )

@@ -188,7 +188,8 @@ class _CallWriter:
         if "choice" in field:
             texts = _one_of([self._grammar.literal(text) for text in field["choice"]])
             return f"{begin} {texts} {before} {end} {after}"
-        return f"{begin} {self._grammar.text_until(field['end'])} {after}"
+        text = self._grammar.text_until(field["end"], without=field.get("without", ()))
+        return f"{begin} {text} {after}"
 
     def _literal(self, text: str) -> str:
         return self._grammar.literal(text) if text else ""

@@ -14,7 +14,7 @@ VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 MARKERS = (START, END, KEY, KEY_END, VALUE, VALUE_END)
 MAX_NAME = 256
 END_OF_VALUE = ValueEnd(
-    marker=VALUE_END, followers=(KEY, END, START), breaks=(f"\n{KEY}", f"\n{END}")
+    marker=VALUE_END, followers=(KEY, END, START), breaks={f"\n{KEY}": (), f"\n{END}": ()}
 )
 
 
@@ -36,7 +36,7 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
     name = name.strip()
     if mark != "\n":
         reader.give_back(mark)
-    if mark == START or not is_name(name):
+    if not is_name(name):
         raise NotACallError
     reader.begin_call(name)
     argument = tools.verbatim.get(name, "") if mark == "\n" else ""
@@ -44,15 +44,19 @@ def _call(reader: Reader, tools: ToolUse) -> Steps:
         yield from verbatim_text(reader, argument)
         return
     arguments = PlainArguments(reader, tools, name, END_OF_VALUE, untyped_text=False)
-    while (marker := (yield from reader.until(KEY, END, START, to=dropped))) == KEY:
+    while marker := (yield from reader.until(KEY, END, START, to=dropped)):
+        if marker == END and (yield from reader.comes_next(KEY)):
+            continue
+        if marker != KEY:
+            break
         yield from reader.skip(KEY)
         key: list[str] = []
-        if (yield from reader.until(KEY_END, VALUE, to=key.append)) == KEY_END:
+        mark = yield from reader.until(KEY_END, VALUE, to=key.append)
+        if mark == KEY_END:
             yield from reader.skip(KEY_END)
-            yield from reader.accept(VALUE)
         while (yield from reader.accept(VALUE)):
             pass
-        if not (yield from arguments.value("".join(key).strip())):
+        if (yield from reader.at_end()) or not (yield from arguments.value("".join(key).strip())):
             return
     if marker:
         arguments.close()

@@ -25,7 +25,7 @@ _CLOSED_BY = {"{": "}", "[": "]"}
 _RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
-_KEY = re.compile(r"[\w.$-]+")
+_KEY = re.compile(r'[^\s"{}\[\],:]+')
 
 
 class _Place(Enum):
@@ -68,7 +68,7 @@ class JsonText:
             if (yield from reader.accept(self._quote)):
                 if not (yield from self._string(self._quote)):
                     return False
-            elif not (yield from self._next()):
+            elif not reader.held or not (yield from self._next()):
                 return False
         return True
 

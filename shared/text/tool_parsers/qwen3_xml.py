@@ -16,7 +16,7 @@ MAX_NAME = 256
 VALUE_END = ValueEnd(
     marker=PARAMETER_END,
     followers=(PARAMETER, FUNCTION_END, END, START, FUNCTION),
-    breaks=(f"\n{PARAMETER}", f"\n{FUNCTION_END}"),
+    breaks={f"\n{PARAMETER}": (), f"\n{FUNCTION_END}": (END, START, FUNCTION)},
     on_line=True,
 )
 
@@ -43,8 +43,10 @@ def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
         raise NotACallError
     if mark == "\n":
         reader.give_back(mark)
-    if START not in markers:
-        yield from _expect_arguments(reader)
+    # Without the outer marker, that of a function may be a part of the text.
+    is_call = START in markers or (yield from reader.comes_next(PARAMETER, FUNCTION_END))
+    if is_call is False:
+        raise NotACallError
     reader.begin_call(name)
     argument = tools.verbatim.get(name, "")
     if argument and (yield from reader.accept(text_opening(argument))):
@@ -52,13 +54,16 @@ def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
         return
     arguments = PlainArguments(reader, tools, name, VALUE_END, untyped_text=True)
     while marker := (yield from reader.until(PARAMETER, FUNCTION_END, END, *markers, to=dropped)):
+        if marker in (FUNCTION_END, END) and (yield from reader.comes_next(PARAMETER)):
+            continue
         if marker != PARAMETER:
             break
         yield from reader.skip(PARAMETER)
         key: list[str] = []
-        if (yield from reader.until(">", "\n", to=key.append)) == ">":
+        mark = yield from reader.until(">", "\n", to=key.append)
+        if mark == ">":
             yield from reader.accept("\n")
-        if not (yield from arguments.value("".join(key).strip())):
+        if not mark or not (yield from arguments.value("".join(key).strip())):
             return
     if not marker:
         return
@@ -68,14 +73,3 @@ def _call(reader: Reader, tools: ToolUse, markers: list[str]) -> Steps:
     else:
         yield from reader.skip(FUNCTION_END)
         yield from reader.accept(END)
-
-
-def _expect_arguments(reader: Reader) -> Steps:
-    """Wait for arguments, or for the end of the function: without the outer marker, its own may be
-    a part of the text."""
-    while (follow := reader.followed_by(0, PARAMETER, FUNCTION_END)) is None:
-        if reader.ended:
-            return
-        yield
-    if not follow:
-        raise NotACallError

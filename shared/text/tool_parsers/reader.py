@@ -152,6 +152,7 @@ class Reader:
         while len(self.held) < len(marker) and marker.startswith(self.held) and not self.ended:
             yield
         if not self.held.startswith(marker):
+            self._drop_beginning(marker)
             return False
         self.take(len(marker))
         return True
@@ -196,14 +197,14 @@ class Reader:
             yield from self.skip_space()
             marker = yield from self.next_is(*markers)
             if not marker:
+                self._drop_beginning(*markers)
                 return found
             self.take(len(marker))
             found.append(marker)
 
     def followed_by(self, at: int, *markers: str, repeated: str = "") -> bool | None:
         """True if one of ``markers`` follows position ``at`` of the held text, after white space
-        and some ``repeated`` markers, or a part of one if the text has ended. ``None`` if nothing
-        follows, or not enough to know."""
+        and some ``repeated`` markers. ``None`` if too little follows to know."""
         for _ in range(MAX_REPEATED):
             rest = self.held[at : at + MAX_SPACE].lstrip()
             if not repeated or not rest.startswith(repeated):
@@ -213,9 +214,14 @@ class Reader:
             return True
         if rest.startswith(markers):
             return True
-        if any(marker.startswith(rest) for marker in (*markers, repeated)):
-            return True if self.ended and rest else None
-        return False
+        return None if any(marker.startswith(rest) for marker in (*markers, repeated)) else False
+
+    def comes_next(self, *markers: str) -> Generator[None, None, bool | None]:
+        """Wait until it is known whether one of ``markers`` comes next, after white space. ``None``
+        if the text ends there."""
+        while (follows := self.followed_by(0, *markers)) is None and not self.ended:
+            yield
+        return follows
 
     def until(self, *markers: str, to: Sink) -> Generator[None, None, str]:
         """Read up to the first of ``markers``, and that; the text before it goes ``to`` a sink.
@@ -281,7 +287,9 @@ class Reader:
             yield from steps
             return True
         except NotACallError:
-            if not (self.ended and self.marked):
+            if self.ended and self.marked:
+                self.held = ""
+            else:
                 self.content("".join(self._read))
             return False
         finally:
@@ -302,6 +310,11 @@ class Reader:
 
         while marker := (yield from self.content_until(*starts, ends=ends)):
             yield from self.attempt(repeated(marker), after=marker)
+
+    def _drop_beginning(self, *markers: str) -> None:
+        """Drop what is held if the text ends in one of ``markers``, where it is ``marked``."""
+        if self.ended and self.marked and any(one.startswith(self.held) for one in markers):
+            self.take(len(self.held))
 
 
 def dropped(text: str) -> None:

@@ -19,19 +19,20 @@ from .tool_use import ToolUse
 TEXT: Types = frozenset(("string",))
 TEXT_OR_NULL: Types = frozenset(("string", "null"))
 # Keywords of an untyped argument that may be of any type.
-_VARIANTS = ("anyOf", "oneOf", "allOf", "$ref")
+VARIANTS = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
 _STRING_MARK = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueEnd:
     """How a value ends: at ``marker`` if one of ``followers`` is next, as the marker may also be a
-    part of the value, or before one of ``breaks``, as models forget the marker. A line break before
-    the marker belongs to it if it is ``on_line`` of its own."""
+    part of the value; or, as models forget the marker, before one of ``breaks``, some of which have
+    to be followed by others. A line break before the marker belongs to it if it is ``on_line`` of
+    its own."""
 
     marker: str
     followers: tuple[str, ...]
-    breaks: tuple[str, ...]
+    breaks: Mapping[str, tuple[str, ...]]
     on_line: bool = False
 
     @property
@@ -109,7 +110,7 @@ class PlainArguments:
             return types
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None
-        has_variants = isinstance(schema, Mapping) and any(word in schema for word in _VARIANTS)
+        has_variants = isinstance(schema, Mapping) and bool(schema.keys() & VARIANTS)
         return None if has_variants else TEXT
 
 
@@ -132,28 +133,31 @@ def read_value(
             yield
             continue
         place, mark = found
-        if mark in end.breaks:
-            to(reader.take(place))
-            return True
+        is_marker = mark == end.marker
+        followers = end.followers if is_marker else end.breaks[mark]
         after = place + len(mark)
-        ends = reader.followed_by(after, *end.followers, repeated=mark)
+        ends = not followers or reader.followed_by(
+            after, *followers, repeated=mark if is_marker else ""
+        )
         if ends is False:
             at = after
             continue
-        line = int(end.on_line and reader.held[at:place].endswith("\n"))
+        line = int(is_marker and end.on_line and reader.held[at:place].endswith("\n"))
         to(reader.take(place - line))
         at = 0
+        if ends and not is_marker:
+            return True
+        rest = reader.held[line + len(mark) :]
+        if ends and not (line or "\n" in rest[: -len(rest.lstrip())]) and in_string():
+            at = len(mark)
+            continue
         if ends:
-            rest = reader.held[line + len(mark) :]
-            if in_string() and not line and "\n" not in rest[: len(rest) - len(rest.lstrip())]:
-                at = len(mark)
-                continue
             reader.take(line + len(mark))
             yield from reader.skip(mark)
             return True
         if reader.ended:
             reader.take(len(reader.held))
-            return False
+            return is_marker and bool(rest.strip())  # what has begun there is a follower
         yield
 
 
@@ -165,11 +169,11 @@ def converted(text: str, types: Types | None) -> str:
     if types is None:
         return next(_candidates(plain), escaped_string(text))
     for candidate in _candidates(plain, plain.lower()):
-        value = json.loads(candidate)
+        value = _loaded(candidate)
         if fits(value, types):
             return candidate
         if isinstance(value, str):  # quotes around what is no string
-            inner = next((one for one in _candidates(value) if fits(json.loads(one), types)), None)
+            inner = next((one for one in _candidates(value) if fits(_loaded(one), types)), None)
             if inner is not None:
                 return inner
         found = found or candidate
@@ -180,7 +184,7 @@ def _candidates(*texts: str) -> Iterator[str]:
     """The JSON that the first of the texts is which is any, and what the first is in Python."""
     for text in texts:
         with suppress(ValueError, RecursionError):
-            json.loads(text, parse_constant=_reject)
+            _loaded(text)
             yield text
             return
     with suppress(ValueError):
@@ -214,6 +218,11 @@ class _JsonOrText:
                 at += 1
             else:
                 self._escaped = True
+
+
+def _loaded(text: str) -> Any:
+    """The value of a JSON text, with another number for each integer: Python's have a limit."""
+    return json.loads(text, parse_int=len, parse_constant=_reject)
 
 
 def _reject(constant: str) -> Any:

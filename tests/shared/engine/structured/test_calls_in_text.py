@@ -226,8 +226,13 @@ def test_messages_in_channels_are_free_unless_a_call_is_required(
     [
         ("gemma4", {"type": "object"}, "the nested argument 'a'"),
         ("qwen3_xml", {"type": "string", "pattern": "x"}, "'pattern' of a text"),
-        ("glm45", {"type": "string", "enum": ["a", 1]}, "an 'enum' of texts and other values"),
-        ("glm45", {}, "the untyped argument 'a'"),
+        ("glm45", {"anyOf": [{"type": "string", "maxLength": 3}]}, "'maxLength' of a text"),
+        ("glm45", {"type": "string", "enum": []}, "an empty 'enum'"),
+        ("glm45", {"enum": ["x", "a</arg_value>"]}, "the value 'a</arg_value>'"),
+        ("qwen3_xml", {"oneOf": [{"type": "string"}, {"enum": ["a"]}]}, "'oneOf' of a text"),
+        ("qwen3_xml", {"minLength": 3}, "the untyped argument 'a'"),
+        ("qwen3_xml", {"$ref": "#/$defs/none", "type": "string"}, "the reference '#/.defs/none'"),
+        ("qwen3_xml", {"allOf": 5, "type": "string"}, "an 'allOf' that is no array"),
     ],
 )
 def test_what_a_format_cannot_follow_is_refused_by_name(
@@ -262,3 +267,114 @@ def test_values_that_are_not_texts_are_json_everywhere(backend: LLGuidanceBacken
         assert follows(backend, grammar, opening + written)
         assert calls_in(tools, opening + written)[0][1] == {"at": [1, 2], "text": "/a😀"}
         assert not follows(backend, grammar, opening + written.replace("2", "2, 3"))
+
+
+DEFINITIONS: dict[str, Any] = {
+    "color": {"type": "string", "enum": ["red", "null", "5"], "title": "Color"},
+    "text": {"type": "string", "description": "any"},
+    "place": {
+        "type": "object",
+        "properties": {"at": {"type": "string"}, "next": {"$ref": "#/$defs/place"}},
+        "additionalProperties": False,
+    },
+}
+NULL = {"type": "null"}
+INTEGER = {"type": "integer"}
+# Of one argument each, as pydantic and others write them.
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"type": "string"},
+    {"type": ["string", "null"]},
+    {"type": ["string", "integer", "array"]},
+    {"type": "boolean"},
+    {"type": "array", "items": {"type": "string"}},
+    {"enum": ["a", "true", "[1]"]},
+    {"enum": ["a", 1, None]},
+    {"enum": [1, 2.5, False]},
+    {"const": "5"},
+    {"const": 5},
+    {"anyOf": [{"type": "string"}, NULL], "default": None},
+    {"anyOf": [INTEGER, NULL]},
+    {"anyOf": [{"$ref": "#/$defs/color"}, NULL]},
+    {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 10}]},
+    {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "array", "items": INTEGER}, NULL]},
+    {"oneOf": [{"type": "string"}, {"type": "boolean"}]},
+    {"allOf": [{"$ref": "#/$defs/place"}]},
+    {"allOf": [{"$ref": "#/$defs/text"}], "title": "Text"},
+    {"allOf": [{"type": ["string", "integer"]}, INTEGER]},
+    {"$ref": "#/$defs/color"},
+    {"$ref": "#/$defs/place"},
+]
+# What looks like the ends of values, and like other types.
+FRAGMENTS = (
+    *("</parameter>", "\n</parameter>\n", "\n</function>", "\n<parameter=b>\n", "</tool_call>"),
+    *("</arg_value>", "\n<arg_key>", "\n</tool_call>", "<arg_key>b</arg_key>", "<escape>", '<|"|>'),
+    *(
+        '"',
+        "'",
+        "null",
+        "true",
+        "TRUE",
+        "None",
+        "5",
+        "-1.5",
+        "[1",
+        "]",
+        "{",
+        "}",
+        ",",
+        "\\",
+        "\n",
+        " ",
+    ),
+)
+
+
+@pytest.mark.parametrize("parser", ["gemma4", "glm45", "pythonic", "qwen3_xml"])
+def test_what_a_schema_lets_models_write_is_read_as_valid(
+    backend: LLGuidanceBackend, parser: str
+) -> None:
+    [opening, *_] = OPENINGS[parser]
+    followed = 0
+    for number, argument in enumerate(ARGUMENTS):
+        strict = {
+            "type": "object",
+            "properties": {"a": argument, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+            "$defs": DEFINITIONS,
+        }
+        tools = guided(parser, schemas={"count": strict, "now": NOTHING}, grammars={})
+        try:
+            grammar = compiled(backend, tools)
+        except RequestError:
+            continue
+        texts = [
+            written(backend, grammar, opening.replace("NAME", "count"), 100 * number + seed)
+            for seed in range(2)
+        ]
+        followed += any(texts)
+        for text in filter(None, texts):
+            arguments = [given for name, given in calls_in(tools, text) if name == "count"]
+            jsonschema.validate(arguments[0], strict)
+    assert followed >= len(ARGUMENTS) - (8 if parser == "gemma4" else 0)
+
+
+def written(backend: LLGuidanceBackend, grammar: Grammar, opening: str, seed: int) -> str:
+    """As ``drawn``, with fragments that may be misread; empty if it has no end."""
+    place, draw = grammar.matcher(), random.Random(seed)
+    tokens = backend.encode(opening)
+    place.advance(tokens)
+    while len(tokens) < 600:
+        fragment = backend.encode(draw.choice(FRAGMENTS)) if draw.random() < 0.7 else [-1]
+        for token in fragment:
+            mask = place.mask()
+            allowed = [one for one in range(8 * len(mask)) if mask[one >> 3] >> (one & 7) & 1]
+            token = draw.choice(allowed) if token < 0 else token
+            if token not in allowed:
+                break
+            tokens.append(token)
+            place.advance([token])
+            if place.accepting:
+                return b"".join(map(backend.text_of, tokens)).decode()
+    return ""
