@@ -8,7 +8,7 @@ from .reader import Reader, Steps
 from .tool_use import ToolUse
 
 # To read a marker takes time by the length of the text that was not read yet.
-PIECE = 4096
+PIECE = 1024
 
 
 class ToolText:
