@@ -55,7 +55,7 @@ def verbatim_text(reader: Reader, argument: str) -> Steps:
     reader.arguments('"}')
 
 
-def streamed_arguments(reader: Reader, *ends: str, quote: str = '"') -> Generator[None, None, bool]:
+def streamed_arguments(reader: Reader, *ends: str, quote: str = "") -> Generator[None, None, bool]:
     """Read the arguments of the call that has begun: an object, or a string or null for one. They
     end with it, or at one of ``ends``, and are an object then, if only an empty one. Returns false
     if the text ended first; what there is of them stays open."""

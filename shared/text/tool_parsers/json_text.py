@@ -25,6 +25,7 @@ _CLOSED_BY = {"{": "}", "[": "]"}
 _RUN = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_AFTER_STRING = (",", ":", "}", "]")
 _KEY = re.compile(r'[^\s"{}\[\],:]+')
 
 
@@ -37,15 +38,16 @@ class _Place(Enum):
 
 class JsonText:
     """One value, which goes ``to`` a sink. It also ends before one of ``ends``. Strings may be
-    between ``quote`` markers, as they are, instead of in JSON's quotes."""
+    between ``quote`` markers too, as they are."""
 
     def __init__(
-        self, reader: Reader, to: Sink, *, ends: tuple[str, ...] = (), quote: str = '"'
+        self, reader: Reader, to: Sink, *, ends: tuple[str, ...] = (), quote: str = ""
     ) -> None:
         self._reader = reader
         self._to = to
         self._ends = ends
         self._quote = quote
+        self._markers = (*ends, quote) if quote else ends  # that are in no word
         self._open: list[str] = []  # brackets
         self._filled: list[bool] = []  # whether they contain something
         self._place = _Place.VALUE
@@ -65,8 +67,8 @@ class JsonText:
                 continue
             if self._ends and (yield from reader.next_is(*self._ends)):
                 return False
-            if (yield from reader.accept(self._quote)):
-                if not (yield from self._string(self._quote)):
+            if self._quote and (yield from reader.accept(self._quote)):
+                if not (yield from self._verbatim_string()):
                     return False
             elif not reader.held or not (yield from self._next()):
                 return False
@@ -85,12 +87,11 @@ class JsonText:
         character = self._reader.held[0]
         if not self._open and character in "}],:":
             return False
-        if character == '"':
-            self._reader.take(1)
-            return (yield from self._string('"'))
-        if character not in "{}[],:":
+        if character not in '{}[],:"':
             return (yield from self._word())
         self._reader.take(1)
+        if character == '"':
+            return (yield from self._string())
         if character in _CLOSED_BY:
             self._begin(character)
         elif character == ",":
@@ -183,20 +184,36 @@ class JsonText:
 
     # -- strings and words ------------------------------------------------------------------------
 
-    def _string(self, quote: str) -> Generator[None, None, bool]:
+    def _string(self) -> Generator[None, None, bool]:
         """Read a string whose quote has been read. Returns false if the text ends in it."""
         self._go_to_item()
         self._write('"')
         self._in_string = True
-        if quote == '"':
-            ended = yield from self._escaped_text()
-        else:
-            to = self._to
-            marker = yield from self._reader.until(quote, to=lambda text: to(escaped(text)))
-            ended = bool(marker)
+        ended = yield from self._escaped_text()
         if ended:
             self._end_string()
         return ended
+
+    def _verbatim_string(self) -> Generator[None, None, bool]:
+        """As ``_string``, between markers, which models repeat."""
+        reader, quote, to = self._reader, self._quote, self._to
+        self._go_to_item()
+        self._write('"')
+        self._in_string = True
+        after = (*_AFTER_STRING, *self._ends)
+        while (yield from reader.next_is(quote)):
+            while (closes := reader.followed_by(len(quote), *after, repeated=quote)) is None:
+                if reader.ended:
+                    return False
+                yield
+            if closes:
+                break
+            reader.take(len(quote))
+        if not (yield from reader.until(quote, to=lambda text: to(escaped(text)))):
+            return False
+        yield from reader.skip(quote)
+        self._end_string()
+        return True
 
     def _end_string(self) -> None:
         self._in_string = False
@@ -268,7 +285,7 @@ class JsonText:
         false if the text ends in it."""
         self._go_to_item()
         is_key = self._place is _Place.KEY
-        marks = (*('":,{}[]' if is_key else '",}]'), self._quote, *self._ends)
+        marks = (*('":,{}[]' if is_key else '",}]'), *self._markers)
         reader = self._reader
         while True:
             found = first_of(reader.held, marks)

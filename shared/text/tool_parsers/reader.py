@@ -221,6 +221,8 @@ class Reader:
         if the text ends there."""
         while (follows := self.followed_by(0, *markers)) is None and not self.ended:
             yield
+        if follows is None and self.marked:
+            self.take(len(self.held))
         return follows
 
     def until(self, *markers: str, to: Sink) -> Generator[None, None, str]:

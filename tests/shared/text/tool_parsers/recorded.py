@@ -297,3 +297,82 @@ BROKEN: tuple[tuple[str, str, Calls, str], ...] = (
     ("gemma4", "<|tool_call>call:now{a b:c:d, e} x", [("now", {"a b": "c:d", "e": None})], "x"),
     ("qwen3_xml", "<tool_call><function=now>text</function></tool_call>", [NOW], ""),
 )
+
+# Values in plain text that end without their marker, or contain it; each inside of a call of f.
+VALUES: tuple[tuple[str, str, Any], ...] = (
+    (
+        "qwen3_xml",
+        "<parameter=s>\nhi\n<parameter=n>\n3\n</parameter>\n</function>",
+        {"s": "hi", "n": 3},
+    ),
+    ("qwen3_xml", "<parameter=n>\n3\n</function>", {"n": 3}),
+    ("qwen3_xml", "<parameter=s>\nhi\n</function>", {"s": "hi"}),
+    (
+        "qwen3_xml",
+        "<parameter=s>\nends with </parameter> here\n</parameter>\n<parameter=n>\n3\n</parameter>\n"
+        "</function>",
+        {"s": "ends with </parameter> here", "n": 3},
+    ),
+    (
+        "qwen3_xml",
+        "<parameter=s>\na </tool_call> b </function>\n</function> c\n</tool_call>\n\n</parameter>\n"
+        "</function>",
+        {"s": "a </tool_call> b </function>\n</function> c\n</tool_call>\n"},
+    ),
+    (
+        "qwen3_xml",
+        "<parameter=<parameter=s>\nhi\n</parameter></parameter>\n</parameter><parameter=n>3"
+        "</parameter></function></function>",
+        {"s": "hi", "n": 3},
+    ),
+    (
+        "qwen3_xml",
+        "x\n</parameter>\n<parameter=s\nhi</parameter></tool_call>\n<parameter=n>3</parameter>\n",
+        {"s": "hi", "n": 3},
+    ),
+    (
+        "qwen3_xml",
+        '<parameter=o>{"a": "</parameter></function>\\\\", "b": [1]}</parameter></function>',
+        {"o": {"a": "</parameter></function>\\", "b": [1]}},
+    ),
+    (
+        "qwen3_xml",
+        '<parameter=o>\n{"a": "</parameter>\n</function>',
+        {"o": '{"a": "'},
+    ),
+    ("qwen3_xml", "<parameter=z>\nnull\n</parameter>\n</function>", {"z": None}),
+    ("qwen3_xml", "<parameter=z>\nnull!\n</parameter>\n</function>", {"z": "null!"}),
+    ("qwen3_xml", f"<parameter=z>\n{' ' * 2000}\n</parameter>\n</function>", {"z": " " * 2000}),
+    (
+        "glm45",
+        "<arg_key>s</arg_key>\n<arg_value>hi\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n",
+        {"s": "hi", "n": 3},
+    ),
+    ("glm45", "<arg_key>n</arg_key>\n<arg_value>3\n", {"n": 3}),
+    (
+        "glm45",
+        "<arg_key>s</arg_key>\n<arg_value>a </tool_call> </arg_value> b</arg_value>\n"
+        "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n",
+        {"s": "a </tool_call> </arg_value> b", "n": 3},
+    ),
+    (
+        "glm45",
+        "x</arg_value><arg_key>s<arg_value>hi</arg_value></tool_call><arg_key>n</arg_key>3"
+        "</arg_value>\n",
+        {"s": "hi", "n": 3},
+    ),
+)
+AROUND = {
+    "qwen3_xml": ("<tool_call>\n<function=f>\n", "\n</tool_call>"),
+    "glm45": ("<tool_call>f\n", "</tool_call>"),
+}
+VALUE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"},
+        "n": {"type": "integer"},
+        "o": {"$ref": "#/$defs/object"},
+        "z": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "$defs": {"object": {"type": "object"}},
+}
