@@ -58,6 +58,7 @@ class _ReasoningAndCalls:
 
     def __init__(self, reasoning: ReasoningParser, calls: ToolText) -> None:
         self._reasoning = reasoning
+        self._reasoning.may_begin = lambda: not calls.in_call
         self._calls = calls
 
     @property
@@ -76,5 +77,3 @@ class _ReasoningAndCalls:
                 yield TextDelta(reasoning=delta.reasoning)
             if delta.content:
                 yield from self._calls.push(delta.content)
-                if self._calls.in_call:
-                    self._reasoning.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from .markers import NO_CALLS, CallMarkers, first_of, held_back
@@ -83,11 +83,14 @@ def opened_by(name: str, prompt: str) -> bool | None:
 
 class ReasoningParser:
     """Splits text at the first pair of markers, which belong to neither part. A call ends the
-    reasoning too, before its marker: models forget ``end``, or write it after the call."""
+    reasoning too, before its marker: models forget ``end``, or write it after the call.
+
+    ``may_begin`` is asked where a reasoning would, after all text before it was taken."""
 
     def __init__(self, markers: Markers, calls: CallMarkers = NO_CALLS) -> None:
         self._start, self.end = markers.start, markers.end
         self._calls = calls
+        self.may_begin: Callable[[], bool] = lambda: True
         self.reasoning = markers.opened
         self._may_repeat_start = markers.opened
         self._over = False  # the reasoning has ended: all further text is content
@@ -116,15 +119,10 @@ class ReasoningParser:
             self._held = self._held[len(shown) :]
             if found is None:
                 return
-            if not self._over:  # unless the content before the marker was the beginning of a call
-                self._pass(found[1])
+            self._pass(found[1])
         held, self._held = self._held, ""
         if held:
             yield TextDelta(held)
-
-    def finish(self) -> None:
-        """End the reasoning, or have none: a call has begun."""
-        self._over, self.reasoning = True, False
 
     def flush(self, ended_by: str = "") -> Deltas:
         held, self._held = self._held, ""
@@ -142,12 +140,14 @@ class ReasoningParser:
         return None
 
     def _pass(self, marker: str) -> None:
-        """Go past a marker, except the one of a call."""
-        if not self.reasoning:
-            self.reasoning = True
-        else:
-            self.finish()
-        if marker in (self._start, self.end):
+        """Go past a marker, unless it is content."""
+        is_content = marker in self._calls.texts
+        if self.reasoning:
+            self._over = True
+        elif not self.may_begin():
+            self._over = is_content = True
+        self.reasoning = not self._over
+        if not is_content:
             self._held = self._held[len(marker) :]
 
     def _skip_start(self) -> bool:

@@ -124,7 +124,7 @@ def _up_to_name(
         yield from reader.expect(",")
         yield from reader.skip_space()
     name = yield from captured_string(reader)
-    if not name or (known is not None and name not in known):
+    if not name.strip() or (known is not None and name not in known):
         raise NotACallError
     return name, early
 

@@ -13,7 +13,7 @@ from collections.abc import Generator
 from enum import Enum, auto
 from typing import Any
 
-from ..markers import first_of
+from ..markers import first_of, held_back
 from .python_literal import literal_to_json
 from .reader import MAX_SPACE, Reader, Sink, Steps
 
@@ -287,19 +287,25 @@ class JsonText:
         is_key = self._place is _Place.KEY
         marks = (*('":,{}[]' if is_key else '",}]'), *self._markers)
         reader = self._reader
-        while True:
-            found = first_of(reader.held, marks)
-            if found is not None or len(reader.held) > MAX_WORD:
-                break
+        while (end := self._end_of_word(marks)) is None:
             if reader.ended:
                 reader.take(len(reader.held))
                 return False
             yield
-        word = reader.held[: found[0] if found else MAX_WORD].rstrip()
+        word = reader.held[:end].rstrip()
         reader.take(len(word))
         self._write(escaped_string(word) if is_key else scalar(word))
         self._end_item()
         return True
+
+    def _end_of_word(self, marks: tuple[str, ...]) -> int | None:
+        """The place of the first mark, unless it may be a part of a marker; ``None`` if more text
+        is needed."""
+        held, found = self._reader.held, first_of(self._reader.held, marks)
+        if found is None:
+            return MAX_WORD if len(held) > MAX_WORD else None
+        begun = len(held) - held_back(held, self._markers)
+        return found[0] if found[0] < begun or self._reader.ended else None
 
 
 def repaired_object(text: str) -> str:
