@@ -11,9 +11,12 @@ from tandem.shared.errors import RequestError
 
 
 def test_a_thinking_budget_arrives() -> None:
-    given = pb.ThinkingBudget(tokens=3, end="</think>", param="thinking.budget_tokens")
+    param = "thinking.budget_tokens"
+    given = pb.ThinkingBudget(tokens=3, end="</think>", calls=["<tool_call>"], param=param)
     made = sampling_params(pb.Sampling(max_tokens=5, n=1, thinking=given)).thinking
-    expected = ThinkingBudget(tokens=3, start="", end="</think>", param="thinking.budget_tokens")
+    expected = ThinkingBudget(
+        tokens=3, start="", end="</think>", calls=("<tool_call>",), param=param
+    )
     assert made == expected
     assert sampling_params(pb.Sampling(max_tokens=5, n=1)).thinking is None
     with pytest.raises(RequestError, match="no closing marker"):

@@ -36,11 +36,11 @@ def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
     text, marker = yield from reader.capture_to(MESSAGE, *_ENDS, most=MAX_HEADER)
     if marker != MESSAGE:
         raise NotACallError
-    yield from reader.skip(MESSAGE)
     header = opening + text
     channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
     if recipient and _is_call(recipient, tools):
         reader.begin_call(recipient[2])
+        yield from reader.skip(MESSAGE)
         yield from call_arguments(reader, tools, recipient[2], *_ENDS, START, CHANNEL)
         to = dropped
     else:
@@ -48,6 +48,8 @@ def _message(reader: Reader, tools: ToolUse, opening: str) -> Steps:
         to = reader.reasoning if reader.thinking else reader.content
         reader.recognised()
         reader.marked = False
+        while (yield from reader.accept(MESSAGE)):
+            pass
     marker = yield from reader.until(*_ENDS, START, CHANNEL, to=to)
     reader.thinking, reader.marked = False, True
     if marker not in _ENDS:

@@ -49,6 +49,7 @@ def text_opening(argument: str) -> str:
 def verbatim_text(reader: Reader, argument: str) -> Steps:
     """Read the text of the call that has begun, up to the end of the output: a grammar cannot be
     followed inside a JSON string."""
+    reader.verbatim = True
     reader.arguments(f'{{{json.dumps(argument)}:"')
     while not (yield from reader.at_end()):
         reader.arguments(escaped(reader.take(len(reader.held))))

@@ -41,6 +41,7 @@ class Reader:
         self.ended = False
         self.calls = 0
         self.marked = False
+        self.verbatim = False  # reading text that only the end of the output ends
         self.thinking = False  # reading text of the reasoning
         self.new_id = new_call_id
         self._parallel = parallel

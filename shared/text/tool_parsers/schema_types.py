@@ -25,29 +25,13 @@ class SchemaTypes:
         self._root = root
         self._known: dict[str, Types | None] = {}  # by references
 
-    def of(self, schema: Any, depth: int = MAX_DEPTH) -> Types | None:
+    def of(self, schema: Any) -> Types | None:
         """The types that ``schema`` allows, or more; ``None`` if it does not say."""
-        if not isinstance(schema, Mapping) or not depth:
-            return None
-        said = [
-            _named(schema.get("type")),
-            _of_values(schema["enum"]) if isinstance(schema.get("enum"), list) else None,
-            _of_values([schema["const"]]) if "const" in schema else None,
-            *(self.of(part, depth - 1) for part in _parts(schema, "allOf")),
-            *(self._of_any(schema[word], depth) for word in _ANY_OF if word in schema),
-            self._of_reference(schema.get("$ref"), depth),
-        ]
-        types = _common(said)
-        if types is None:
-            nested = frozenset(kind for word, kind in _NESTED.items() if word in schema)
-            types = nested or None
-        if types is not None and schema.get("nullable") is True:
-            types |= {"null"}
-        return types
+        return self._of(schema, MAX_DEPTH) or None
 
     def of_property(self, name: str) -> Types | None:
         """The types of a property of the objects that the root describes."""
-        return self._of_property(self._root, name, set(), MAX_DEPTH)
+        return self._of_property(self._root, name, set(), MAX_DEPTH) or None
 
     def resolved(self, reference: Any) -> Any:
         """The part of the root that a reference names; ``None`` for any other reference."""
@@ -64,9 +48,29 @@ class SchemaTypes:
                 return None
         return found
 
-    def _of_any(self, schemas: Any, depth: int) -> Types | None:
+    def _of(self, schema: Any, depth: int) -> Types | None:
+        """As ``of``; none for a schema that consists of a reference to itself."""
+        if not isinstance(schema, Mapping) or not depth:
+            return None
+        said = [
+            _named(schema.get("type")),
+            _of_values(schema["enum"]) if isinstance(schema.get("enum"), list) else None,
+            _of_values([schema["const"]]) if "const" in schema else None,
+            *(self._of(part, depth - 1) for part in _parts(schema, "allOf")),
+            *(self._of_any(_parts(schema, word), depth) for word in _ANY_OF),
+            self._of_reference(schema.get("$ref"), depth),
+        ]
+        types = _common(said)
+        if types is None:
+            nested = frozenset(kind for word, kind in _NESTED.items() if word in schema)
+            types = nested or None
+        if types and schema.get("nullable") is True:
+            types |= {"null"}
+        return types
+
+    def _of_any(self, schemas: list[Any], depth: int) -> Types | None:
         """The union of several; ``None`` if one of them does not say."""
-        found = [self.of(part, depth - 1) for part in schemas] if isinstance(schemas, list) else []
+        found = [self._of(part, depth - 1) for part in schemas]
         known = [types for types in found if types is not None]
         return frozenset().union(*known) if known and len(known) == len(found) else None
 
@@ -75,7 +79,7 @@ class SchemaTypes:
             return None
         if reference not in self._known:
             self._known[reference] = frozenset()  # a cycle adds nothing
-            self._known[reference] = self.of(self.resolved(reference), depth - 1)
+            self._known[reference] = self._of(self.resolved(reference), depth - 1)
         return self._known[reference]
 
     def _of_property(self, schema: Any, name: str, seen: set[str], depth: int) -> Types | None:
@@ -83,7 +87,7 @@ class SchemaTypes:
             return None
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         own = properties.get(name, others) if isinstance(properties, Mapping) else others
-        said = [self.of(own)]
+        said = [self._of(own, depth - 1)]
         said += [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, "allOf")]
         for word in _ANY_OF:
             each = [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, word)]
@@ -139,10 +143,9 @@ def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
 
 
 def _common(said: Iterable[Types | None]) -> Types | None:
-    """The types that all statements allow; ``None`` if there is none of them, or if they exclude
-    each other."""
+    """The types that all statements allow, of those that allow any; ``None`` without one."""
     types: Types | None = None
     for each in said:
-        if each:
-            types = each if types is None else types & each
-    return types or None
+        if each is not None:
+            types = types & each if types and each else types or each
+    return types

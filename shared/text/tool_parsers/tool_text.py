@@ -37,7 +37,9 @@ class ToolText:
 
     def flush(self, ended_by: str = "") -> Deltas:
         """The rest. A marker that ended the choice is one of its last call."""
-        found = self.push(ended_by) if self._reader.calls and ended_by in self._kept else ()
+        reader = self._reader
+        is_marker = ended_by in self._kept and reader.calls > 0 and not reader.verbatim
+        found = self.push(ended_by) if is_marker else ()
         self._reader.ended = True
         next(self._steps, None)
         self._reader.end()

@@ -294,3 +294,24 @@ async def test_a_prompt_that_ends_the_reasoning_has_content_only(tmp_path: Path)
         c.node.reply = c.encode("a")
         message = (await c.chat(reasoning_effort="none")).json()["choices"][0]["message"]
         assert (message["reasoning"], message["content"]) == (None, "a")
+
+
+async def test_a_call_in_the_reasoning_is_one_and_prose_about_it_is_none(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE + "<think>\n", special=["<tool_call>"])
+    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
+        tokenizer = c.router.registry.model().tokenizer
+        prose = tokenizer.encode("I write <tool_call>. ", add_special_tokens=False, literally=True)
+        c.node.reply = [*prose, *c.encode(f"{CALL}</think>")]
+        asked: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
+        [choice] = (await c.chat(**asked)).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        message = choice["message"]
+        assert (message["reasoning"], message["content"]) == ("I write <tool_call>. ", None)
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Öl"}'
+        assert c.node.requests[-1].sampling.thinking.calls == ["<tool_call>"]
+        calls, reason = streamed_calls((await c.chat(stream=True, **asked)).text)
+        assert calls == [("weather", '{"city": "Öl"}')] and reason == "tool_calls"
+        # Without tools there is no call, and with a forced one no marker.
+        for fields in ({}, {"tools": [WEATHER], "tool_choice": NAMED}):
+            assert (await c.chat(thinking_token_budget=50, **fields)).status_code == 200
+            assert c.node.requests[-1].sampling.thinking.calls == []

@@ -103,7 +103,8 @@ FINAL = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>fi
 def backend(request: pytest.FixtureRequest, tmp_path_factory: Any) -> LLGuidanceBackend:
     """The markers of the formats are special tokens, or text of the tokenizer."""
     markers = {marker for known in FORMATS.values() for marker in known.kept}
-    special = sorted(markers - {"<|start|>", "<|end|>"}) if request.param == "tokens" else ()
+    special = sorted(markers - {"<|start|>", "<|end|>"}) if request.param == "tokens" else []
+    special += ["<think>", "</think>"] if special else []
     folder: Path = make_model(tmp_path_factory.mktemp("model"), special=special)
     files = read_tokenizer_files(folder)
     size = 1 + max(files.vocabulary().values())
@@ -219,6 +220,46 @@ def test_messages_in_channels_are_free_unless_a_call_is_required(
     assert not required.accepting
     required.advance(backend.encode(FINAL))
     assert not required.accepting
+
+
+EARLY = {
+    "hermes": '<tool_call>\n{"name": "count", "arguments": ARGUMENTS}\n</tool_call>',
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.count:0"
+        "<|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "llama3_json": '<|python_tag|>{"name": "count", "parameters": ARGUMENTS}',
+    "mistral": "[TOOL_CALLS]count[ARGS]ARGUMENTS",
+}
+
+
+@pytest.mark.parametrize("parser", sorted(EARLY))
+@pytest.mark.parametrize("start", ["", "<think>"])
+def test_a_call_in_the_reasoning_follows_its_grammar(
+    backend: LLGuidanceBackend, parser: str, start: str
+) -> None:
+    """Where its marker is a token; otherwise it is text of the reasoning."""
+    wanted = guided(parser).constraint()
+    assert wanted is not None
+    key = StructuredOutputs(
+        tool_calls=wanted.tool_calls, reasoning_start=start, reasoning_end="</think>"
+    ).key()
+    grammar = backend.compile(key)
+    is_token = len(backend.encode("</think>")) == 1
+    good = EARLY[parser].replace("ARGUMENTS", '{"kind": "x", "count": 1}')
+    wrong = EARLY[parser].replace("ARGUMENTS", '{"kind": "z", "count": 1}')
+    before = f"{start}Hm {{}}. "
+    for text in (before + good, f"{before}</think>\n{good}", f"{before}</think>Yes."):
+        assert follows(backend, grammar, text), text
+    assert follows(backend, grammar, before + wrong) is not is_token
+    assert not follows(backend, grammar, f"{before}</think>{wrong}")
+    for after in ("</think>", "\n</think>\n\nYes."):
+        assert follows(backend, grammar, before + good + after)
+    if is_token:
+        assert not follows(backend, grammar, f"{before}{good}</think>.</think>")
+    if parser != "llama3_json":
+        assert follows(backend, grammar, f"{before}{good}\n{good}</think>")
+        assert follows(backend, grammar, f"{before}{good}\n{wrong}") is not is_token
 
 
 @pytest.mark.parametrize(
