@@ -4,6 +4,7 @@ is a call or content, never both, and never looks like another call."""
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -141,6 +142,49 @@ def test_a_misplaced_marker_breaks_nothing(output: Recorded) -> None:
             parsed(output.parser, output.text[:at] + marker + output.text[at:])
         for at, other in pairwise(edges):
             parsed(output.parser, output.text[:at] + marker + output.text[other:])
+
+
+FRAGMENTS = (
+    *(
+        '{"name": "f", ',
+        '"arguments": {',
+        '"s": "x"',
+        "null",
+        "5",
+        '"a"',
+        "city",
+        "s>\n",
+        "n>3",
+        "\n",
+    ),
+    *(
+        "<think>",
+        "</think>",
+        "```",
+        "functions.f:0",
+        "call:f{",
+        " to=functions.f",
+        'f(s="a")',
+        "é😀",
+    ),
+    *'{}[]",:;\\ <>=()',
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_damage_is_read_the_same_in_any_pieces(seed: int) -> None:
+    draw = random.Random(seed)
+    for output in OUTPUTS:
+        parts = list(output.text)
+        fragments = [*FRAGMENTS, *FORMATS[output.parser].kept * 4]
+        for _ in range(draw.randint(1, 6)):
+            at = draw.randrange(len(parts) + 1)
+            length = draw.choice((0, 0, draw.randint(1, 12)))
+            parts[at : at + length] = draw.sample(fragments, k=draw.randint(0, 3))
+        reasoning, opened = draw.choice((NO_PARSER, "qwen3")), draw.choice((True, False, None))
+        found = parsed(output.parser, "".join(parts), reasoning, opened)
+        for name, arguments in found.calls:
+            assert name.strip() and not arguments.strip().startswith(("[", '"'))
 
 
 @pytest.mark.parametrize(("parser", "arguments", "expected"), VALUES)

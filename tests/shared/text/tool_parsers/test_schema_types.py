@@ -109,9 +109,14 @@ SCHEMAS: tuple[tuple[dict[str, Any], str, Any], ...] = (
 @pytest.mark.parametrize("way", ["properties", "allOf", "additionalProperties"])
 def test_texts_are_values_of_their_types(parser: str, way: str) -> None:
     for schema, text, value in SCHEMAS:
-        own = {"properties": {"x": schema}}
-        root = {"allOf": [own]} if way == "allOf" else own if way == "properties" else {way: schema}
-        root |= {"$defs": {"color": {"enum": ["red", "5"]}, "place": OBJECT}}
+        own = {"x": schema}
+        ways: dict[str, Any] = {
+            "properties": own,
+            "allOf": [{"properties": own}],
+            "additionalProperties": schema,
+        }
+        definitions = {"color": {"enum": ["red", "5"]}, "place": OBJECT}
+        root: dict[str, Any] = {way: ways[way], "$defs": definitions}
         written = f"<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
         if parser == "glm45":
             written = f"f\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
