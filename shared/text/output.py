@@ -155,14 +155,14 @@ class OutputText:
         included if stop strings are.
         """
         text = ended_by = ""
-        if stop_token is not None and self._include_stop:
-            text = self._detokenizer.push(stop_token)
+        if stop_token is not None:
+            self.tokens += 1
+            if self._include_stop:
+                text = self._detokenizer.push(stop_token)
         text = self._before_stop(text + self._detokenizer.flush())
         if self.stopped_by is None:
             text += self._stops.flush()
-        if stop_token is not None:
-            self.tokens += 1
-            if not self._include_stop and self.stopped_by is None:
+            if stop_token is not None and not self._include_stop:
                 ended_by = self._detokenizer.push(stop_token)
         return [*self._parser.push(text), *self._parser.flush(ended_by)]
 

@@ -20,6 +20,7 @@ from .reader import MAX_SPACE, Reader, Sink, Steps
 MAX_DEPTH = 100
 # Numbers and words without quotes; longer ones are several.
 MAX_WORD = 1024
+MAX_MARKER = 64
 _SPACE = " \t\r\n"
 _CLOSED_BY = {"{": "}", "[": "]"}
 _RUN = re.compile(r'[^"\\\x00-\x1f]+')
@@ -108,8 +109,8 @@ class JsonText:
     def _read_space(self) -> None:
         held = self._reader.held
         space = self._reader.take(len(held) - len(held.lstrip()))
-        if len(self._gap) < MAX_SPACE:
-            self._gap += "".join(character for character in space if character in _SPACE)
+        room = max(0, MAX_SPACE - len(self._gap))
+        self._gap += "".join(character for character in space if character in _SPACE)[:room]
 
     def _begin(self, bracket: str) -> None:
         self._go_to_item()
@@ -264,16 +265,15 @@ class JsonText:
     def _closes(self) -> bool | None:
         """True if the quote that comes next ends its string, by what follows it: models forget to
         escape quotes. ``None`` if more text is needed."""
-        if not self._open:
-            return True
         held = self._reader.held
-        after = held[1 : 1 + MAX_SPACE].lstrip()
-        if not after:
-            return True if len(held) > MAX_SPACE else None
+        closes = self._ends_string(held[1 : 1 + MAX_SPACE].lstrip()) if self._open else True
+        return True if closes is None and len(held) > MAX_SPACE else closes
+
+    def _ends_string(self, after: str) -> bool | None:
+        if not after or any(end != after and end.startswith(after) for end in self._ends):
+            return None
         if after.startswith(self._ends):
             return True
-        if any(end.startswith(after) for end in self._ends):
-            return None
         if self._place is _Place.KEY:
             return after[0] == ":"
         if after[0] != "," or self._open[-1] == "[":
@@ -301,11 +301,12 @@ class JsonText:
     def _end_of_word(self, marks: tuple[str, ...]) -> int | None:
         """The place of the first mark, unless it may be a part of a marker; ``None`` if more text
         is needed."""
-        held, found = self._reader.held, first_of(self._reader.held, marks)
-        if found is None:
-            return MAX_WORD if len(held) > MAX_WORD else None
-        begun = len(held) - held_back(held, self._markers)
-        return found[0] if found[0] < begun or self._reader.ended else None
+        held = self._reader.held
+        found = first_of(held[: MAX_WORD + MAX_MARKER], marks)
+        if found is not None and found[0] < MAX_WORD:
+            begun = len(held) - held_back(held, self._markers)
+            return found[0] if found[0] < begun or self._reader.ended else None
+        return MAX_WORD if len(held) >= MAX_WORD + MAX_MARKER else None
 
 
 def repaired_object(text: str) -> str:
@@ -355,9 +356,7 @@ def _begins_with_key(text: str) -> bool | None:
     if key is None:
         return False
     rest = text[key.end() :].lstrip()
-    if not rest:
-        return None if len(text) < MAX_SPACE else False
-    return rest[0] == ":"
+    return rest[0] == ":" if rest else None
 
 
 def _reject(constant: str) -> Any:

@@ -144,7 +144,7 @@ class Reader:
             yield
 
     def at_end(self) -> Generator[None, None, bool]:
-        """Wait for the next character. Returns false if there is none."""
+        """Wait for the next character. Returns true if there is none."""
         yield from self.need(1)
         return not self.held
 
@@ -274,6 +274,7 @@ class Reader:
             nonlocal left
             left -= len(text)
             if left < 0:
+                self.give_back(text[left:])
                 raise NotACallError
             parts.append(text)
 

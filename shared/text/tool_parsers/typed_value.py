@@ -20,6 +20,8 @@ TEXT: Types = frozenset(("string",))
 TEXT_OR_NULL: Types = frozenset(("string", "null"))
 # Keywords of an untyped argument that may be of any type.
 VARIANTS = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
+# As models write them, in any case.
+_CONSTANTS = ("true", "false", "null")
 _STRING_MARK = re.compile(r'["\\]')
 
 
@@ -168,7 +170,8 @@ def converted(text: str, types: Types | None) -> str:
     found: str | None = None
     if types is None:
         return next(_candidates(plain), escaped_string(text))
-    for candidate in _candidates(plain, plain.lower()):
+    lowered = plain.lower()
+    for candidate in _candidates(lowered if lowered in _CONSTANTS else plain):
         value = _loaded(candidate)
         if fits(value, types):
             return candidate
@@ -180,15 +183,14 @@ def converted(text: str, types: Types | None) -> str:
     return found if found and "string" not in types else escaped_string(text)
 
 
-def _candidates(*texts: str) -> Iterator[str]:
-    """The JSON that the first of the texts is which is any, and what the first is in Python."""
-    for text in texts:
-        with suppress(ValueError, RecursionError):
-            _loaded(text)
-            yield text
-            return
-    with suppress(ValueError):
-        yield literal_to_json(texts[0])
+def _candidates(text: str) -> Iterator[str]:
+    """A text if it is JSON; otherwise what it is in Python, if anything."""
+    try:
+        _loaded(text)
+        yield text
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            yield literal_to_json(text)
 
 
 class _JsonOrText:

@@ -256,6 +256,12 @@ BROKEN: tuple[tuple[str, str, Calls, str], ...] = (
     ("hermes", '<tool_call>{"name": "now"</tool_call>', [NOW], ""),
     (
         "hermes",
+        f'<tool_call>{{"name": "f", "arguments": {{"a": "b",{" " * 3000}"c": 1}}}}</tool_call>',
+        [("f", {"a": "b", "c": 1})],
+        "",
+    ),
+    (
+        "hermes",
         '<tool_call>{"name": "f", "arguments": {"s": "He said "hi", then "bye" now"}}</tool_call>',
         [("f", {"s": 'He said "hi", then "bye" now'})],
         "",

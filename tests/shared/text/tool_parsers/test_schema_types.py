@@ -86,6 +86,7 @@ SCHEMAS: tuple[tuple[dict[str, Any], str, Any], ...] = (
     ({"allOf": [{"$ref": "#/$defs/place"}]}, '{"city": "Paris"}', {"city": "Paris"}),
     ({"allOf": [{"$ref": "#/$defs/place"}]}, "{'city': None}", {"city": None}),
     ({"allOf": [{"$ref": "#/$defs/place"}]}, '"{\\"a\\": 1}"', {"a": 1}),
+    (OBJECT, '{"City": True, "b": "NULL"}', {"City": True, "b": "NULL"}),
     ({"allOf": [INTEGER]}, "5", 5),
     ({"allOf": [INTEGER]}, '"5"', 5),
     ({"allOf": [INTEGER]}, "five", "five"),
