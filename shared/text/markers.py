@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 
 def first_of(text: str, markers: Iterable[str], at: int = 0) -> tuple[int, str] | None:
     """The position of the first marker from ``at`` on, and the marker."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
-    return min(found) if found else None
+    first: tuple[int, str] | None = None
+    for marker in markers:
+        place = text.find(marker, at)
+        if place >= 0 and (first is None or (place, marker) < first):
+            first = place, marker
+    return first
 
 
-def held_back(text: str, markers: Iterable[str]) -> int:
+def held_back(text: str, markers: tuple[str, ...]) -> int:
     """The length of the longest end of ``text`` with which a marker begins."""
-    markers = tuple(markers)
-    longest = min(max(map(len, markers), default=1) - 1, len(text))
-    for length in range(longest, 0, -1):
-        end = text[len(text) - length :]
-        if any(marker.startswith(end) for marker in markers):
-            return length
-    return 0
+    length = 0
+    for beginning, longest in _beginnings(markers):
+        at = text.find(beginning, max(0, len(text) - longest))
+        while 0 <= at < len(text) - length:
+            end = text[at:]
+            if any(len(end) < len(marker) and marker.startswith(end) for marker in markers):
+                length = len(end)
+            at = text.find(beginning, at + 1)
+    return length
+
+
+@lru_cache(maxsize=256)
+def _beginnings(markers: tuple[str, ...]) -> list[tuple[str, int]]:
+    """The first characters of markers, and how much of the longest of them a text may end in."""
+    found: dict[str, int] = {}
+    for marker in markers:
+        found[marker[0]] = max(found.get(marker[0], 0), len(marker) - 1)
+    return list(found.items())
 
 
 class CallMarkers:

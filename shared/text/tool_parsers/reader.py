@@ -249,7 +249,9 @@ class Reader:
         """Read content up to one of ``markers``, and that, which is returned as by ``until``. The
         ``ends`` of calls are dropped where text is ``marked``."""
         while True:
-            others = (*ends, *filter(None, (self._stray,))) if self.marked else ()
+            others: tuple[str, ...] = ()
+            if self.marked:
+                others = (*ends, self._stray) if self._stray else ends
             marker = yield from self.until(*markers, *others, to=self.content)
             if marker not in others:
                 return marker
