@@ -66,7 +66,7 @@ def streamed_arguments(reader: Reader, *ends: str, quote: str = "") -> Generator
         value = JsonText(reader, reader.arguments, ends=ends, quote=quote)
         if (yield from value.read()):
             return True
-        if (yield from reader.at_end()):
+        if not (yield from reader.next_is(*ends)):
             return False
         value.close()
         return True

@@ -17,7 +17,7 @@ from ..markers import first_of, held_back
 from .python_literal import literal_to_json
 from .reader import MAX_SPACE, Reader, Sink, Steps
 
-MAX_DEPTH = 100
+MAX_DEPTH = 500
 # Numbers and words without quotes; longer ones are several.
 MAX_WORD = 1024
 MAX_MARKER = 64
@@ -205,6 +205,7 @@ class JsonText:
         while (yield from reader.next_is(quote)):
             while (closes := reader.followed_by(len(quote), *after, repeated=quote)) is None:
                 if reader.ended:
+                    reader.take(len(reader.held))
                     return False
                 yield
             if closes:

@@ -161,6 +161,12 @@ OUTPUTS = (
     ),
     Recorded(
         "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|><|"|>,note:<|"|>a<|"|>}<tool_call|>'
+        '<|tool_call>call:get_weather{city:<|"|><|"|>}<tool_call|>',
+        [("get_weather", {"city": "", "note": "a"}), ("get_weather", {"city": ""})],
+    ),
+    Recorded(
+        "gemma4",
         '<|tool_call>call:get_weather{city:<|"|>Paris, "FR" {x}<|"|>,days:2}<tool_call|>Done',
         [PARIS],
         "Done",
