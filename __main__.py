@@ -336,7 +336,8 @@ def _serve_while(
 @click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
 @click.pass_context
 def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
-    """List the nodes of a router with their role, state, load, links and leases."""
+    """List the nodes of a router with their role, state, load, links and leases, and those that it
+    has lost or refused within ten minutes."""
     from .router.cluster import admin
     from .shared.security.local_token import find_registry
 

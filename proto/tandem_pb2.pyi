@@ -163,26 +163,30 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., value: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "drain", "prefix_version", "role", "drain_seconds")
+    __slots__ = ("known", "drain", "prefix_version", "role", "drain_seconds", "unreachable")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     PREFIX_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     known: bool
     drain: bool
     prefix_version: int
     role: Role
     drain_seconds: float
-    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., prefix_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., drain_seconds: _Optional[float] = ...) -> None: ...
+    unreachable: str
+    def __init__(self, known: _Optional[bool] = ..., drain: _Optional[bool] = ..., prefix_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., drain_seconds: _Optional[float] = ..., unreachable: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("node_id", "epoch")
+    __slots__ = ("node_id", "epoch", "failure")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    failure: str
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ()
@@ -193,7 +197,7 @@ class ListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version", "capabilities")
+    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version", "capabilities", "unreachable")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +209,7 @@ class NodeInfo(_message.Message):
     HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
     role: Role
@@ -216,23 +221,28 @@ class NodeInfo(_message.Message):
     heartbeat_age_seconds: float
     version: str
     capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    unreachable: str
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., unreachable: _Optional[str] = ...) -> None: ...
 
 class AbsentNode(_message.Message):
-    __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago")
+    __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago", "failed", "returned")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SECONDS_AGO_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     role: Role
     address: str
     refused: bool
     reason: str
     seconds_ago: float
-    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ...) -> None: ...
+    failed: bool
+    returned: bool
+    def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ..., failed: _Optional[bool] = ..., returned: _Optional[bool] = ...) -> None: ...
 
 class ListReply(_message.Message):
     __slots__ = ("nodes", "absent", "version", "heartbeat_seconds")

@@ -74,7 +74,8 @@ class RegistryServicer:
     """
 
     def Join(self, request, context):
-        """A node announces itself; the reply says how often to send a heartbeat.
+        """A node announces itself; the reply says how often to send a heartbeat. It is refused unless the
+        router can call it at the address that it announces.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,7 @@ class RegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """A node that is shutting down says so, and gets no more work.
+        """A node that is shutting down says so, and gets no more work; with a failure it is lost at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,6 +54,7 @@ class Router:
         self.metrics_port = 0
         self.nodes = NodeTable(options.node_timeout, credentials=credentials)
         self.registry = Registry(options, self.nodes)
+        self.nodes.on_doubt = self.registry.reachability.doubt
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
@@ -141,10 +142,10 @@ class Router:
         if options.metrics_port is not None:
             host = options.metrics_host or options.host
             self.metrics_port = await self._metrics_page.start(host, options.metrics_port)
-            self._metrics_page.show(self._takes_work, self.metrics.page)
+            self._metrics_page.show(self._unready, self.metrics.page)
 
-    def _takes_work(self) -> bool:
-        return not self.app.services.draining and self.nodes.decode_ready()
+    def _unready(self) -> str:
+        return "draining" if self.app.services.draining else self.registry.unready()
 
 
 class RouterProcess(Protocol):

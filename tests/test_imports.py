@@ -117,7 +117,7 @@ ROUTER = {
     ),
     "calls": ("errors",),
     "cluster": ("calls", "errors", "options", "placement", "served_model"),
-    "doctor": (),
+    "doctor": ("cluster",),
     "embeddings": (
         "errors",
         "generation",

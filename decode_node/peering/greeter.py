@@ -17,7 +17,7 @@ from ...shared.handoff.carriers.zeromq.curve import check_keys
 from ...shared.handoff.lease import LeaseTrust
 from ...shared.handoff.wire.head_parts import parts_of
 from ...shared.node.introduction import introduction
-from ...shared.security.credentials import INSECURE, Credentials
+from ...shared.security.credentials import INSECURE, LASTING, Credentials
 from .peer import Peer, endpoints_of
 from .refused_peers import RefusedPeers
 
@@ -25,15 +25,7 @@ HELLO_SECONDS = 2.0
 # For the reply of a process that may have ended.
 ENDED_SECONDS = 1.0
 
-# A vanished peer must be noticed within three seconds, also on an idle connection.
-_CHANNEL = [
-    ("grpc.keepalive_time_ms", 1000),
-    # Without it gRPC waits a minute for the answer, whatever keepalive_timeout_ms is.
-    ("grpc.http2.ping_timeout_ms", 1500),
-    ("grpc.keepalive_permit_without_calls", 0),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 4 << 20),
-]
+_CHANNEL = (*LASTING, ("grpc.max_receive_message_length", 4 << 20))
 
 
 class Greeter:

@@ -8,26 +8,18 @@ import grpc
 
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import DecodeStub
-from ...shared.security.credentials import Credentials
+from ...shared.security.credentials import LASTING, Credentials
 from ...shared.telemetry.tracing import Metadata
 from .node_events import GenerateCall
 from .node_stream import NodeStream
 from .single_call import SingleCall
 
 END_CHOICE_SECONDS = 5.0
-STATUS_SECONDS = 1.0
 
 CHANNEL_OPTIONS = (
-    # A node may send heartbeats and yet be cut off from the router: calls to it must fail within
-    # 3 s. gRPC waits a minute for the answer to a ping, whatever keepalive_timeout_ms says.
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_500),
-    ("grpc.http2.max_pings_without_data", 0),
+    *LASTING,
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
-    # A node that restarts on its address is a new node here; it must not wait for a backoff.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 
@@ -99,14 +91,6 @@ class NodeConnection:
             call = stub.EndChoice(request, timeout=END_CHOICE_SECONDS)
             self._ending.add(call)  # gRPC cancels a call without a reference
             call.add_done_callback(self._ending.discard)
-
-    async def is_alive(self, epoch: int) -> bool:
-        """True unless the address answers as another start of the node, or refuses connections."""
-        try:
-            status = await self._stub().Status(pb.StatusRequest(), timeout=STATUS_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            return error.code() is not grpc.StatusCode.UNAVAILABLE
-        return bool(status.epoch == epoch)
 
     def cancel(self) -> None:
         """Cancel all calls; those who read them get ``CallFailedError``."""

@@ -1,4 +1,8 @@
-"""Nodes that should be present and are not: refused when they tried to join, or lost."""
+"""Nodes that should be present and are not: refused when they tried to join, or lost.
+
+Those that were lost and are back stay on the list, since a supervisor restarts a node before
+anybody can look why it had ended; they no longer count as absent.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class AbsentNodes:
 
     def add(self, node: pb.AbsentNode) -> None:
         (self.refused if node.refused else self.lost).labels(role_name(node.role)).inc()
-        self.returned(node.node_id)
+        self._nodes.pop(node.node_id, None)
         if self.full:
             del self._nodes[next(iter(self._nodes))]
         node.reason = node.reason[:MAX_REASON]
@@ -54,8 +58,11 @@ class AbsentNodes:
         return node.reason if self._clock() - at < REMEMBERED_SECONDS else ""
 
     def returned(self, node_id: str) -> None:
-        """Remove the entry of a node that is present again."""
-        self._nodes.pop(node_id, None)
+        """Note that a node is present again."""
+        _, node = self._nodes.get(node_id, (0.0, pb.AbsentNode()))
+        if node.refused:
+            del self._nodes[node_id]
+        node.returned = True
 
     def replace(self, nodes: Iterable[pb.AbsentNode]) -> None:
         """Take over the entries of another process."""
@@ -65,7 +72,9 @@ class AbsentNodes:
     def tally(self) -> Counter[tuple[str, str]]:
         """Number of nodes by role and state, ``lost`` or ``refused``."""
         return Counter(
-            (role_name(node.role), "refused" if node.refused else "lost") for node in self.all()
+            (role_name(node.role), "refused" if node.refused else "lost")
+            for node in self.all()
+            if not node.returned
         )
 
     def all(self) -> list[pb.AbsentNode]:

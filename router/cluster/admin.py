@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from ...proto.roles import ROLES, role_name
 from ...proto.tandem_pb2_grpc import RegistryStub
 from ...shared.errors import RequestError, UnavailableError
 from ...shared.security.credentials import INSECURE, Credentials
+from .absence import told
 
 CALL_SECONDS = 5.0
 # The router has answered, and refuses.
@@ -24,18 +25,20 @@ _REFUSALS = (
 )
 # No answer; with any other status the router has answered.
 _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+# Lines about nodes that are absent or cannot be called.
+MAX_REMARKS = 64
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
     "LEASES", "LACKS", "ADDRESS",
 )  # fmt: skip
 
 
-def list_nodes(registry: str, credentials: Credentials = INSECURE) -> list[pb.NodeInfo]:
+def list_nodes(registry: str, credentials: Credentials = INSECURE) -> pb.ListReply:
     """List the nodes of the router behind ``registry``. Raises ``UnavailableError``."""
     reply: pb.ListReply = _ask(
         registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
     )
-    return list(reply.nodes)
+    return reply
 
 
 def refusal_of(
@@ -43,9 +46,7 @@ def refusal_of(
 ) -> str:
     """The reason why the router behind ``registry`` refuses one of the nodes at ``addresses``;
     empty if it refuses none. Raises ``UnavailableError``."""
-    reply: pb.ListReply = _ask(
-        registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
-    )
+    reply = list_nodes(registry, credentials)
     reasons = [node.reason for node in reply.absent if node.refused and node.address in addresses]
     return reasons[0] if reasons else ""
 
@@ -85,27 +86,38 @@ def set_role(
     _ask(registry, credentials, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
 
 
-def as_table(nodes: Sequence[pb.NodeInfo]) -> str:
-    """A table with one line for each node. ``LACKS`` has the capabilities that the node does not
-    have and another does, as during an update."""
+def as_table(listed: pb.ListReply) -> str:
+    """A table with one line for each node, then a line for each that cannot be called or is absent.
+
+    ``LACKS`` has the capabilities that the node does not have and another does, as during an
+    update."""
+    nodes = listed.nodes
     known = frozenset(name for node in nodes for name in node.capabilities)
     rows = [HEADINGS, *(_row(node, known) for node in nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    return "\n".join(
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
-    )
+    ]
+    remarks = [
+        *(f"{node.node_id}: {node.unreachable}" for node in nodes if node.unreachable),
+        *(f"{role_name(n.role)} node {n.node_id} {told(n)}" for n in listed.absent),
+    ]
+    left_out = len(remarks) - MAX_REMARKS
+    if left_out > 0:
+        remarks = [*remarks[-MAX_REMARKS:], f"{left_out} more are left out"]
+    return "\n".join([*lines, *([""] if remarks else []), *remarks])
 
 
-def as_json(nodes: Sequence[pb.NodeInfo]) -> str:
+def as_json(listed: pb.ListReply) -> str:
     """A JSON array of the nodes, with every field of the protocol."""
-    listed = [
+    nodes = [
         MessageToDict(
             node, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
-        for node in nodes
+        for node in listed.nodes
     ]
-    return json.dumps(listed, indent=2)
+    return json.dumps(nodes, indent=2)
 
 
 def _row(node: pb.NodeInfo, known: frozenset[str]) -> tuple[str, ...]:
@@ -128,7 +140,9 @@ def _row(node: pb.NodeInfo, known: frozenset[str]) -> tuple[str, ...]:
 def _state(node: pb.NodeInfo) -> str:
     if node.next_role in ROLES:
         return f"to {role_name(node.next_role)}"
-    return "draining" if node.draining else "ready"
+    if node.draining:
+        return "draining"
+    return "unreachable" if node.unreachable else "ready"
 
 
 def _ask(registry: str, credentials: Credentials, call: Callable[[RegistryStub], Any]) -> Any:

@@ -52,6 +52,11 @@ class Ejection:
         self._backoff.end()
         self.doubtful = bool(self._unanswered)
 
+    def reached(self) -> None:
+        """Record that the node, which was unreachable, answers again."""
+        self._backoff.end()
+        self.doubtful = bool(self._unanswered)
+
     def failed(self, call: Any) -> float:
         """Record that the node was not reached, or did not answer. Returns the pause that begins,
         or 0 during a pause."""

@@ -72,6 +72,7 @@ class Node:
         self.draining = False
         self.left = False
         self.lost = False
+        self.unreachable = ""  # why this router cannot call it
         self.to_drain = False  # by an operator's command
         self.drain_seconds: float | None = None  # the operator's limit for what runs
         self.next_role: pb.Role = pb.ROLE_UNSPECIFIED  # by an operator's command
@@ -102,6 +103,18 @@ class Node:
     def supports(self, needs: frozenset[str]) -> bool:
         """True if a request that needs these capabilities may be placed here."""
         return not needs or has(self.capabilities, needs, prefill=self.is_prefill)
+
+    @property
+    def ejected(self) -> bool:
+        """True if requests should rather go elsewhere."""
+        return bool(self.unreachable) or (self.ejection.doubtful and self.ejection.ejected)
+
+    @property
+    def state(self) -> str:
+        """Its state in a word, for operators."""
+        if self.draining:
+            return "draining"
+        return "unreachable" if self.unreachable else "ready"
 
     @property
     def taken_out(self) -> bool:
@@ -137,6 +150,7 @@ class Node:
             version=self.version,
             capabilities=sorted(self.capabilities),
             next_role=self.next_role,
+            unreachable=self.unreachable,
         )
 
     def introduction(self) -> pb.JoinRequest:
@@ -165,7 +179,7 @@ class Node:
             prefill=self.is_prefill,
             group=self.group,
             draining=self.draining,
-            ejected=self.ejection.doubtful and self.ejection.ejected,
+            ejected=self.ejected,
             sequences=self.sequences,
             queued_prefill_tokens=self.inflight_load.queued_tokens,
             prefill_tokens_per_second=self.rate,
@@ -232,6 +246,12 @@ class Node:
         log.info("node %s is to change its role", self.node_id)
         self.next_role, self.draining = role, True
 
+    def reach(self, problem: str) -> None:
+        """Note why the node cannot be called, or that it can."""
+        if self.unreachable and not problem:
+            self.ejection.reached()
+        self.unreachable = problem
+
     def lose(self) -> None:
         """Mark the process as gone, and cancel its calls."""
         self.lost = True
@@ -258,10 +278,6 @@ class Node:
     def end_choice(self, call_id: int, index: int) -> None:
         """End one choice of a call on the node."""
         self._connection.end_choice(call_id, index)
-
-    async def is_alive(self) -> bool:
-        """True if this start of the node may still run."""
-        return await self._connection.is_alive(self.epoch)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -45,7 +45,7 @@ class NodeTable:
     ) -> None:
         self._timeout = timeout
         self._clock = clock
-        self._credentials = credentials
+        self.credentials = credentials
         self._nodes: dict[str, Node] = {}
         self._roster = Roster()
         self._prefix_table: PrefixTable[Node] = PrefixTable()
@@ -54,6 +54,8 @@ class NodeTable:
         self._many_silent = False
         self._turns = 0
         self.absent = AbsentNodes(clock)
+        # Called with a node that a request did not reach.
+        self.on_doubt: Callable[[Node], None] = lambda node: None
         self.prefills = RecentPrefills(clock)
         self.ejections = Counter(
             "tandem_decode_nodes_ejected",
@@ -107,6 +109,10 @@ class NodeTable:
     def decode_ready(self) -> bool:
         """True if a decode node takes work."""
         return any(n.role == pb.ROLE_DECODE and not n.draining for n in self._nodes.values())
+
+    def decode_reachable(self) -> bool:
+        """True if a decode node takes work, and this router can call it."""
+        return any(not n.is_prefill and n.state == "ready" for n in self._nodes.values())
 
     def infos(self) -> list[pb.NodeInfo]:
         """All nodes as operators see them, decode nodes last, by name."""
@@ -173,6 +179,15 @@ class NodeTable:
                 pause,
                 reason,
             )
+        self.on_doubt(node)
+
+    def found_unreachable(self, node: Node, problem: str) -> None:
+        """Take over why a node cannot be called; empty if it has answered."""
+        if problem and problem != node.unreachable:
+            log.warning("node %s is unreachable: %s", node.node_id, problem)
+        if node.unreachable and not problem:
+            log.info("node %s can be called again", node.node_id)
+        node.reach(problem)
 
     # -- membership --------------------------------------------------------------------------
 
@@ -187,14 +202,13 @@ class NodeTable:
             return node
         before = self._nodes.get(request.node_id)
         if before is not None and before.epoch != request.epoch and not before.finished:
-            self.absent.lost.labels(role_name(before.role)).inc()
-            self._remove(request.node_id, "died and was restarted", logging.WARNING)
+            self._lose(before, "died and was restarted", "died without a word")
         reason = "was replaced by a restart or a change of role"
         self._remove(request.node_id, reason, keep=node is not None)
         return self._add(request, address)
 
     def _add(self, request: pb.JoinRequest, address: str) -> Node:
-        node = Node(request, address, self._clock(), self._credentials, self._clock)
+        node = Node(request, address, self._clock(), self.credentials, self._clock)
         self._nodes[request.node_id] = node
         retained = self._retained.take(node.key)
         if retained is not None:
@@ -218,12 +232,17 @@ class NodeTable:
         node.draining = request.draining or node.left or node.taken_out
         return node
 
-    def leave(self, node_id: str, epoch: int) -> None:
-        """Place nothing more on a node, which finishes what it has."""
+    def leave(self, node_id: str, epoch: int, failure: str = "") -> None:
+        """Place nothing more on a node, which finishes what it has; lose it at once if it ends with
+        a failure."""
         node = self.get(node_id, epoch)
-        if node is not None:
-            log.info("node %s is leaving", node_id)
-            node.draining = node.left = True
+        if node is None:
+            return
+        if failure:
+            self._lose(node, f"ends: {failure}", failure, failed=True)
+            return
+        log.info("node %s is leaving", node_id)
+        node.draining = node.left = True
 
     def expire(self, held_up: float = 0.0) -> None:
         """Remove the nodes whose heartbeats have stopped, as lost unless they have finished.
@@ -241,12 +260,22 @@ class NodeTable:
                 self._remove(node.node_id, "has left")
                 continue
             reason = f"was silent for {patience:g} s"
-            self._remove(node.node_id, reason, logging.WARNING, keep=True)
-            self.absent.add(
-                pb.AbsentNode(
-                    node_id=node.node_id, role=node.role, address=node.address, reason=reason
-                )
+            self._lose(node, reason, reason, keep=True)
+
+    def _lose(
+        self, node: Node, what: str, reason: str, *, failed: bool = False, keep: bool = False
+    ) -> None:
+        """Remove a node that should be here, and remember the reason."""
+        self._remove(node.node_id, what, logging.WARNING, keep=keep)
+        self.absent.add(
+            pb.AbsentNode(
+                node_id=node.node_id,
+                role=node.role,
+                address=node.address,
+                reason=reason,
+                failed=failed,
             )
+        )
 
     def _patience(self, now: float) -> float:
         """Seconds of silence after which a node is lost."""

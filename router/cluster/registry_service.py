@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-import urllib.parse
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -16,6 +15,7 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import ROLES, role_name
 from ...proto.tandem_pb2_grpc import RegistryServicer
+from ...shared.config.fields import WILDCARDS
 from ...shared.config.sampling_defaults import read_defaults
 from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ...shared.security.addresses import is_host_port
@@ -23,18 +23,19 @@ from ...shared.telemetry.logs import logger
 from ...shared.version import version
 from ..options import RouterOptions
 from ..served_model import ServedModel, system_fingerprint
-from .absent_nodes import MAX_ABSENT
+from .absent_nodes import MAX_ABSENT, MAX_REASON
 from .groups import conflict, difference, text_of
+from .node import Node
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
 from .pinned_model import PinnedModel, load_tokenizer
+from .reachability import Reachability, UnreachedError
 
 if TYPE_CHECKING:
     from ...shared.text.tokenizer import Tokenizer
 
 log = logger("router")
 
-WILDCARDS = ("", "0.0.0.0", "[::]", "::")
 # Repeated joins must not fill the log.
 QUIET_SECONDS = 10.0
 
@@ -51,6 +52,7 @@ class Registry(RegistryServicer):
         self._defaults = read_defaults(options)
         self._nodes = nodes
         self.commands = NodeCommands(options, nodes)
+        self.reachability = Reachability(nodes, nodes.credentials)
         self._epoch = secrets.randbits(64)
         self._tokenizer: Tokenizer | None = None
         self._pinned: PinnedModel | None = None
@@ -81,37 +83,65 @@ class Registry(RegistryServicer):
         if self._model is None:
             raise UnavailableError("No decode node has joined this router yet; try again soon.")
 
-    async def enter(self, request: pb.JoinRequest, address: str) -> None:
-        """Enter a node that has joined by itself, or that --pd-url names.
+    def check_ready(self) -> None:
+        """Raise ``UnavailableError`` unless a request would reach a decode node."""
+        self.model()
+        if not self._nodes.decode_reachable():
+            raise UnavailableError(
+                "This router can call none of its decode nodes; its log and tandem doctor say why."
+            )
 
-        Raises ``RequestError`` for an invalid request, and ``PeerRefusedError`` for a node that
-        does not belong to this cluster.
+    def unready(self) -> str:
+        """Why ``check_ready`` would raise; empty if it would not."""
+        try:
+            self.check_ready()
+        except UnavailableError as error:
+            return str(error)
+        return ""
+
+    async def enter(self, request: pb.JoinRequest, address: str, *, met: bool = False) -> None:
+        """Enter a node that has joined by itself, or that --pd-url names. It is called first,
+        unless the router has just ``met`` it there.
+
+        Raises ``RequestError`` for an invalid request, ``PeerRefusedError`` for a node that does
+        not belong to this cluster, and ``UnreachedError`` for one that cannot be called.
         """
         try:
             if problem := self._problem(request):
                 raise RequestError(problem)
+            self._check_model(request.model, address)
             await self._check_name(request, address)
+            if not met and not self._knows(request, address):
+                await self.reachability.meet(request.node_id, request.epoch, request.role, address)
             # One at a time: the first brings the model, and the others are compared with it.
             async with self._entering:
                 await self._take(request, address)
-        except (PeerRefusedError, RequestError) as error:
+        except (PeerRefusedError, RequestError, UnreachedError) as error:
             self._note_refusal(request, address, str(error))
             raise
 
+    def _knows(self, request: pb.JoinRequest, address: str) -> bool:
+        """True if this start of the node is here with this address and role, and those of --pd-url
+        are polled there."""
+        node = self._nodes.get(request.node_id, request.epoch)
+        known = node is not None and (node.address, node.role) == (address, request.role)
+        return known or address in self._options.prefill_addresses
+
     async def _take(self, request: pb.JoinRequest, address: str) -> None:
-        refusal = self._conflict(request.model, address)
-        if refusal:
-            raise PeerRefusedError(refusal)
+        self._check_model(request.model, address)  # another one may have come first
         if request.role == pb.ROLE_DECODE:
             await self._load_tokenizer(request.model)
         self._nodes.join(request, address)
+        for node in self._nodes:
+            if node.address == address and node.node_id != request.node_id:
+                self.reachability.doubt(node)
         self._update_model()
 
     def _note_refusal(self, request: pb.JoinRequest, address: str, reason: str) -> None:
         """Count a refusal, remember it, and log it if it is new: refused nodes try again and
         again."""
         absent, name = self._nodes.absent, request.node_id
-        shown = (address if address.isprintable() else ascii(address))[:MAX_NAME]
+        shown = _printable(address)[:MAX_NAME]
         known = absent.reason(name)
         if _name_problem(request) or (absent.full and not known):
             absent.refused.labels(role_name(request.role)).inc()
@@ -144,9 +174,11 @@ class Registry(RegistryServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         try:
-            await self.enter(request, _reachable(request.address, context.peer()))
+            await self.enter(request, request.address)
         except RequestError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except UnreachedError as error:
+            await context.abort(grpc.StatusCode.ABORTED, str(error))
         except PeerRefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.JoinReply(
@@ -165,10 +197,13 @@ class Registry(RegistryServicer):
             drain_seconds=node.drain_seconds,
             prefix_version=node.prefixes.version,
             role=node.next_role,
+            unreachable=node.unreachable,
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
-        self._nodes.leave(request.node_id, request.epoch)
+        failure = " ".join(request.failure[:MAX_REASON].split())
+        self._nodes.leave(request.node_id, request.epoch, _printable(failure))
+        self._update_model()
         return pb.LeaveReply()
 
     async def List(self, request: pb.ListRequest, context: Any) -> pb.ListReply:
@@ -203,14 +238,17 @@ class Registry(RegistryServicer):
     async def watch(self) -> None:
         """Lose silent nodes, until cancelled."""
         pause = min(0.25, self._options.node_timeout / 4)
-        while True:
-            begun = time.monotonic()
-            await asyncio.sleep(pause)
-            before = len(self._nodes)
-            self._nodes.expire(held_up=time.monotonic() - begun - pause)
-            await self._nodes.close_lost()
-            if len(self._nodes) != before:
-                self._update_model()
+        try:
+            while True:
+                begun = time.monotonic()
+                await asyncio.sleep(pause)
+                before = len(self._nodes)
+                self._nodes.expire(held_up=time.monotonic() - begun - pause)
+                await self._nodes.close_lost()
+                if len(self._nodes) != before:
+                    self._update_model()
+        finally:
+            await self.reachability.close()
 
     def _problem(self, request: pb.JoinRequest) -> str:
         if problem := _name_problem(request):
@@ -218,14 +256,21 @@ class Registry(RegistryServicer):
         if not request.address.isprintable():
             return "address must be printable"
         named = request.address in self._options.prefill_addresses
-        if not named and not _is_address(request.address):
+        if not named and not is_host_port(request.address):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
+        if not named and request.address.rpartition(":")[0] in WILDCARDS:
+            return f"address {request.address} is where a node listens, and leads to none"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"
         known = self._nodes.named(request.node_id)
         if known is None and len(self._nodes) >= self._options.max_nodes:
             return f"this router takes at most {self._options.max_nodes} nodes; see its --max-nodes"
         return ""
+
+    def _check_model(self, card: pb.ModelCard, address: str) -> None:
+        """Raise ``PeerRefusedError`` for a model that does not belong here."""
+        if refusal := self._conflict(card, address):
+            raise PeerRefusedError(refusal)
 
     def _conflict(self, card: pb.ModelCard, address: str) -> str:
         named = address in self._options.prefill_addresses
@@ -255,11 +300,21 @@ class Registry(RegistryServicer):
         known = self._nodes.named(request.node_id)
         if known is None or known.epoch == request.epoch or known.address == address or known.left:
             return
-        if await known.is_alive():
+        if await self._is_alive(known):
             raise PeerRefusedError(
                 f"two nodes are called {request.node_id!r}: one at {known.address}, which answers, "
                 f"and one at {address}; give one of them another --node-id, or stop the other"
             )
+
+    async def _is_alive(self, node: Node) -> bool:
+        """True if this start of a node is at its address, or if nothing can be told."""
+        try:
+            await self.reachability.meet(node.node_id, node.epoch, node.role, node.address)
+        except PeerRefusedError:
+            return False
+        except UnreachedError as error:
+            return not error.gone
+        return True
 
     async def _load_tokenizer(self, card: pb.ModelCard) -> None:
         """Load the tokenizer once for each model: a second node's folder may be elsewhere, on its
@@ -311,18 +366,6 @@ def _name_problem(request: pb.JoinRequest) -> str:
     return "" if request.role in ROLES else "role must be prefill or decode"
 
 
-def _is_address(text: str) -> bool:
-    """Return whether a node may announce this; see ``_reachable`` for the wildcards."""
-    host, _, port = text.rpartition(":")
-    return is_host_port(f"localhost:{port}" if host in WILDCARDS else text)
-
-
-def _reachable(address: str, peer: str) -> str:
-    """The address to call: a node that listens on all interfaces is called where its join came
-    from."""
-    host, _, port = address.rpartition(":")
-    if host not in WILDCARDS:
-        return address
-    # gRPC writes peers as ipv4:1.2.3.4:567 or ipv6:%5B::1%5D:567.
-    peer_host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
-    return f"{peer_host or '127.0.0.1'}:{port}"
+def _printable(text: str) -> str:
+    """A node's text, for logs and terminals."""
+    return text if text.isprintable() else ascii(text)

@@ -56,7 +56,7 @@ def usable(nodes: Iterable[Node], exclude: Excluded) -> list[Node]:
     able = [node for node in nodes if not node.draining]
     if exclude:
         able = [node for node in able if node.key not in exclude]
-    return [n for n in able if not (n.ejection.doubtful and n.ejection.ejected)] or able
+    return [node for node in able if not node.ejected] or able
 
 
 def _lightest(nodes: Sequence[Node], tokens: int, turn: int, exclude: Excluded) -> list[Node]:

@@ -95,5 +95,5 @@ class StaticNodes:
                 capabilities=status.capabilities,
                 prefixes=status.prefixes,
             )
-            await self._registry.enter(join, address)
+            await self._registry.enter(join, address, met=True)
         return self._nodes.prefix_version(status.node_id, status.epoch)

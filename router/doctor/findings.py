@@ -15,6 +15,7 @@ from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ...shared.telemetry.prompt_metrics import PROMPTS, RECENT, RECENT_SECONDS
 from ...shared.unix_sockets import UNIX
+from ..cluster.absence import told
 from .survey import Survey, SurveyedNode
 
 # Reasons for local prefill in a healthy cluster.
@@ -85,15 +86,16 @@ def _of_router(survey: Survey) -> Iterator[Finding]:
             "no decode node has joined, so every request gets 503",
             f"start one: tandem decode-node MODEL --join {survey.registry}",
         )
-    elif not _with_role(survey.nodes, pb.ROLE_PREFILL):
-        yield Finding(
-            "router",
-            "no prefill node has joined, so decode nodes prefill every prompt",
-            f"if this is not intended: tandem prefill-node MODEL --join {survey.registry}",
-            wrong=False,
-        )
-    elif survey.ready.problem and not survey.health.problem:
-        yield Finding("router", f"is not ready: {survey.ready.problem}", "see its log")
+    else:
+        if survey.ready.problem and not survey.health.problem:
+            yield Finding("router", f"is not ready: {survey.ready.problem}", "see its log")
+        if not _with_role(survey.nodes, pb.ROLE_PREFILL):
+            yield Finding(
+                "router",
+                "no prefill node has joined, so decode nodes prefill every prompt",
+                f"if this is not intended: tandem prefill-node MODEL --join {survey.registry}",
+                wrong=False,
+            )
 
 
 def _of_absent(survey: Survey) -> Iterator[Finding]:
@@ -101,20 +103,20 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
     for node in absent[-MAX_ABSENT_SHOWN:]:
         subject = f"{role_name(node.role)} node {node.node_id}"
         if node.refused:
-            yield Finding(
-                subject,
-                f"was rejected {node.seconds_ago:.0f} s ago: {node.reason}",
+            remedy = (
                 "correct what the reason names; if it is the model, start it with the one that the "
-                "cluster serves",
+                "cluster serves"
             )
+        elif node.failed:
+            remedy = "its log says more; start it again, unless a supervisor does"
         else:
-            yield Finding(
-                subject,
-                f"{node.reason} and was dropped {node.seconds_ago:.0f} s ago (it was at "
-                f"{node.address})",
+            remedy = (
                 "see whether the process is stopped, dead or cut off from the router; its log says "
-                "more; start it again",
+                "more; start it again"
             )
+        if node.returned:
+            remedy = "nothing, unless it happens again; the log of the start that ended says more"
+        yield Finding(subject, told(node), remedy, wrong=not node.returned)
     if older := absent[:-MAX_ABSENT_SHOWN]:
         rejected = sum(node.refused for node in older)
         yield Finding(
@@ -155,6 +157,12 @@ def _of_node(seen: SurveyedNode, late_seconds: float) -> Iterator[Finding]:
             "two nodes advertise the same address; give each its own --port or --advertise",
         )
         return
+    if info.unreachable:
+        yield Finding(
+            subject,
+            info.unreachable,
+            "it answers here, so look at the network between the router's machine and the node's",
+        )
     yield from _of_status(subject, status)
 
 

@@ -142,6 +142,8 @@ def _state(seen: SurveyedNode) -> str:
         return "silent"
     if seen.info.draining:
         return "draining"
+    if seen.info.unreachable:
+        return "unreachable"
     return "ready" if seen.status.reply.ready else "starting"
 
 

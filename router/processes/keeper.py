@@ -104,7 +104,7 @@ class Keeper:
             # First: probes are answered while the model is read, which may be a long download.
             host = options.metrics_host or options.host
             self.metrics_port = await self._metrics_page.start(host, options.metrics_port)
-            self._metrics_page.show(self._takes_work, self._page.get)
+            self._metrics_page.show(self._unready, self._page.get)
         try:
             self.registry.pin(await read_pinned(options))
             self._listener = listener = listen(options.host, options.port)
@@ -190,8 +190,10 @@ class Keeper:
     def _is_whole(self) -> bool:
         return all(worker.serving for worker in self._workers)
 
-    def _takes_work(self) -> bool:
-        return not self._draining and self._is_whole() and self.nodes.decode_ready()
+    def _unready(self) -> str:
+        if self._draining:
+            return "draining"
+        return self.registry.unready() if self._is_whole() else "not all workers serve"
 
     # -- messages ----------------------------------------------------------------------------
 
@@ -219,6 +221,7 @@ class Keeper:
             {
                 Topic.SERVING: serving,
                 Topic.LOADS: loads,
+                Topic.DOUBT: self._doubt,
                 Topic.SHUT_DOWN: lambda body: self._shut_down(),
             },
             {
@@ -263,6 +266,12 @@ class Keeper:
         link.tell(Topic.SYNCED)
         if self._draining:
             link.tell(Topic.RETIRE)
+
+    def _doubt(self, body: bytes) -> None:
+        """A request of a worker did not reach a node."""
+        node_id, epoch = json.loads(body)
+        if (node := self.nodes.get(node_id, epoch)) is not None:
+            self.registry.reachability.doubt(node)
 
     def _publish(self, topic: Topic, body: bytes) -> None:
         for worker in self._workers:
@@ -325,14 +334,15 @@ class Keeper:
         return pb.ListReply(absent=self.nodes.absent.all()).SerializeToString()
 
     async def _publish_absent(self) -> None:
-        before: dict[str, str] = {}
+        before: dict[str, tuple[str, bool]] = {}
         told_at = time.monotonic()
         while True:
             await asyncio.sleep(ABSENT_SECONDS)
-            reasons = {node.node_id: node.reason for node in self.nodes.absent.all()}
+            absent = self.nodes.absent.all()
+            entries = {node.node_id: (node.reason, node.returned) for node in absent}
             now = time.monotonic()
-            if reasons != before or (reasons and now - told_at >= ABSENT_AGAIN_SECONDS):
-                before, told_at = reasons, now
+            if entries != before or (entries and now - told_at >= ABSENT_AGAIN_SECONDS):
+                before, told_at = entries, now
                 self._publish(Topic.ABSENT, self._absent())
 
 

@@ -40,11 +40,15 @@ class KeptNodes(NodeTable):
             self._publish(Topic.HEARTBEAT, body)
         return node
 
-    def leave(self, node_id: str, epoch: int) -> None:
-        super().leave(node_id, epoch)
+    def leave(self, node_id: str, epoch: int, failure: str = "") -> None:
+        super().leave(node_id, epoch, failure)
         node = self.get(node_id, epoch)
         if node is not None:
             self._publish(Topic.STATE, state_of(node))
+
+    def found_unreachable(self, node: Node, problem: str) -> None:
+        super().found_unreachable(node, problem)
+        self._publish(Topic.STATE, state_of(node))
 
     def _remove(
         self, node_id: str, reason: str, level: int = logging.INFO, *, keep: bool = False
@@ -86,13 +90,14 @@ def state_of(node: Node) -> bytes:
         "drain_seconds": node.drain_seconds,
         "next_role": node.next_role,
     }
-    return json.dumps([node.node_id, node.epoch, state]).encode()
+    return json.dumps([node.node_id, node.epoch, state, node.unreachable]).encode()
 
 
 def take_state(nodes: NodeTable, body: bytes) -> None:
-    node_id, epoch, state = json.loads(body)
+    node_id, epoch, state, unreachable = json.loads(body)
     node = nodes.get(node_id, epoch)
     if node is not None:
+        node.reach(unreachable)
         for name, value in state.items():
             setattr(node, name, value)
 

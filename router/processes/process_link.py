@@ -51,6 +51,7 @@ class Topic(enum.IntEnum):
     SHUT_DOWN = 22
     COMMAND = 23
     PAGE = 24
+    DOUBT = 25
 
     SERIES = 40
     USAGE = 41

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from ...proto.tandem_pb2_grpc import add_RegistryServicer_to_server
 from ...shared.security.connection_limits import connection_limits
-from ...shared.security.credentials import Credentials, check_exposure
+from ...shared.security.credentials import PINGED, Credentials, check_exposure
 from ...shared.security.token_interceptor import TokenInterceptor
 from ..options import RouterOptions
 
@@ -47,7 +47,7 @@ class RegistryFront:
         most = max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes)
         # With SO_REUSEPORT a second router on the port would silently take half of the calls.
         self._grpc = grpc.aio.server(
-            options=(("grpc.so_reuseport", 0), *connection_limits(most)),
+            options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(most)),
             interceptors=(self._interceptor,),
             maximum_concurrent_rpcs=most,
         )

@@ -16,6 +16,7 @@ from ...shared.telemetry.stats_line import log_rates
 from ...shared.telemetry.tracing import Tracer
 from ..app import App
 from ..cluster.inflight import PlacedLoad
+from ..cluster.node import Node
 from ..cluster.node_table import NodeTable
 from ..cluster.pinned_model import read_pinned
 from ..cluster.registry_service import Registry
@@ -66,6 +67,7 @@ class Worker:
         self._following: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self.nodes = NodeTable(options.node_timeout, credentials=credentials)
+        self.nodes.on_doubt = self._doubt
         self.registry = Registry(options, self.nodes, place.started)
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
@@ -205,6 +207,10 @@ class Worker:
         self.nodes.lose(node_id, epoch, keep=keep)
         self._sent.pop((node_id, epoch), None)
         self.registry.nodes_lost()
+
+    def _doubt(self, node: Node) -> None:
+        """A request did not reach a node: the keeper finds out whether it can be called."""
+        self._link.tell(Topic.DOUBT, json.dumps(node.key).encode())
 
     def _take_absent(self, body: bytes) -> None:
         self.nodes.absent.replace(pb.ListReply.FromString(body).absent)

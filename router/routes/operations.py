@@ -103,7 +103,7 @@ async def ready(services: RouterServices) -> Status:
     """503 while the router cannot serve."""
     if services.draining:
         raise DrainingError("The router is stopping.", code="server_draining")
-    services.registry.model()
+    services.registry.check_ready()
     if not services.siblings.whole:
         raise UnavailableError("Not all workers of this router serve; try again soon.")
     return Status(status="ready")
@@ -113,9 +113,7 @@ async def ready(services: RouterServices) -> Status:
 async def health_details(services: RouterServices) -> HealthDetails:
     """The state of the router and its nodes; 200 in every state."""
     status, model = _status(services)
-    nodes = Counter(
-        (role_name(node.role), "draining" if node.draining else "ready") for node in services.nodes
-    )
+    nodes = Counter((role_name(node.role), node.state) for node in services.nodes)
     nodes.update(services.nodes.absent.tally())
     return HealthDetails(
         status=status,
@@ -184,6 +182,7 @@ def _status(services: Services) -> tuple[str, str | None]:
     if services.draining:
         return "draining", None
     try:
+        services.registry.check_ready()
         return "ready", services.registry.model().name
     except UnavailableError:
         return "unavailable", None

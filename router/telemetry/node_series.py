@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...proto.roles import ROLES, role_name
 from ..cluster.node import Node
 
-STATES = ("ready", "draining", "lost", "refused")
+STATES = ("ready", "draining", "unreachable", "lost", "refused")
 
 
 class NodeCounts(NamedTuple):
@@ -62,7 +62,7 @@ def count_nodes(nodes: Iterable[Node], now: float) -> list[NodeCounts]:
         NodeCounts(
             node.node_id,
             role_name(node.role),
-            "draining" if node.draining else "ready",
+            node.state,
             (*(value(node) for _, _, value in SERIES), round(now - node.last_seen, 3)),
         )
         for node in nodes

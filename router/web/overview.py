@@ -61,13 +61,14 @@ class OtherNodes(BaseModel):
 
 
 class MissingNode(BaseModel):
-    """A node that should be there: lost, or refused."""
+    """A node that should be there: lost, or refused. ``returned``: another start of it is there."""
 
     node_id: str
     role: str
     state: str
     reason: str
     seconds_ago: float
+    returned: bool
 
 
 class PrefillEntry(BaseModel):
@@ -224,6 +225,7 @@ def missing_nodes(nodes: NodeTable) -> tuple[list[MissingNode], int]:
             state="refused" if node.refused else "lost",
             reason=node.reason,
             seconds_ago=round(node.seconds_ago, 1),
+            returned=node.returned,
         )
         for node in reversed(absent[-MAX_ABSENT_SHOWN:])
     ]
@@ -248,7 +250,7 @@ def _busy(prefills: Sequence[PrefillEntry]) -> Counter[str]:
 
 def _interest(node: Node, busy: Counter[str]) -> tuple[int, bool, int]:
     load = node.load
-    return busy[node.node_id], node.ejection.ejected or node.draining, load.running + load.waiting
+    return busy[node.node_id], node.ejected or node.draining, load.running + load.waiting
 
 
 def _by_name(node: Node) -> tuple[int, str]:
@@ -259,7 +261,7 @@ def _by_name(node: Node) -> tuple[int, str]:
 def _state(node: Node, now: float, beat: float) -> str:
     if node.draining:
         return "draining"
-    if node.ejection.ejected:
+    if node.ejected:
         return "unreachable"
     return "late" if now - node.last_seen > MISSED_BEATS * beat else "ready"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from . import fields
-from .fields import option, split_addresses
+from .fields import WILDCARDS, option, split_addresses
 from .limits import MAX_CONNECTIONS
 
 
@@ -53,7 +53,8 @@ class NodeConfig:
     advertise: str | None = option(
         None,
         "--advertise",
-        "host:port at which others reach this node, if it differs from where it listens.",
+        "host:port at which others reach this node (default: where it listens; with --host 0.0.0.0 "
+        "or ::, the address of this machine on the way to each router).",
     )
     drain_timeout: float = option(
         30.0,
@@ -79,4 +80,9 @@ class NodeConfig:
         addresses = split_addresses("--advertise", self.advertise)
         if len(addresses) > 1:
             raise UsageError(f"--advertise {self.advertise!r}: a node has one address")
+        if addresses and addresses[0].rpartition(":")[0] in WILDCARDS:
+            raise UsageError(
+                f"--advertise {self.advertise!r} is where a server listens, and nobody can call "
+                f"it; name this machine's address, or leave the option out"
+            )
         return addresses[0] if addresses else ""

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from signal import SIGKILL
 from typing import Protocol, TypeVar
 
 from ..errors import ModelError, StartupError
@@ -337,7 +338,8 @@ class MultiprocessExecutor:
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
-                return f"ended with exit status {status}"
+                killed = " (killed; often out of memory)" if status == -SIGKILL else ""
+                return f"ended with exit status {status}{killed}"
         return "closed its channel"
 
     async def _loading(self, rank: Rank, wanted: type[T]) -> T:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -32,13 +32,14 @@ from ..models.fingerprint import fingerprint_text
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
 from ..security.connection_limits import connection_limits
-from ..security.credentials import INSECURE, Credentials, check_exposure, is_loopback
+from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure, is_loopback
 from ..security.token_interceptor import TokenInterceptor
 from ..telemetry.process_metrics import ProcessMetrics
 from ..telemetry.stats_line import log_rates
 from ..telemetry.tracing import NO_TRACER, Tracer
 from ..unix_sockets import UNIX, folder_of
 from ..version import version
+from .announced_address import announced_address
 from .metrics import NodeMetrics
 from .node_role import NodeProcess, NodeRole
 from .registration import Registration
@@ -50,8 +51,7 @@ _SERVER_OPTIONS = [
     # Otherwise a second process could share the port and receive half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *PINGED,
     # A request must not outlive a client whose connection has died silently.
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1500),
@@ -78,6 +78,7 @@ async def run_node(
     carriers.check(handoff.carrier, insecure=handoff.insecure)
     # Invalid addresses are rejected before anything starts.
     routers, _ = node.routers, node.advertised
+    await _check_ways(node)
     handoff.kv_advertised(engine_config.world_size - 1)
     roles = RoleSwitch(playable if routers else playable[:1])
     listens = {"--host": node.host} | ({"--kv-host": handoff.kv_host} if roles.listens else {})
@@ -97,9 +98,19 @@ async def run_node(
             process = NodeProcess(
                 engine, identity, inbox, metrics, handoff, description.status, tracer, credentials
             )
-            description.registrations = _registrations(
-                routers, description, metrics, shutdown, credentials
-            )
+            description.registrations = [
+                Registration(
+                    router,
+                    description.join,
+                    shutdown.drain,
+                    credentials,
+                    prefixes=metrics.prefixes,
+                    on_role=shutdown.play,
+                    announce=_announcer(node, front, router),
+                    failure=lambda: shutdown.lost,
+                )
+                for router in routers
+            ]
             await _serve(process, roles, description, shutdown, front, node, on_ready)
     except _StoppedError:
         log.info("stopped while the model was loading")
@@ -132,14 +143,17 @@ async def _serve(
     ]
     tasks = [asyncio.create_task(loop) for loop in loops]
     description.ready = True
-    front.probe.show(lambda: description.can_serve, metrics.text)
+    front.probe.show(description.unready, metrics.text)
     name = process.identity.node_id
-    log.info("%s is ready on %s, probes on port %d", name, front.address, front.probe_port)
+    log.info("%s listens on %s, probes on port %d", name, front.address, front.probe_port)
     on_ready(front.address)
     try:
         await _until(shutdown.stop, tasks)
         description.ready, description.draining = False, True
         await _drain(roles, registrations, shutdown)
+    except Exception as error:
+        shutdown.lost = shutdown.lost or f"it failed: {error!r}"  # routers are told when it leaves
+        raise
     finally:
         await front.server.stop(grace=0.5)
         await roles.close()
@@ -160,6 +174,7 @@ class _Front:
     interceptor: TokenInterceptor
     probe: ProbeServer
     address: str
+    port: int
     probe_port: int
 
     @classmethod
@@ -170,34 +185,33 @@ class _Front:
         server = grpc.aio.server(options=options, interceptors=(interceptor,))
         port = credentials.bind(server, node.host, node.port, "the control plane")
         folder = folder_of(node.host)
-        address = node.host if folder else f"{_visible(node.host)}:{port}"
+        shown = f"[{node.host}]" if ":" in node.host else node.host
+        address = node.host if folder else f"{shown}:{port}"
         probe = ProbeServer()
         host = "127.0.0.1" if folder else node.host
-        return cls(server, interceptor, probe, address, await probe.start(host, node.health_port))
+        probe_port = await probe.start(host, node.health_port)
+        return cls(server, interceptor, probe, address, port, probe_port)
 
     async def close(self) -> None:
         await self.server.stop(grace=None)
         await self.probe.stop()
 
 
-def _registrations(
-    routers: Sequence[str],
-    description: _Description,
-    metrics: NodeMetrics,
-    shutdown: _Shutdown,
-    credentials: Credentials,
-) -> list[Registration]:
-    return [
-        Registration(
-            router,
-            description.join,
-            shutdown.drain,
-            credentials,
-            prefixes=metrics.prefixes,
-            on_role=shutdown.play,
-        )
-        for router in routers
-    ]
+async def _check_ways(node: NodeConfig) -> None:
+    """Raise ``UsageError`` if one of the routers could never call this node. A router whose name
+    does not resolve yet may be any."""
+    if node.advertised or folder_of(node.host):
+        return
+    for router in node.routers:
+        with contextlib.suppress(OSError):
+            await announced_address(node.host, node.port, router)
+
+
+def _announcer(node: NodeConfig, front: _Front, router: str) -> Callable[[], Awaitable[str]] | None:
+    """What finds the address for this router; ``None`` if it is the same for all."""
+    if node.advertised or folder_of(node.host):
+        return None
+    return lambda: announced_address(node.host, front.port, router)
 
 
 class _Shutdown:
@@ -265,12 +279,14 @@ class _Description:
             eos_token_ids=engine.spec.eos_token_ids,
         )
 
-    @property
-    def can_serve(self) -> bool:
-        """True if the node accepts requests and a router that sends them has it, or without
-        ``--join``."""
-        joined = not self.registrations or any(each.joined for each in self.registrations)
-        return self.ready and joined
+    def unready(self) -> str:
+        """Why no request can come; empty if the node accepts them and a router can send it some, or
+        without ``--join``."""
+        if not self.ready:
+            return "draining" if self.draining else "starting"
+        if not self.registrations or not all(each.problem for each in self.registrations):
+            return ""
+        return "; ".join(f"router {each.router}: {each.problem}" for each in self.registrations)
 
     def join(self) -> pb.JoinRequest:
         return pb.JoinRequest(
@@ -402,12 +418,6 @@ async def _drain(roles: RoleSwitch, registrations: list[Registration], shutdown:
         roles.cut_off()
     elif not shutdown.lost:
         log.info("drained in %.1f s", seconds)
-
-
-def _visible(host: str) -> str:
-    """The host under which others reach a node that listens on ``host``, without --advertise."""
-    visible = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    return f"[{visible}]" if ":" in visible else visible
 
 
 def named(node: NodeConfig, kind: str) -> NodeConfig:

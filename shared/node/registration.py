@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 
 import grpc
 
 from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import RegistryStub
+from ..errors import UsageError
 from ..process.backoff import Backoff
-from ..security.credentials import INSECURE, Credentials
+from ..security.credentials import INSECURE, LASTING, Credentials
 
 log = logging.getLogger("tandem.node")
 
@@ -33,27 +34,31 @@ JITTER = 0.1
 # A link's rate is reported again if it has changed by this share, a few with each heartbeat.
 RATE_CHANGE = 0.2
 MAX_RATES = 8
+# A join takes as long as the router's call to this node, which may have to wait for others.
+JOIN_SECONDS = 5.0
 # Codes with which a router rejects a node.
 _REFUSALS = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.ABORTED,
 )
-# Bounded, so that a router that returns after an hour is reached at once.
-_CHANNEL = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
+# Of these, the one that may be over at any moment: the router could not call this node.
+_UNREACHED = grpc.StatusCode.ABORTED
 
 
 class Registration:
     """The registration of one node with one router.
 
     It is retried forever: neither a rejection nor an error ends the node, which may serve other
-    routers and whose streams need no registration. ``joined`` is true while the router has the
-    node, ``refusal`` is the reason if it rejects it.
+    routers and whose streams need no registration. ``problem`` is the reason why the router has no
+    use of the node at present, empty while it has it and can call it.
 
-    ``describe`` returns a fresh ``JoinRequest``, ``prefixes`` the changes of the prefix index since
-    a version, if there is an index. ``on_drain`` is called when an operator drains the node through
-    the router, with the seconds left for running requests (``None``: no limit), ``on_role`` when
-    the node is to change its role.
+    ``describe`` returns a fresh ``JoinRequest``, ``announce`` the address that belongs into it,
+    unless it is there already; ``prefixes`` the changes of the prefix index since a version, if
+    there is an index. ``on_drain`` is called when an operator drains the node through the router,
+    with the seconds left for running requests (``None``: no limit), ``on_role`` when the node is to
+    change its role. ``failure`` returns why the node ends, if nobody asked it to.
     """
 
     def __init__(
@@ -65,17 +70,20 @@ class Registration:
         *,
         prefixes: Callable[[int], pb.Prefixes | None] = lambda version: None,
         on_role: Callable[[pb.Role], None] = lambda role: None,
+        announce: Callable[[], Awaitable[str]] | None = None,
+        failure: Callable[[], str] = lambda: "",
     ) -> None:
         self.router = router
         self._describe = describe
         self._on_drain = on_drain
         self._prefixes = prefixes
         self._on_role = on_role
+        self._announce = announce
+        self._failure = failure
         self._credentials = credentials
         self.draining = False
-        self.joined = False
-        self.refusal = ""
-        self._problem = ""
+        self.problem = "it has not answered yet"
+        self._logged = ""
         self._link: _RouterLink | None = None
         self._limit: tuple[float | None] | None = None  # of the requested drain
         self._away = Backoff(FIRST_RETRY_SECONDS, LONGEST_AWAY_SECONDS)
@@ -85,7 +93,7 @@ class Registration:
         """Keep the node registered until cancelled; then leave the router."""
         while True:
             generation = self._credentials.generation
-            async with self._credentials.channel(self.router, _CHANNEL) as channel:
+            async with self._credentials.channel(self.router, LASTING) as channel:
                 stub = self._credentials.stub(RegistryStub, channel)
                 try:
                     while generation == self._credentials.generation:
@@ -101,8 +109,13 @@ class Registration:
             return await self._join_or_beat(stub)
         except grpc.aio.AioRpcError as error:
             return self._failed(error)
+        except (UsageError, OSError) as error:  # no address to announce
+            self._link = None
+            self._warn(f"router {self.router} cannot be joined: {error}", str(error))
+            return self._away.pause()
         except Exception:
-            self.joined, self._link = False, None
+            self._link = None
+            self.problem = "the registration failed; see the log"
             log.exception("the registration with router %s failed", self.router)
             return self._refused.pause()
 
@@ -110,21 +123,27 @@ class Registration:
         """Log a problem once; returns the pause until the next attempt."""
         refused = error.code() in _REFUSALS
         problem = str(error.details()) if refused else self._credentials.explain(error)
-        if self.joined or problem != self._problem:
-            what = "rejects this node, which will retry" if refused else "does not answer"
-            log.warning("router %s %s: %s", self.router, what, problem)
-        self.joined, self._problem = False, problem
-        self.refusal = problem if refused else ""
-        pause = (self._refused if refused else self._away).pause()
+        what = "rejects this node, which will retry" if refused else "does not answer"
+        self._warn(f"router {self.router} {what}: {problem}", f"{what}: {problem}")
+        lasts = refused and error.code() is not _UNREACHED
+        pause = (self._refused if lasts else self._away).pause()
         if refused:
             self._link = None
         # While the router may still know this node, its next heartbeat must arrive before the
         # timeout.
         return min(pause, self._link.period) if self._link is not None else pause
 
-    def _has_joined(self, message: str) -> None:
+    def _warn(self, message: str, problem: str) -> None:
+        """Log a problem, unless it is the one that was logged last."""
+        self.problem = problem
+        if message != self._logged:
+            self._logged = message
+            log.warning("%s", message)
+
+    def _serves(self, message: str) -> None:
+        """The router has this node and can call it."""
         log.info(message, self.router)
-        self.joined, self.refusal, self._problem = True, "", ""
+        self.problem = self._logged = ""
 
     async def _join_or_beat(self, stub: RegistryStub) -> float:
         me = self._describe()
@@ -134,9 +153,11 @@ class Registration:
 
     async def _join(self, stub: RegistryStub, me: pb.JoinRequest) -> float:
         self._link = None
-        reply = await stub.Join(me, timeout=CALL_SECONDS)
-        self._has_joined("joined router %s")
-        self._link = _RouterLink(me.role, reply.heartbeat_seconds, reply.prefix_version)
+        if self._announce is not None:
+            me.address = await self._announce()
+        reply = await stub.Join(me, timeout=JOIN_SECONDS)
+        self._serves("joined router %s")
+        self._link = _RouterLink(me, reply.heartbeat_seconds, reply.prefix_version)
         self._link.rates_reported(me.load.link_rates)
         # The first heartbeat follows at once: a join carries neither prefixes nor the draining
         # flag.
@@ -159,14 +180,29 @@ class Registration:
         if not answer.known:
             self._link = None
             return self._away.pause()
-        if not self.joined:
-            self._has_joined("router %s answers again and still knows this node")
+        if answer.unreachable:
+            message = f"router {self.router} has this node, but: {answer.unreachable}"
+            self._warn(message, answer.unreachable)
+            if await self._has_moved(link):
+                self._link = None
+                return 0.0
+        elif self.problem:
+            self._serves("router %s has this node and can call it again")
         self._away.reset()
         self._refused.reset()
         link.rates_reported(rates)
         link.prefix_version = answer.prefix_version
         self._obey(answer, me.role)
         return link.period * random.uniform(1 - JITTER, 1)
+
+    async def _has_moved(self, link: _RouterLink) -> bool:
+        """True if the address that the router knows is no longer this machine's."""
+        if self._announce is None:
+            return False
+        try:
+            return await self._announce() != link.address
+        except (UsageError, OSError):
+            return False
 
     def _obey(self, answer: pb.HeartbeatReply, role: pb.Role) -> None:
         """Obey an operator's command that the router passes on; a repeated one only if its limit
@@ -186,15 +222,17 @@ class Registration:
         me = self._describe()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.Leave(
-                pb.LeaveRequest(node_id=me.node_id, epoch=me.epoch), timeout=CALL_SECONDS
+                pb.LeaveRequest(node_id=me.node_id, epoch=me.epoch, failure=self._failure()),
+                timeout=CALL_SECONDS,
             )
 
 
 class _RouterLink:
     """The state of this node as a router that it has joined knows it."""
 
-    def __init__(self, role: pb.Role, period: float, prefix_version: int) -> None:
-        self.role = role
+    def __init__(self, joined: pb.JoinRequest, period: float, prefix_version: int) -> None:
+        self.role = joined.role
+        self.address = joined.address
         self.period = period
         self.prefix_version = prefix_version
         self._rates: dict[str, float] = {}

@@ -26,14 +26,15 @@ class ProbeServer:
 
     def __init__(self, flag: str = "--health-port") -> None:
         self._flag = flag
-        self._ready: Callable[[], bool] = lambda: False
+        self._unready: Callable[[], str] = lambda: "starting"
         self._metrics: Callable[[], Page] = lambda: b""
         self._server: asyncio.Server | None = None
         self._open = 0
 
-    def show(self, ready: Callable[[], bool], metrics: Callable[[], Page]) -> None:
-        """Answer ``/ready`` and ``/metrics`` by these from now on."""
-        self._ready = ready
+    def show(self, unready: Callable[[], str], metrics: Callable[[], Page]) -> None:
+        """Answer ``/ready`` and ``/metrics`` by these from now on; ``unready`` returns the reason
+        why the process is not ready, or nothing."""
+        self._unready = unready
         self._metrics = metrics
 
     async def start(self, host: str, port: int) -> int:
@@ -81,9 +82,9 @@ class ProbeServer:
         if line.startswith(b"GET /health "):
             return "200 OK", text, b"alive\n"
         if line.startswith(b"GET /ready "):
-            if self._ready():
-                return "200 OK", text, b"ready\n"
-            return "503 Service Unavailable", text, b"not ready\n"
+            if reason := self._unready():
+                return "503 Service Unavailable", text, f"not ready: {reason}\n".encode()
+            return "200 OK", text, b"ready\n"
         if line.startswith(b"GET /metrics "):
             page = self._metrics()
             body = await page if isinstance(page, Awaitable) else page

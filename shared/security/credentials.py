@@ -29,6 +29,27 @@ Options = Sequence[tuple[str, Any]]
 
 # Parts of a cluster call each other directly, whatever proxy the environment has for the world.
 _DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
+# Of a channel that is kept: its connection may die, or be forgotten by a firewall or NAT that it
+# crosses, without a word to either side, and the name that it leads to may move.
+LASTING: Options = (
+    # Calls fail within 3 s of a silent death, also if the connection was idle: pings find it, and
+    # keep the others known on the way.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Without it gRPC waits a minute for the answer, whatever keepalive_timeout_ms says.
+    ("grpc.http2.ping_timeout_ms", 1_500),
+    ("grpc.http2.max_pings_without_data", 0),
+    # What returns after an hour is reached at once.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # gRPC would ask for the addresses of a name every 30 s at most.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+)
+# Of a server whose clients have such channels; gRPC would end their connections as abuse.
+PINGED: Options = (
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
 # Of one answer to a command; gRPC's own limit is a list of some ten thousand nodes.
 _LARGE: Options = (("grpc.max_receive_message_length", 64 << 20),)
 

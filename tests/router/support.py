@@ -24,12 +24,15 @@ from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.proto.tandem_pb2_grpc import (
     DecodeServicer,
+    PrefillServicer,
     RegistryStub,
     add_DecodeServicer_to_server,
+    add_PrefillServicer_to_server,
 )
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
 from tandem.shared.node.calls import Caller
+from tandem.shared.security.credentials import PINGED
 from tandem.tests.support.waiting import until as until
 
 T = TypeVar("T")
@@ -147,6 +150,16 @@ class StreamedContext:
         raise CallEndedError(code, details)
 
 
+class FakeStatus(PrefillServicer):
+    """The status of a node that was given the role of a prefill node."""
+
+    def __init__(self, node: FakeDecodeNode) -> None:
+        self._node = node
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return await self._node.Status(request, context)
+
+
 class FakeDecodeNode(DecodeServicer):
     """A decode node that sends ``reply`` token by token for every choice, or runs a ``script``."""
 
@@ -157,6 +170,7 @@ class FakeDecodeNode(DecodeServicer):
         self.script: Script | None = None
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[int, int]] = []  # call and choice
+        self.calls = 0  # of Status
         self.streams: list[CallStream] = []  # also those that have ended
         self.open_streams = 0
         self.cancelled = 0
@@ -204,6 +218,10 @@ class FakeDecodeNode(DecodeServicer):
                 out.event(event)
             await out.taken()
 
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        self.calls += 1
+        return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)
+
     async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:
         self.ended.append((request.call_id, request.index))
         return pb.EndChoiceReply()
@@ -244,10 +262,9 @@ class FakeDecodeNode(DecodeServicer):
                 yield finished(index, stop_token=0)
 
     async def start(self, port: int = 0) -> None:
-        # As nodes do, which let a router ping them every second.
-        pings = ("grpc.http2.min_ping_interval_without_data_ms", 500)
-        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0), pings))
+        self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0), *PINGED))
         add_DecodeServicer_to_server(self, self.server)
+        add_PrefillServicer_to_server(FakeStatus(self), self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         await self.server.start()
 
@@ -327,6 +344,10 @@ class Cluster:
         await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))
         return node
+
+    async def enter(self, request: pb.JoinRequest) -> None:
+        """Enter a node that nothing listens for, as if the router had met it."""
+        await self.router.registry.enter(request, request.address, met=True)
 
     async def replace(self, node: FakeDecodeNode, **fields: Any) -> FakeDecodeNode:
         """Stop a node and start its successor, as an update does."""

@@ -123,7 +123,7 @@ class Rolling:
             registry = f"127.0.0.1:{router.details['registry']}"
 
             def known(registry: str = registry) -> bool:
-                listed = admin.list_nodes(registry)
+                listed = admin.list_nodes(registry).nodes
                 return wanted <= {n.address for n in listed if not n.draining}
 
             until(known, f"{wanted} at {registry}", START_SECONDS)

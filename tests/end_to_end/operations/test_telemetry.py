@@ -43,7 +43,7 @@ def cluster(
             ("prefill-node", "--node-id=z-prefill", *flags),
             ("decode-node", "--node-id=decode", "--no-enable-prefix-caching", *flags),
         )
-        until(lambda: len(list_nodes(made.registry)) == 2, "two nodes at the router")
+        until(lambda: len(list_nodes(made.registry).nodes) == 2, "two nodes at the router")
         yield made
 
 

@@ -98,7 +98,9 @@ class ServedCluster:
         return next(part for part in parts if name in part.cmdline())
 
     def nodes(self) -> list[pb.NodeInfo]:
-        return [n for n in admin.list_nodes(self.registry, self.credentials) if not n.draining]
+        return [
+            n for n in admin.list_nodes(self.registry, self.credentials).nodes if not n.draining
+        ]
 
     def wait_nodes(self, count: int) -> None:
         until(lambda: len(self.nodes()) == count, f"{count} nodes", START_SECONDS)
@@ -310,7 +312,7 @@ def test_a_prefill_node_of_its_own_is_started_again_at_its_address(
             (rank,) = psutil.Process(part.process.pid).children()
             rank.kill()
             until(
-                lambda number=number: part.log.read_text().count(" is ready on ") > number,  # type: ignore[misc]
+                lambda number=number: part.log.read_text().count(" listens on ") > number,  # type: ignore[misc]
                 "the node to be started again",
                 START_SECONDS,
             )

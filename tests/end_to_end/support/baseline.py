@@ -122,7 +122,7 @@ class Baseline:
             assert part.process.poll() is None, f"{name} has ended:\n{part.log.read_text()[-2000:]}"
             text = part.metrics()
             found += [f"{name}: {s} is {v:g}" for s in AT_REST_ZERO if (v := metric(text, s))]
-        listed = {node.node_id: node for node in list_nodes(self._registry)}
+        listed = {node.node_id: node for node in list_nodes(self._registry).nodes}
         found += [f"{name} is not listed" for name in self._parts.keys() - listed.keys()]
         for node in listed.values():
             load = node.load

@@ -184,7 +184,7 @@ class TestCluster:
 
     def roles(self) -> dict[str, str]:
         """The roles of the nodes that take work, as the router lists them."""
-        listed = admin.list_nodes(self.registry)
+        listed = admin.list_nodes(self.registry).nodes
         return {node.node_id: admin.ROLES[node.role] for node in listed if not node.draining}
 
     def wait_parts(self, *parts: Part) -> None:
@@ -193,7 +193,7 @@ class TestCluster:
         wanted = {part.details["address"] for part in parts}
 
         def known() -> bool:
-            listed = admin.list_nodes(self.registry)
+            listed = admin.list_nodes(self.registry).nodes
             taking_work = {node.address for node in listed if not node.draining}
             return taking_work == wanted and len(listed) == len(parts)
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from math import inf, nan
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -37,16 +36,9 @@ async def test_an_address_of_another_shape_is_refused(tmp_path: Path, address: s
             assert code is INVALID and "address must be host:port" in details
 
 
-class Living(FakeDecodeNode):
-    """A node that answers ``Status`` with its own epoch."""
-
-    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)
-
-
 @asynccontextmanager
-async def living(c: Cluster, epoch: int, port: int = 0) -> AsyncIterator[Living]:
-    node = Living("same", c.encode("hello"))
+async def living(c: Cluster, epoch: int, port: int = 0) -> AsyncIterator[FakeDecodeNode]:
+    node = FakeDecodeNode("same", c.encode("hello"))
     node.epoch = epoch
     await node.start(port)
     try:
@@ -118,7 +110,7 @@ async def test_numbers_that_are_none_change_nothing_for_requests(tmp_path: Path)
             prefill = FakeDecodeNode("p", [])
             prefill.port = 9
             request = prefill.join_request(c.model, role=pb.ROLE_PREFILL, load=load)
-            await c.registry.Join(request)
+            await c.enter(request)
             beat = pb.HeartbeatRequest(node_id=c.node.node_id, epoch=c.node.epoch, load=load)
             await c.registry.Heartbeat(beat)
             for length in (1, 90):

@@ -74,7 +74,7 @@ async def test_operators_see_the_nodes_and_can_drain_one(tmp_path: Path) -> None
             assert (await c.chat()).status_code == 200
         assert not drained.requests
         listed = await asyncio.to_thread(admin.list_nodes, registry)
-        assert [node.draining for node in listed] == [False, True]
+        assert [node.draining for node in listed.nodes] == [False, True]
 
         with pytest.raises(RequestError, match="no node is called 'x'; the nodes are: decode-0, "):
             await asyncio.to_thread(admin.drain_node, registry, "x")
@@ -92,7 +92,7 @@ async def test_a_thousand_nodes_are_listed_whatever_they_have_measured(tmp_path:
             c.router.nodes.join(join, "127.0.0.1:9")
         registry = f"127.0.0.1:{c.router.registry_port}"
         listed = await asyncio.to_thread(admin.list_nodes, registry)
-        assert len(listed) == 1000 and not listed[0].load.link_rates
+        assert len(listed.nodes) == 1000 and not listed.nodes[0].load.link_rates
         assert len(admin.as_table(listed).splitlines()) == 1001
 
 

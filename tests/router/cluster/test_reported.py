@@ -172,7 +172,7 @@ async def test_prefill_candidates_travel_with_the_request(tmp_path: Path) -> Non
     async with cluster(tmp_path) as c:
         node = FakeDecodeNode("prefill-0", [])
         node.port = 1234
-        await c.registry.Join(node.join_request(c.model, role=pb.ROLE_PREFILL))
+        await c.enter(node.join_request(c.model, role=pb.ROLE_PREFILL))
         c.node.prefill_node = "prefill-0"
         body = (await c.chat()).json()
         (candidate,) = c.node.requests[0].prefill

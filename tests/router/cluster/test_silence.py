@@ -176,7 +176,8 @@ async def test_a_node_that_dies_while_it_drains_is_lost(
     assert node.lost() == 1
     [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert ("died and was restarted" if restarted else "was silent for 3 s") in told
-    assert [one.node_id for one in node.table.absent.all()] == ([] if restarted else ["a"])
+    assert [(one.node_id, one.returned) for one in node.table.absent.all()] == [("a", restarted)]
+    assert node.table.absent.tally() == ({} if restarted else {("decode", "lost"): 1})
     await node.table.close()
 
 

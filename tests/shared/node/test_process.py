@@ -119,15 +119,16 @@ def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
     described = _Description(
         RoleSwitch([WorkingRole()]), engine, NodeIdentity("n", 1), MagicMock(), "a:1", NodeConfig()
     )
-    assert not described.can_serve
+    assert described.unready() == "starting"
     described.ready = True
-    assert described.can_serve, "without --join others ask it"
+    assert not described.unready(), "without --join others ask it"
     first, second = described.registrations = [registration(), registration()]
-    assert not described.can_serve
-    second.joined = True
-    assert described.can_serve
-    second.joined = False
-    assert not described.can_serve and not first.joined
+    first.problem = "rejects this node"
+    assert "127.0.0.1:1: rejects this node; router 127.0.0.1:1: it has not" in described.unready()
+    second.problem = ""
+    assert not described.unready()
+    second.problem = "the router cannot call this node at h:9"
+    assert "cannot call" in described.unready()
 
 
 async def test_a_node_runs_until_it_is_stopped_even_when_a_loop_has_ended_well() -> None:

@@ -24,7 +24,7 @@ async def node_and_port() -> AsyncIterator[tuple[ProbedNode, int]]:
     assert (await ask(port, get("/health"))).startswith(b"HTTP/1.1 200 ")
     assert (await ask(port, get("/ready"))).startswith(b"HTTP/1.1 503 ")
     assert (await ask(port, get("/metrics"))).endswith(b"\r\n\r\n")
-    server.show(lambda: node.ready, lambda: b"tandem_transfers_live 0.0\n")
+    server.show(lambda: "" if node.ready else "it loads", lambda: b"tandem_transfers_live 0.0\n")
     yield node, port
     await server.stop()
 

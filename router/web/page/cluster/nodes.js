@@ -179,8 +179,9 @@ class Column {
     const lines = [];
     if (others) lines.push(`${number(others.nodes)} more are left out: ${sumOf(others)}`);
     if (!nodes.length) lines.push(NONE[this.role]);
-    for (const { node_id, state, reason } of missing) {
-      lines.push(`${short(node_id)} is ${state}: ${reason}`);
+    for (const { node_id, state, reason, seconds_ago, returned } of missing) {
+      const ago = `${number(Math.round(seconds_ago))} s ago${returned ? ", and back" : ""}`;
+      lines.push(`${short(node_id)}: ${state} ${ago}: ${reason}`);
     }
     return lines.map(line => el("span", {}, line));
   }

@@ -1,0 +1,112 @@
+"""Whether this router can call a node at the address that the node announces, and meets it there.
+
+Heartbeats say nothing about that: they come from the node. So a node is called before it is let in,
+and again after a request did not reach it, until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from ...proto import tandem_pb2 as pb
+from ...proto.tandem_pb2_grpc import DecodeStub, PrefillStub
+from ...shared.errors import PeerRefusedError
+from ...shared.process.backoff import Backoff
+from ...shared.security.credentials import Credentials
+from ..calls.connection import CHANNEL_OPTIONS
+from .node import Node
+from .node_table import NodeTable
+
+CALL_SECONDS = 2.0
+# At a time, so that a thousand nodes that join at once do not take a connection each.
+MAX_CALLS = 256
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 3.0
+# Requests will not use this connection, so it must not be one that they have: those may be dead.
+_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+
+
+class UnreachedError(Exception):
+    """Nobody answers at the address of a node, or not as a node does. ``gone`` if no connection can
+    be made: no process listens there."""
+
+    def __init__(self, message: str, *, gone: bool) -> None:
+        super().__init__(message)
+        self.gone = gone
+
+
+class Reachability:
+    """Calls nodes, with ``credentials``."""
+
+    def __init__(self, nodes: NodeTable, credentials: Credentials) -> None:
+        self._nodes = nodes
+        self._credentials = credentials
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+        self._following: dict[Node, asyncio.Task[None]] = {}
+
+    async def meet(self, node_id: str, epoch: int, role: pb.Role, address: str) -> None:
+        """Call a node at an address. Raises ``UnreachedError``, and ``PeerRefusedError`` if another
+        node is there."""
+        async with self._slots:
+            status = await self._status(role, address)
+        if (status.node_id, status.epoch) == (node_id, epoch):
+            return
+        who = f"node {status.node_id}" if status.node_id != node_id else "another start of it"
+        raise PeerRefusedError(
+            f"node {node_id} announces {address}, where the router meets {who}: give each node an "
+            f"address of its own (--host, --port or --advertise)"
+        )
+
+    def doubt(self, node: Node) -> None:
+        """Call a node that a request did not reach. Until it answers, it is unreachable."""
+        if node not in self._following:
+            task = self._following[node] = asyncio.create_task(self._follow(node))
+            task.add_done_callback(lambda _: self._following.pop(node))
+
+    async def close(self) -> None:
+        tasks = list(self._following.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, node: Node) -> None:
+        pauses = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+        while not node.lost:
+            try:
+                await self.meet(node.node_id, node.epoch, node.role, node.address)
+            except (UnreachedError, PeerRefusedError) as error:
+                if not node.lost:
+                    self._nodes.found_unreachable(node, str(error))
+                await asyncio.sleep(pauses.pause())
+            else:
+                self._nodes.found_unreachable(node, "")
+                return
+
+    async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
+        kind: Callable[[Any], Any] = PrefillStub if role == pb.ROLE_PREFILL else DecodeStub
+        request = pb.StatusRequest(without_metrics=True)
+        async with self._credentials.channel(address, _OPTIONS) as channel:
+            stub = self._credentials.stub(kind, channel)
+            try:
+                reply: pb.StatusReply = await stub.Status(request, timeout=CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                raise UnreachedError(
+                    f"the router cannot call this node at {address}: {self._reason(error)}; "
+                    f"let it listen where the router can call it (--host), or name the address "
+                    f"that leads there (--advertise)",
+                    gone=error.code() is grpc.StatusCode.UNAVAILABLE,
+                ) from None
+        return reply
+
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        match error.code():
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {CALL_SECONDS:g} s"
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return "what answers there is no such node"
+            case _:
+                return self._credentials.explain(error)
