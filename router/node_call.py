@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ import grpc
 from ..proto import tandem_pb2 as pb
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry.logs import logger
-from ..shared.telemetry.tracing import branch, metadata
+from ..shared.telemetry.tracing import Metadata, branch, metadata
 from .calls.node_events import CallFailedError, GenerateCall, NodeEvent
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
@@ -41,24 +42,40 @@ def node_call(
     """Start ``request`` on a node; leaving the block in any way cancels it there. The node has
     ``patience`` seconds for its first event."""
     with branch("call", node=node.node_id) as span:
-        timeout = request.deadline_seconds + DEADLINE_MARGIN
-        call = node.generate(request, timeout, metadata(span))
+        call = NodeCall(nodes, node, request, metadata(span), patience)
+        call.start()
         try:
-            yield NodeCall(nodes, node, call, patience)
+            yield call
         finally:
-            node.end(call)
+            call.end()
 
 
 class NodeCall:
-    """A running call; see ``node_call``."""
+    """A call; see ``node_call``."""
 
-    def __init__(self, nodes: NodeTable, node: Node, call: GenerateCall, patience: float) -> None:
+    def __init__(
+        self,
+        nodes: NodeTable,
+        node: Node,
+        request: pb.GenerateRequest,
+        metadata: Metadata,
+        patience: float,
+    ) -> None:
         self._nodes = nodes
         self._node = node
-        self._call = call
+        self._request = request
+        self._metadata = metadata
         self._patience = patience
+        self._call: GenerateCall
         self._answered = False
         self._failed: GenerationError | None = None
+
+    def start(self) -> None:
+        timeout = self._request.deadline_seconds + DEADLINE_MARGIN
+        self._call = self._node.generate(self._request, timeout, self._metadata)
+
+    def end(self) -> None:
+        self._node.end(self._call)
 
     async def read(self) -> Sequence[NodeEvent]:
         """The next events; empty at the end. Raises one of the router's own errors."""
@@ -79,11 +96,27 @@ class NodeCall:
         return events
 
     async def _first(self) -> Sequence[NodeEvent]:
+        begun = time.monotonic()
         async with asyncio.timeout(self._patience):
-            events = await self._call.read()
+            try:
+                events = await self._call.read()
+            except CallFailedError as error:
+                if not self._lost_on_the_way(error) or not await self._node.reconnect():
+                    raise
+                log.info("the connection to node %s had died: %s", self._node.node_id, error)
+                self.end()
+                self._request.deadline_seconds -= time.monotonic() - begun
+                self.start()
+                events = await self._call.read()
         self._node.ejection.answered(self._call)
         self._answered = True
         return events
+
+    def _lost_on_the_way(self, error: CallFailedError) -> bool:
+        """True if the call may have been lost with a connection that was dead before it, as idle
+        ones are that a firewall has forgotten. A node that is gone refuses another one."""
+        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.answered
+        return broken and self._call.reuses and not self._node.lost
 
     def _failure(self, error: CallFailedError) -> Exception:
         """Record the effect of a failure on the node's reachability, and translate it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -15,6 +16,9 @@ from .node_stream import NodeStream
 from .single_call import SingleCall
 
 END_CHOICE_SECONDS = 5.0
+# A first packet that is lost is sent again after a second.
+RECONNECT_SECONDS = 1.5
+_CLOSED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 CHANNEL_OPTIONS = (
     *LASTING,
@@ -55,11 +59,14 @@ class NodeConnection:
         """Start a call; ``end`` must follow. ``streamed``: the node has ``Decode.Stream``. The node
         ends calls at their deadline; ``timeout`` is for nodes that do not."""
         stub = self._stub()
+        assert self._channel is not None
+        reuses = self._channel.get_state() is grpc.ChannelConnectivity.READY
         call: GenerateCall
         if streamed:
-            call = self._open_stream(stub).begin(request, metadata)
+            call = self._open_stream(stub).begin(request, metadata, reuses=reuses)
         else:
-            call = SingleCall(stub.Generate(request, timeout=timeout, metadata=metadata))
+            rpc = stub.Generate(request, timeout=timeout, metadata=metadata)
+            call = SingleCall(rpc, reuses=reuses)
         self._calls[call] = max(1, request.sampling.n)
         self.sequences += self._calls[call]
         self._most_sequences = max(self._most_sequences, self.sequences)
@@ -76,6 +83,23 @@ class NodeConnection:
             self._stream_generation = self._generation
             stream.start()
         return stream
+
+    async def reconnect(self) -> bool:
+        """Wait for a connection in place of one that has broken; false if there is none soon."""
+        channel = self._channel
+        if channel is None:
+            return False
+        try:
+            async with asyncio.timeout(RECONNECT_SECONDS):
+                state = channel.get_state(try_to_connect=True)
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state in _CLOSED:
+                        return False
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            return False
+        return True
 
     def end(self, call: GenerateCall) -> None:
         """Cancel a call, which does nothing if it has ended, and stop counting it."""

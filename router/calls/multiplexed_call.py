@@ -22,8 +22,13 @@ class MultiplexedCall:
     of its answer; a node that sends more than that fails the call."""
 
     def __init__(
-        self, request: pb.GenerateRequest, cancel: Callable[[MultiplexedCall], None]
+        self,
+        request: pb.GenerateRequest,
+        cancel: Callable[[MultiplexedCall], None],
+        *,
+        reuses: bool,
     ) -> None:
+        self.reuses = reuses
         self._cancel = cancel
         self._events: list[NodeEvent] = []
         self._growing: dict[int, PlainTokens] = {}  # the last waiting event of a choice

@@ -24,16 +24,22 @@ NodeEvent = PlainTokens | pb.GenerateEvent
 
 
 class CallFailedError(Exception):
-    """A call has failed with this status of gRPC."""
+    """A call has failed with this status of gRPC. ``answered``: the node itself has said so, and
+    the way to it is not the cause."""
 
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str, *, answered: bool = False) -> None:
         super().__init__(details)
         self.code = code
         self.details = details
+        self.answered = answered
 
 
 class GenerateCall(Protocol):
-    """A request on a decode node."""
+    """A request on a decode node. ``reuses``: its connection was there before it, and may have been
+    dead already."""
+
+    @property
+    def reuses(self) -> bool: ...
 
     async def read(self) -> Sequence[NodeEvent]:
         """The next events, all that have arrived; empty at the end. Raises ``CallFailedError``."""

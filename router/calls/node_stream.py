@@ -58,10 +58,13 @@ class NodeStream:
         for work in (self._read(), self._write()):
             self._tasks.append(asyncio.create_task(work, context=Context()))
 
-    def begin(self, request: pb.GenerateRequest, metadata: Metadata) -> MultiplexedCall:
+    def begin(
+        self, request: pb.GenerateRequest, metadata: Metadata, *, reuses: bool
+    ) -> MultiplexedCall:
         """Start a call."""
         self._last += 1
-        call = self._calls[self._last] = MultiplexedCall(request, self._cancel)
+        call = MultiplexedCall(request, self._cancel, reuses=reuses)
+        self._calls[self._last] = call
         self._numbers[call] = self._last
         carried = dict(metadata)
         self._send(
@@ -155,7 +158,7 @@ class NodeStream:
         if ended.status == 0:
             call.end()
         else:
-            call.end(CallFailedError(_code(ended.status), ended.details))
+            call.end(CallFailedError(_code(ended.status), ended.details, answered=True))
 
     def _forget(self, call: MultiplexedCall) -> int | None:
         number = self._numbers.pop(call, None)

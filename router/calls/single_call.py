@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from ...shared.errors import NODE_DRAINING
 from .node_events import CallFailedError, NodeEvent
 
 # Marks the end of a stream in ``read``; grpc's stubs do not declare it.
@@ -17,14 +18,18 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 class SingleCall:
     """See ``GenerateCall``."""
 
-    def __init__(self, rpc: Any) -> None:
+    def __init__(self, rpc: Any, *, reuses: bool) -> None:
+        self.reuses = reuses
         self._rpc = rpc
 
     async def read(self) -> Sequence[NodeEvent]:
         try:
             event = await self._rpc.read()
         except grpc.aio.AioRpcError as error:
-            raise CallFailedError(error.code(), error.details() or "") from error
+            details = error.details() or ""
+            # Otherwise a node's own status looks like that of a connection that has broken.
+            answered = details.startswith(NODE_DRAINING)
+            raise CallFailedError(error.code(), details, answered=answered) from error
         except asyncio.CancelledError:
             # Of the call, or else of the task that reads it.
             if self._rpc.cancelled() and not _cancelling():

@@ -275,6 +275,10 @@ class Node:
         self._count_sequences()
         self.ejection.ended(call)
 
+    async def reconnect(self) -> bool:
+        """Replace a connection that has broken; false if the node is not reached soon."""
+        return await self._connection.reconnect()
+
     def end_choice(self, call_id: int, index: int) -> None:
         """End one choice of a call on the node."""
         self._connection.end_choice(call_id, index)

@@ -117,7 +117,7 @@ def _of_absent(survey: Survey) -> Iterator[Finding]:
         if node.returned:
             remedy = "nothing, unless it happens again; the log of the start that ended says more"
         yield Finding(subject, told(node), remedy, wrong=not node.returned)
-    if older := absent[:-MAX_ABSENT_SHOWN]:
+    if older := [node for node in absent[:-MAX_ABSENT_SHOWN] if not node.returned]:
         rejected = sum(node.refused for node in older)
         yield Finding(
             "nodes",

@@ -91,6 +91,7 @@ class Wire:
         self._lanes = {DOWN: _Lane(), UP: _Lane()}
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._age = 0
         self.heal()
 
     # ---- what a test does ----------------------------------------------------------------------
@@ -110,6 +111,15 @@ class Wire:
     def hole(self, *ways: str) -> None:
         """Let nothing through, not even that a connection has ended."""
         self._change(ways, lambda lane: lane.open.clear())
+
+    def forget(self) -> None:
+        """Let nothing through on the connections that there are, for good, as a firewall that has
+        forgotten them; new ones pass."""
+
+        def change() -> None:
+            self._age += 1
+
+        self._call(change)
 
     def slow(self, *ways: str, rate: float = float("inf"), delay: float = 0.0) -> None:
         """At most ``rate`` bytes a second, and every chunk ``delay`` seconds late."""
@@ -189,20 +199,26 @@ class Wire:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lane: _Lane
     ) -> None:
         """One direction of one connection, to its end."""
-        end = writer.close
+        end, age = writer.close, self._age
         try:
             while data := await reader.read(CHUNK):
                 while data:
                     lane.fire_due()
-                    await lane.open.wait()
+                    await self._passable(lane, age)
                     room = lane.until_mark()
                     await lane.carry(data[:room], writer)
                     data = data[room:]
                 lane.fire_due()
         except OSError:
             end = lambda: _reset(writer)  # noqa: E731 - the end is passed on as it came
-        await lane.open.wait()
+        await self._passable(lane, age)
         end()
+
+    async def _passable(self, lane: _Lane, age: int) -> None:
+        """Wait until what has come in may go on."""
+        if age != self._age:
+            await asyncio.Event().wait()
+        await lane.open.wait()
 
     def _change(self, ways: tuple[str, ...], change: Callable[[_Lane], Any]) -> None:
         self._call(lambda: [change(self._lanes[way]) for way in ways])

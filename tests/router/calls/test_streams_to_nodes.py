@@ -102,7 +102,8 @@ def multiplexed(max_tokens: int) -> tuple[MultiplexedCall, list[MultiplexedCall]
     """A call, and the list that it is put into when it is cancelled."""
     cancelled: list[MultiplexedCall] = []
     sampling = pb.Sampling(max_tokens=max_tokens, n=2)
-    return MultiplexedCall(pb.GenerateRequest(sampling=sampling), cancelled.append), cancelled
+    request = pb.GenerateRequest(sampling=sampling)
+    return MultiplexedCall(request, cancelled.append, reuses=False), cancelled
 
 
 async def test_tokens_that_wait_are_read_together_and_in_order() -> None:

@@ -330,10 +330,13 @@ def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
     assert len(nodes.all()) == MAX_ABSENT
     now[0] = 5.0
     nodes.add(pb.AbsentNode(node_id=str(MAX_ABSENT), reason="refused"))
-    nodes.returned(str(MAX_ABSENT + 1))
-    *others, newest = nodes.all()
+    nodes.add(pb.AbsentNode(node_id="b", refused=True))
+    nodes.returned("b")
+    nodes.returned(str(2 * MAX_ABSENT - 1))
+    *others, back, newest = nodes.all()
     assert (newest.reason, newest.seconds_ago) == ("refused", 0)
-    assert len(others) == MAX_ABSENT - 2 and {node.seconds_ago for node in others} == {5.0}
+    assert back.returned and not any(node.returned for node in others)
+    assert len(others) == MAX_ABSENT - 3 and {node.seconds_ago for node in others} == {5.0}
     now[0] = REMEMBERED_SECONDS
     assert nodes.all() == [newest]
 
