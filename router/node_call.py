@@ -101,7 +101,7 @@ class NodeCall:
             try:
                 events = await self._call.read()
             except CallFailedError as error:
-                if not self._lost_on_the_way(error) or not await self._node.reconnect():
+                if not await self._reconnects(error):
                     raise
                 log.info("the connection to node %s had died: %s", self._node.node_id, error)
                 self.end()
@@ -112,11 +112,14 @@ class NodeCall:
         self._answered = True
         return events
 
-    def _lost_on_the_way(self, error: CallFailedError) -> bool:
-        """True if the call may have been lost with a connection that was dead before it, as idle
-        ones are that a firewall has forgotten. A node that is gone refuses another one."""
+    async def _reconnects(self, error: CallFailedError) -> bool:
+        """True if the call was lost with a connection that may have been dead before it, as idle
+        ones are that a firewall has forgotten, and there is another one. A node that is gone
+        refuses it."""
         broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.answered
-        return broken and self._call.reuses and not self._node.lost
+        if not broken or not self._call.reuses or self._node.lost:
+            return False
+        return await self._node.reconnect(self._call) and not self._node.lost
 
     def _failure(self, error: CallFailedError) -> Exception:
         """Record the effect of a failure on the node's reachability, and translate it."""

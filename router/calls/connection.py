@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -22,9 +22,18 @@ _CLOSED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.
 
 CHANNEL_OPTIONS = (
     *LASTING,
+    # Channels of one address would share a connection, also one that has died.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )
+
+
+class _Running(NamedTuple):
+    """One call: its sequences, and the channel that it is on."""
+
+    sequences: int
+    channel: grpc.aio.Channel
 
 
 class NodeConnection:
@@ -36,9 +45,9 @@ class NodeConnection:
         self._channel: grpc.aio.Channel | None = None
         self._generation = 0  # of the credentials, when the channel was opened
         self._stream: NodeStream | None = None  # for new calls
-        self._stream_generation = 0
-        self._retired: list[NodeStream] = []  # of older credentials, with their last calls
-        self._calls: dict[GenerateCall, int] = {}  # with the sequences of each
+        self._stream_channel: grpc.aio.Channel | None = None
+        self._retired: list[NodeStream] = []  # of older channels, with their last calls
+        self._calls: dict[GenerateCall, _Running] = {}
         self._ending: set[Any] = set()  # EndChoice calls
         self.sequences = 0
         self._most_sequences = 0
@@ -67,28 +76,34 @@ class NodeConnection:
         else:
             rpc = stub.Generate(request, timeout=timeout, metadata=metadata)
             call = SingleCall(rpc, reuses=reuses)
-        self._calls[call] = max(1, request.sampling.n)
-        self.sequences += self._calls[call]
+        self._calls[call] = running = _Running(max(1, request.sampling.n), self._channel)
+        self.sequences += running.sequences
         self._most_sequences = max(self._most_sequences, self.sequences)
         return call
 
     def _open_stream(self, stub: Any) -> NodeStream:
         stream = self._stream
-        if stream is not None and self._stream_generation != self._generation:
+        if stream is not None and self._stream_channel is not self._channel:
             self._retired = [each for each in (*self._retired, stream) if not each.over]
             stream.retire()
             stream = None
         if stream is None or stream.over:
             stream = self._stream = NodeStream(stub.Stream())
-            self._stream_generation = self._generation
+            self._stream_channel = self._channel
             stream.start()
         return stream
 
-    async def reconnect(self) -> bool:
-        """Wait for a connection in place of one that has broken; false if there is none soon."""
+    async def reconnect(self, call: GenerateCall) -> bool:
+        """Connect anew, in place of the connection that this call had; false if that takes long.
+
+        Of calls that have lost one together, the first opens another channel: the old one takes a
+        moment to notice.
+        """
+        if self._calls[call].channel is self._channel:
+            self._channel = None
+        self._stub()
         channel = self._channel
-        if channel is None:
-            return False
+        assert channel is not None
         try:
             async with asyncio.timeout(RECONNECT_SECONDS):
                 state = channel.get_state(try_to_connect=True)
@@ -97,14 +112,14 @@ class NodeConnection:
                         return False
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
-        except TimeoutError:
+        except (TimeoutError, grpc.aio.UsageError):  # it was closed, with a node that is lost
             return False
         return True
 
     def end(self, call: GenerateCall) -> None:
         """Cancel a call, which does nothing if it has ended, and stop counting it."""
         call.cancel()
-        self.sequences -= self._calls.pop(call)
+        self.sequences -= self._calls.pop(call).sequences
 
     def end_choice(self, call_id: int, index: int) -> None:
         """End one choice of a call on the node, without waiting for the reply: it may come too
@@ -131,7 +146,7 @@ class NodeConnection:
 
     def _stub(self) -> Any:
         if self._channel is None or self._generation != self._credentials.generation:
-            # A channel opened with older credentials is closed when its last call ends.
+            # An older channel is closed when its last call ends.
             self._generation = self._credentials.generation
             self._channel = self._credentials.channel(self._address, CHANNEL_OPTIONS)
         return self._credentials.stub(DecodeStub, self._channel)

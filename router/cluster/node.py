@@ -275,9 +275,9 @@ class Node:
         self._count_sequences()
         self.ejection.ended(call)
 
-    async def reconnect(self) -> bool:
-        """Replace a connection that has broken; false if the node is not reached soon."""
-        return await self._connection.reconnect()
+    async def reconnect(self, call: GenerateCall) -> bool:
+        """Replace the connection that a call has lost; false if the node is not reached soon."""
+        return await self._connection.reconnect(call)
 
     def end_choice(self, call_id: int, index: int) -> None:
         """End one choice of a call on the node."""

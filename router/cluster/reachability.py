@@ -26,8 +26,6 @@ CALL_SECONDS = 2.0
 MAX_CALLS = 256
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 3.0
-# Requests will not use this connection, so it must not be one that they have: those may be dead.
-_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 
 class UnreachedError(Exception):
@@ -89,7 +87,7 @@ class Reachability:
     async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
         kind: Callable[[Any], Any] = PrefillStub if role == pb.ROLE_PREFILL else DecodeStub
         request = pb.StatusRequest(without_metrics=True)
-        async with self._credentials.channel(address, _OPTIONS) as channel:
+        async with self._credentials.channel(address, CHANNEL_OPTIONS) as channel:
             stub = self._credentials.stub(kind, channel)
             try:
                 reply: pb.StatusReply = await stub.Status(request, timeout=CALL_SECONDS)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +35,7 @@ class FakeRegistry(RegistryServicer):
         self.fail_beats: grpc.StatusCode | None = None
         self.heartbeat_seconds = 0.01
         self.refuse: tuple[grpc.StatusCode, str] | None = None
+        self.unreachable = ""
         self.changed = asyncio.Event()
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
@@ -57,6 +61,7 @@ class FakeRegistry(RegistryServicer):
             drain_seconds=self.drain_seconds,
             role=self.role,
             prefix_version=self.prefix_version,
+            unreachable=self.unreachable,
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
@@ -71,10 +76,12 @@ class FakeRegistry(RegistryServicer):
 
 
 @asynccontextmanager
-async def serving(registry: FakeRegistry, port: int = 0) -> AsyncIterator[int]:
+async def serving(
+    registry: FakeRegistry, port: int = 0, host: str = "127.0.0.1"
+) -> AsyncIterator[int]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     add_RegistryServicer_to_server(registry, server)
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    bound = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     try:
         yield bound
@@ -112,13 +119,14 @@ class RegisteredNode:
     def play(self, role: pb.Role) -> None:
         self.role = role
 
-    def register(self, port: int) -> Registration:
+    def register(self, port: int, host: str = "127.0.0.1", **more: Any) -> Registration:
         return Registration(
-            f"127.0.0.1:{port}",
+            f"{host}:{port}",
             self.describe,
             self.drain,
             prefixes=self.prefixes,
             on_role=self.play,
+            **more,
         )
 
 
@@ -326,6 +334,86 @@ async def test_a_bug_in_the_description_is_logged_and_does_not_end_the_registrat
     async with serving(registry) as port, registered(node.register(port)):
         await registry.until(lambda: bool(registry.beats))
     assert "value out of range" in caplog.text
+
+
+async def test_a_node_that_fails_says_so_when_it_leaves() -> None:
+    registry, node = FakeRegistry(), RegisteredNode()
+    async with serving(registry) as port:
+        async with registered(node.register(port, failure=lambda: "rank 0 ended")):
+            await registry.until(lambda: bool(registry.beats))
+        assert [leave.failure for leave in registry.left] == ["rank 0 ended"]
+
+
+async def test_each_router_is_told_the_address_on_the_way_to_it() -> None:
+    registry, node, at = FakeRegistry(), RegisteredNode(), ["10.0.0.7:1"]
+
+    async def announce() -> str:
+        return at[0]
+
+    async with serving(registry) as port, registered(node.register(port, announce=announce)):
+        await registry.until(lambda: len(registry.beats) > 1)
+        at[0] = "10.0.0.8:1"
+        count = len(registry.beats)
+        await registry.until(lambda: len(registry.beats) > count + 2)
+        assert len(registry.joins) == 1, "as long as the router can call it"
+        registry.unreachable = "no answer"
+        await registry.until(lambda: len(registry.joins) > 1)
+    assert [join.address for join in registry.joins[:2]] == ["10.0.0.7:1", "10.0.0.8:1"]
+
+
+async def test_a_node_without_an_address_for_a_router_tries_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry, node, asked = FakeRegistry(), RegisteredNode(), 0
+
+    async def announce() -> str:
+        nonlocal asked
+        asked += 1
+        if asked < 4:
+            raise OSError("router.test does not resolve: Name or service not known")
+        return "10.0.0.7:1"
+
+    async with serving(registry) as port:
+        registration = node.register(port, announce=announce)
+        async with registered(registration):
+            await registry.until(lambda: bool(registry.beats))
+            assert not registration.problem
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(told) == 1 and "cannot be joined: router.test does not resolve" in told[0]
+
+
+async def test_a_node_that_its_router_cannot_call_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    registry, node = FakeRegistry(), RegisteredNode()
+    async with serving(registry) as port:
+        registration = node.register(port)
+        async with registered(registration):
+            await registry.until(lambda: bool(registry.beats))
+            registry.unreachable = "the router cannot call this node at h:1"
+            await registry.until(lambda: registration.problem == registry.unreachable)
+            count = len(registry.beats)
+            await registry.until(lambda: len(registry.beats) > count + 2)
+            registry.unreachable = ""
+            await registry.until(lambda: not registration.problem)
+    told = [r.getMessage() for r in caplog.records if f"router 127.0.0.1:{port}" in r.getMessage()]
+    assert [line.partition(f":{port}")[2] for line in told] == [
+        "",
+        " has this node, but: the router cannot call this node at h:1",
+        " has this node and can call it again",
+    ]
+    assert len(registry.joins) == 1
+
+
+def test_a_router_that_returns_at_another_address_is_found_by_its_name(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.touch()
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a namespace of mounts, so root")
+    program = "tandem.tests.shared.node.moved_router"
+    command = ["unshare", "-m", sys.executable, "-m", program, str(hosts)]
+    subprocess.run(command, check=True, timeout=60)
 
 
 async def test_leaving_a_router_that_is_gone_is_no_error() -> None:
