@@ -14,6 +14,7 @@ from ..shared.errors import PeerRefusedError, TransferError
 from .canary import Canary
 from .peering.peer import Peer, PeerLostError
 from .peering.peers import Peers
+from .peering.prefill_backoff import SILENCE
 from .receiving import ReceivingNode
 
 CONNECT_SECONDS = 2.0
@@ -22,7 +23,8 @@ PAIR_SECONDS = 12.0
 
 
 class Examiner:
-    """Greets, connects, and runs the canary, even if one has passed before."""
+    """Greets, connects, and runs the canary, even if one has passed before, or if this node backs
+    off from the other: who examines may have mended what was wrong."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, canary: Canary) -> None:
         self._node = node
@@ -54,7 +56,12 @@ class Examiner:
         return report
 
     async def _examine(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
-        peer = await self._peers.greet(candidate)
+        try:
+            peer = await self._peers.greet(candidate, at_once=True)
+        except TransferError as error:
+            if error.cause in SILENCE:
+                report.round_trip_seconds = await self._peers.answers(candidate)
+            raise
         asked_at = time.monotonic()
         await self._peers.held(peer)
         report.round_trip_seconds = time.monotonic() - asked_at
@@ -67,9 +74,10 @@ class Examiner:
             # failure, because the peer counts each such connection as unknown.
             await _connect(peer)
             raise
+        self._peers.prefill_backoff.end(candidate.address)
 
     async def _run_canary(self, candidate: pb.PrefillCandidate, report: pb.PairReport) -> None:
-        peer = await self._peers.meet(candidate)
+        peer = await self._peers.meet(candidate, at_once=True)
         begun = time.monotonic()
         try:
             moved = await self._canary.check(peer)

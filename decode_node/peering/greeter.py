@@ -103,6 +103,16 @@ class Greeter:
             capabilities=from_bits(reply.node.capabilities),
         )
 
+    async def answers(self, address: str, call: pb.LiveRequest) -> float:
+        """The seconds that a node takes to answer a call of a few bytes; 0 if it does not."""
+        asked_at = time.monotonic()
+        async with self._credentials.channel(address, _CHANNEL) as channel:
+            try:
+                await self._credentials.stub(PrefillStub, channel).Live(call, timeout=ENDED_SECONDS)
+            except grpc.aio.AioRpcError:
+                return 0.0
+        return time.monotonic() - asked_at
+
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         """True if nothing listens at the address, or another start of the process does.
 

@@ -63,12 +63,12 @@ class Peers:
 
     # ---- greetings -------------------------------------------------------------------------
 
-    async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
-        """The greeted peer, whose canary has passed.
+    async def meet(self, candidate: pb.PrefillCandidate, *, at_once: bool = False) -> Peer:
+        """The greeted peer, whose canary has passed; ``at_once``: see ``greet``.
 
         Raises ``TransferError``; ``PeerRefusedError`` for a node with which no transfer can work.
         """
-        peer = await self.greet(candidate)
+        peer = await self.greet(candidate, at_once=at_once)
         error = await self._canaries.result(peer)
         if error is not None:
             await self.forget(peer)
@@ -77,16 +77,18 @@ class Peers:
             raise TransferError(str(error), cause=cause)
         return peer
 
-    async def greet(self, candidate: pb.PrefillCandidate) -> Peer:
-        """The greeted peer, whose canary may not have passed yet. Raises like ``meet``."""
+    async def greet(self, candidate: pb.PrefillCandidate, *, at_once: bool = False) -> Peer:
+        """The greeted peer, whose canary may not have passed yet; ``at_once``, also while this node
+        backs off from it. Raises like ``meet``."""
         async with self._locks.setdefault(candidate.address, asyncio.Lock()):
-            return await self._greet(candidate)
+            return await self._greet(candidate, at_once)
 
-    async def _greet(self, candidate: pb.PrefillCandidate) -> Peer:
+    async def _greet(self, candidate: pb.PrefillCandidate, at_once: bool) -> Peer:
         if not is_candidate(candidate.address):
             raise TransferError(f"{candidate.address[:100]!r} is not the host:port of a node")
         # Inside the lock: of many concurrent requests, one finds out, and the others learn of it.
-        self.prefill_backoff.check(candidate.address, candidate.epoch)
+        if not at_once:
+            self.prefill_backoff.check(candidate.address, candidate.epoch)
         known = self._peers.get(candidate.address)
         if known is not None and candidate.epoch in (0, known.epoch):
             return known
@@ -124,6 +126,11 @@ class Peers:
             del self._peers[peer.address]
         self._canaries.forget(peer)
         await peer.channel.close(grace=0)
+
+    async def answers(self, candidate: pb.PrefillCandidate) -> float:
+        """The seconds that a node takes to answer a call of a few bytes; 0 if it does not."""
+        me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
+        return await self._greeter.answers(candidate.address, me)
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         """See ``Greeter.has_ended``."""

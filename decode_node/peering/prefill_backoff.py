@@ -3,6 +3,7 @@ node."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,7 +62,8 @@ class PrefillBackoff:
         entry = self._of(address, epoch)
         if entry is not None and (left := entry.backoff.left):
             raise BackedOffError(
-                f"{address} is not called for {left:.1f} s: {entry.reason}", cause=entry.cause
+                f"{address} is not called for another {math.ceil(left)} s: {entry.reason}",
+                cause=entry.cause,
             )
 
     def _of(self, address: str, epoch: int) -> _Entry | None:

@@ -325,7 +325,7 @@ def _of_pairs(survey: Survey) -> Iterator[Finding]:
                 yield Finding(
                     f"{pair.node_id} to {decode}",
                     f"KV cannot move: {pair.problem}",
-                    _REMEDIES.get(pair.cause, "see the logs of both nodes"),
+                    _remedy(pair),
                 )
 
 
@@ -386,6 +386,23 @@ _REMEDIES: dict[str, str] = {
     Cause.BUSY: "the prefill node is full or drains; try again",
     Cause.NO_PLACE: "raise --max-peers of the prefill node, or run fewer decode nodes",
 }
+
+
+# Failures that large packets have if they are lost on the way, while small ones pass.
+_STALLED = frozenset(
+    {Cause.PEER_LOST, Cause.TIMEOUT_OPEN, Cause.TIMEOUT_PROGRESS, Cause.TIMEOUT_TRANSFER}
+)
+
+
+def _remedy(pair: pb.PairReport) -> str:
+    if pair.cause in _STALLED and pair.round_trip_seconds:
+        return (
+            f"the prefill node answers a call of a few bytes in "
+            f"{pair.round_trip_seconds * 1000:.0f} ms, so unless it is overloaded (see its log), "
+            f"large packets are lost on the way: compare the MTU of both machines and of the "
+            f"network between them (ping -M do -s 1472 HOST, from each to the other)"
+        )
+    return _REMEDIES.get(pair.cause, "see the logs of both nodes")
 
 
 def _with_role(nodes: list[SurveyedNode], role: pb.Role) -> bool:

@@ -37,6 +37,7 @@ class Switch:
         self.loss = 0.0  # of all packets, but for the client's
         self.delay = 0.0  # seconds, one way
         self.cut: set[frozenset[str]] = set()  # pairs of hosts that do not reach each other
+        self.narrow: dict[frozenset[str], int] = {}  # the largest packet that passes between two
         self._draw = random.Random(seed)
         self._devices: dict[str, int] = {}
         self._marks: list[tuple[tuple[str, str], int, Callable[[], object]]] = []
@@ -66,6 +67,7 @@ class Switch:
         self.loss = self.delay = 0.0
         self._marks.clear()
         self.cut.clear()
+        self.narrow.clear()
 
     def start(self) -> None:
         self._thread.start()
@@ -99,7 +101,8 @@ class Switch:
         if not {source, target} & {CLIENT} and self._draw.random() < self.loss:
             return
         self._count(source, target, len(packet))
-        if frozenset((source, target)) in self.cut:
+        pair = frozenset((source, target))
+        if pair in self.cut or len(packet) > self.narrow.get(pair, PACKET_BYTES):
             return
         due = time.monotonic() + self.delay
         heapq.heappush(self._late, (due, next(self._numbers), device, packet))

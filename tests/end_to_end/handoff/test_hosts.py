@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.router.doctor.findings import findings
+from tandem.router.doctor.survey import survey
 from tandem.tests.end_to_end.handoff import hosts
 from tandem.tests.end_to_end.handoff.campaign import (
     DETECTION_SECONDS,
@@ -107,6 +109,19 @@ def test_a_network_that_loses_a_twentieth_gives_the_same_tokens(
     machines.switch.loss = 0.05
     for seed in range(10, 14):
         machines.check(seed, aggregated)
+
+
+def test_the_doctor_sees_a_path_that_loses_large_packets_and_its_repair(machines: Machines) -> None:
+    router = f"http://{ROUTER}:8000"
+    pair = frozenset((PREFILL, DECODE))
+    machines.switch.narrow[pair] = 600
+    assert not machines.transfers(30), "and the decode node backs off from the other"
+    [wrong] = [found for found in findings(survey(router, f"{ROUTER}:8001")) if found.wrong]
+    assert "KV cannot move" in wrong.problem and "not called" not in wrong.problem
+    assert "compare the MTU" in wrong.remedy
+    machines.switch.heal()
+    assert not [found for found in findings(survey(router, f"{ROUTER}:8001")) if found.wrong]
+    assert machines.transfers(31), "the doctor has ended the pause"
 
 
 @pytest.mark.parametrize("count", [0, 200_000])

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster import admin
+from tandem.router.cluster.absence import told as described
 from tandem.router.cluster.node_table import NodeTable
 from tandem.shared.kv.prefix_keys import pack_keys
 from tandem.tests.router.support import FakeDecodeNode, cluster, until
@@ -179,6 +181,46 @@ async def test_a_node_that_dies_while_it_drains_is_lost(
     assert [(one.node_id, one.returned) for one in node.table.absent.all()] == [("a", restarted)]
     assert node.table.absent.tally() == ({} if restarted else {("decode", "lost"): 1})
     await node.table.close()
+
+
+async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reason = "rank 0 ended with exit status -9 (killed; often out of memory)"
+    node = Drained()
+    node.call()
+    started = node.table["a"]
+    node.table.leave("a", 1, reason)
+    assert started.lost and len(node.table) == 0 and node.lost() == 1
+    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert told == f"decode node a ends: {reason}"
+    node.clock.now += 12
+    [absent] = node.table.absent.all()
+    assert described(absent) == f"left 12 s ago: {reason}"
+    assert node.table.absent.tally() == {("decode", "lost"): 1}
+    node.join(epoch=2)
+    [absent] = node.table.absent.all()
+    assert described(absent).endswith("; another start of it is here again")
+    assert not node.table.absent.tally() and node.lost() == 1
+    await node.table.close()
+
+
+async def test_what_a_node_says_of_its_end_is_fit_to_be_shown(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        leave = pb.LeaveRequest(node_id=c.node.node_id, epoch=c.node.epoch)
+        leave.failure = "a\nb \x1b[2J" + "x" * 5000
+        assert c.node.beat is not None
+        c.node.beat.cancel()
+        await c.registry.Leave(leave)
+        assert (await c.client.get("/ready")).status_code == 503
+        listed = await c.registry.List(pb.ListRequest())
+        [absent] = listed.absent
+        assert absent.failed and absent.reason.isprintable() and len(absent.reason) <= 1024
+        table = admin.as_table(listed)
+        assert "decode node decode-0 left 0 s ago: " in table and "\x1b" not in table
+        page = (await c.client.get("/metrics")).text
+        assert 'tandem_nodes_lost_total{role="decode"} 1.0' in page
+        assert 'tandem_nodes{role="decode",state="lost"} 1' in page
 
 
 def with_a_word(node: Drained) -> None:

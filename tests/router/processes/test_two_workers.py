@@ -209,6 +209,7 @@ async def test_two_workers_are_one_router(tmp_path: Path) -> None:
         assert [answer.status_code for answer in answers] == [200, 200]
 
         await _a_dead_worker_is_replaced(router, made)
+        await _an_unreachable_node_is_so_for_all(router)
         # An operator's command reaches the node through any worker, and all place nothing there.
         drained = await router.request("POST", "/admin/nodes/decode-0/drain", headers=ADMIN)
         assert drained.status_code == 200, drained.text
@@ -258,6 +259,21 @@ async def _sums_are_over_both(router: Workers, count: int) -> None:
     assert sum(entry["completion_tokens"] for entry in usage["data"]) == 3 * count
     state = (await router.request("GET", "/cluster/state")).json()
     assert (state["generated_tokens"], state["totals"]["local"]) == (3 * count, count)
+
+
+async def _an_unreachable_node_is_so_for_all(router: Workers) -> None:
+    """What a request of one worker has found out, until the node answers again."""
+    assert router.node.server is not None
+    await router.node.server.stop(grace=None)  # its heartbeats go on
+    answer = await router.request("POST", "/v1/completions", json={"prompt": "a"}, headers=ADMIN)
+    assert answer.status_code == 503
+    unready = 0
+    async with asyncio.timeout(START_SECONDS):
+        while unready < 8:
+            answer = await router.request("GET", "/ready")
+            unready = unready + 1 if answer.status_code == 503 else 0
+    await router.node.start(router.node.port)
+    await until_ready(router)
 
 
 async def _a_dead_worker_is_replaced(router: Workers, made: list[dict[str, Any]]) -> None:

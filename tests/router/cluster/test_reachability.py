@@ -1,0 +1,211 @@
+"""Nodes are called back: before they are let in, and after a request did not reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster import admin
+from tandem.router.cluster.node_table import NodeTable
+from tandem.router.cluster.reachability import MAX_CALLS, Reachability, UnreachedError
+from tandem.router.processes.node_messages import KeptNodes, take_state
+from tandem.router.processes.process_link import Topic
+from tandem.shared.security.credentials import INSECURE
+from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, running_proxy
+from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster, until
+
+
+async def refused(c: Cluster, request: pb.JoinRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await c.registry.Join(request)
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def statuses(c: Cluster) -> list[int]:
+    return [(await c.client.get(path)).status_code for path in ("/health", "/ready")]
+
+
+async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        node = FakeDecodeNode("decode-0", c.encode("hello"))
+        c.nodes.append(node)
+        await node.start()
+        port = node.port
+        await node.stop()
+        for _ in range(3):
+            code, details = await refused(c, node.join_request(c.model))
+            assert code is grpc.StatusCode.ABORTED
+            assert f"cannot call this node at 127.0.0.1:{port}: " in details
+            assert "refused" in details and "--host" in details and "--advertise" in details
+        told = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(told) == 1, "once, however often it asks"
+        assert await statuses(c) == [503, 503]
+        page = (await c.client.get("/metrics")).text
+        assert 'tandem_nodes{role="decode",state="ready"} 0' in page
+        assert 'tandem_nodes{role="decode",state="refused"} 1' in page
+        await node.start(port)
+        await c.registry.Join(node.join_request(c.model))
+        assert await statuses(c) == [200, 200]
+        assert (await c.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("role", [pb.ROLE_DECODE, pb.ROLE_PREFILL])
+async def test_an_address_at_which_another_node_answers_is_refused(
+    tmp_path: Path, role: pb.Role
+) -> None:
+    async with cluster(tmp_path) as c:
+        other = FakeDecodeNode("elsewhere", [])
+        other.port = c.node.port
+        code, details = await refused(c, other.join_request(c.model, role=role))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        met = f"announces 127.0.0.1:{other.port}, where the router meets node decode-0"
+        assert f"node elsewhere {met}" in details
+        assert [node.node_id for node in c.router.nodes] == ["decode-0"]
+        stale = c.node.join_request(c.model)
+        stale.epoch += 1
+        assert "where the router meets another start of it" in (await refused(c, stale))[1]
+
+
+async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        stray = FakeDecodeNode("stray", [])
+        stray.port = c.router.registry_port
+        _, details = await refused(c, stray.join_request(c.model))
+        assert "what answers there is no such node" in details
+        named = stray.join_request(c.model, address="no-such-host.invalid:9")
+        assert "no-such-host.invalid" in (await refused(c, named))[1]
+
+
+async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachable(
+    tmp_path: Path,
+) -> None:
+    async with cluster(tmp_path) as c:
+        before = c.node
+        assert before.server is not None
+        await before.server.stop(grace=None)  # its heartbeats go on
+        after = FakeDecodeNode("decode-1", c.encode("hello"))
+        await after.start(before.port)
+        c.nodes.append(after)
+        await c.registry.Join(after.join_request(c.model))
+        await until(lambda: bool(c.router.nodes["decode-0"].unreachable))
+        assert "meets node decode-1" in c.router.nodes["decode-0"].unreachable
+        for _ in range(4):
+            answer = (await c.chat()).json()
+            assert answer["tandem"]["decode_nodes"] == ["decode-1"]
+
+
+async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with running_proxy() as proxy:
+        wire = proxy.wire()
+        async with cluster(tmp_path, nodes=0) as c:
+            node = FakeDecodeNode("decode-0", c.encode("hello"))
+            await node.start()
+            c.nodes.append(node)
+            wire.target = "127.0.0.1", node.port
+            address = f"127.0.0.1:{wire.port}"
+            await c.registry.Join(node.join_request(c.model, address=address))
+            node.beat = asyncio.create_task(c._beat(node))
+            wire.hole(*BOTH)
+            assert (await c.chat()).status_code == 503
+            beat = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch)
+
+            async def told() -> str:
+                return str((await c.registry.Heartbeat(beat)).unreachable)
+
+            [entered] = c.router.nodes
+            await until(lambda: entered.state == "unreachable")
+            reason = f"the router cannot call this node at {address}: no answer within 2 s"
+            assert (await told()).startswith(reason)
+            assert await statuses(c) == [200, 503], "health only waits for the first node"
+            details = (await c.client.get("/health/details")).json()
+            assert details["status"] == "unavailable"
+            assert details["nodes"] == {"decode/unreachable": 1}
+            page = (await c.client.get("/metrics")).text
+            assert 'tandem_nodes{role="decode",state="ready"} 0' in page
+            assert 'tandem_nodes{role="decode",state="unreachable"} 1' in page
+            registry = f"127.0.0.1:{c.router.registry_port}"
+            _, row, _, remark = admin.as_table(
+                await asyncio.to_thread(admin.list_nodes, registry)
+            ).splitlines()
+            assert "unreachable" in row and remark.startswith(f"decode-0: {reason}")
+            # Another one that it can call is enough.
+            await c.add("decode-1")
+            assert await statuses(c) == [200, 200]
+            assert (await c.chat()).json()["tandem"]["decode_nodes"] == ["decode-1"]
+            # It returns without a request, since none would come.
+            wire.heal()
+            await until(lambda: entered.state == "ready")
+            assert not entered.ejected and not await told()
+    told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
+    assert sum("is unreachable" in line for line in told_of) == 1
+    assert sum("can be called again" in line for line in told_of) == 1
+
+
+async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:
+    calls = most = 0
+
+    class Counted(Reachability):
+        async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
+            nonlocal calls, most
+            calls += 1
+            most = max(most, calls)
+            await asyncio.sleep(0)
+            calls -= 1
+            return pb.StatusReply(node_id=address, epoch=1)
+
+    met = Counted(NodeTable(3.0), INSECURE)
+    names = [f"n{number}" for number in range(1000)]
+    await asyncio.gather(*(met.meet(name, 1, pb.ROLE_DECODE, name) for name in names))
+    assert most == MAX_CALLS
+
+
+async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = NodeTable(3.0)
+    calls = 0
+
+    class Silent(Reachability):
+        async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
+            nonlocal calls
+            calls += 1
+            raise UnreachedError("no answer", gone=False)
+
+    monkeypatch.setattr("tandem.router.cluster.reachability.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("tandem.router.cluster.reachability.LONGEST_PAUSE_SECONDS", 0.001)
+    reachability = Silent(table, INSECURE)
+    node = table.join(pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE), "127.0.0.1:9")
+    reachability.doubt(node)
+    reachability.doubt(node)
+    await until(lambda: calls > 3)
+    assert node.unreachable == "no answer"
+    node.lose()
+    await until(lambda: not reachability._following)
+    await table.close()
+
+
+def test_workers_learn_from_their_keeper_who_can_be_called() -> None:
+    worker = NodeTable(3.0)
+
+    def publish(topic: Topic, body: bytes) -> None:
+        if topic is Topic.STATE:
+            take_state(worker, body)
+
+    kept: Any = KeptNodes(publish, 3.0)
+    join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE)
+    worker.join(join, "127.0.0.1:9")
+    node = kept.join(join, "127.0.0.1:9")
+    worker["a"].ejection.failed(object())
+    kept.found_unreachable(node, "no answer")
+    assert worker["a"].unreachable == "no answer" and not worker.decode_reachable()
+    kept.found_unreachable(node, "")
+    assert worker.decode_reachable() and not worker["a"].ejected
