@@ -22,8 +22,6 @@ _CLOSED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.
 
 CHANNEL_OPTIONS = (
     *LASTING,
-    # Channels of one address would share a connection, also one that has died.
-    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )

@@ -42,6 +42,9 @@ LASTING: Options = (
     # What returns after an hour is reached at once.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Channels to one address would share a connection, also when one is opened because the
+    # other's has died.
+    ("grpc.use_local_subchannel_pool", 1),
     # gRPC would ask for the addresses of a name every 30 s at most.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )

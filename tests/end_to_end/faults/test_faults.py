@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tandem.router.cluster import admin
 from tandem.tests.end_to_end.support.clients import greedy, open_request, prompt, stream_lines
 from tandem.tests.end_to_end.support.cluster import (
     Part,
@@ -144,6 +145,12 @@ def test_an_idle_node_whose_rank_dies_leaves_at_once(
     assert pair.prefill.process.wait(10) == 1
     assert "rank 0 ended with exit status -9" in pair.prefill.log.read_text().splitlines()[-1]
     cluster.wait_nodes(decode=1, prefill=0)
+    shown = tandem("nodes", "--router", cluster.registry).stdout
+    reason = r"rank 0 ended with exit status -9 \(killed; often out of memory\)"
+    assert re.search(rf"\nprefill node prefill-\S+ left \d+ s ago: {reason}", shown)
+    assert cluster.router is not None
+    told = cluster.router.log.read_text()
+    assert re.search(rf"WARNING tandem.router prefill node prefill-\S+ ends: {reason}", told)
     greedy(cluster, 8)
     cluster.wait_idle(pair.decode)
 
@@ -160,7 +167,10 @@ def test_a_node_whose_rank_hangs_ends_its_streams_with_one_error_and_leaves(
     assert len(errors) == 1 and lines[-1] == errors[0]
     rank.kill()  # sooner than its head would
     assert decode.process.wait(10) == 1
-    assert "rank 0 gave no sign of life for 2.5 s" in decode.log.read_text().splitlines()[-1]
+    reason = "rank 0 gave no sign of life for 2.5 s"
+    assert reason in decode.log.read_text().splitlines()[-1]
+    last = admin.list_nodes(cluster.registry).absent[-1]
+    assert last.failed and last.reason.startswith(reason)
 
 
 def test_nodes_join_a_restarted_router_again(cluster: TestCluster, pair: MendedPair) -> None:

@@ -14,6 +14,7 @@ import itertools
 import os
 import random
 import select
+import socket
 import struct
 import subprocess
 import threading
@@ -37,6 +38,7 @@ class Switch:
         self.loss = 0.0  # of all packets, but for the client's
         self.delay = 0.0  # seconds, one way
         self.cut: set[frozenset[str]] = set()  # pairs of hosts that do not reach each other
+        self.closed: set[tuple[str, str]] = set()  # no new connections from the first to the second
         self.narrow: dict[frozenset[str], int] = {}  # the largest packet that passes between two
         self._draw = random.Random(seed)
         self._devices: dict[str, int] = {}
@@ -67,6 +69,7 @@ class Switch:
         self.loss = self.delay = 0.0
         self._marks.clear()
         self.cut.clear()
+        self.closed.clear()
         self.narrow.clear()
 
     def start(self) -> None:
@@ -101,6 +104,8 @@ class Switch:
         if not {source, target} & {CLIENT} and self._draw.random() < self.loss:
             return
         self._count(source, target, len(packet))
+        if (source, target) in self.closed and _opens(packet):
+            return
         pair = frozenset((source, target))
         if pair in self.cut or len(packet) > self.narrow.get(pair, PACKET_BYTES):
             return
@@ -113,6 +118,12 @@ class Switch:
         for mark in [m for m in self._marks if m[0] == way and m[1] <= self._passed[way]]:
             self._marks.remove(mark)
             mark[2]()
+
+
+def _opens(packet: bytes) -> bool:
+    """True for the first packet of a TCP connection."""
+    header = 4 * (packet[0] & 0xF)
+    return packet[9] == socket.IPPROTO_TCP and packet[header + 13] & 0x12 == 0x02
 
 
 def ip(*arguments: str) -> None:

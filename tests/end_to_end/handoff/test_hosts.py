@@ -4,12 +4,14 @@ and cuts."""
 from __future__ import annotations
 
 import time
+import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tandem.router.cluster import admin
 from tandem.router.doctor.findings import findings
 from tandem.router.doctor.survey import survey
 from tandem.tests.end_to_end.handoff import hosts
@@ -27,8 +29,10 @@ from tandem.tests.end_to_end.support.cluster import (
     BLOCK,
     CHUNK,
     CONTEXT,
+    START_SECONDS,
     Part,
     TestCluster,
+    get,
     node_metric,
     running,
     until,
@@ -43,8 +47,31 @@ ROUTER, PREFILL, DECODE = (f"{hosts.NETWORK}{number}" for number in (1, 2, 3))
 class Machines:
     """The three parts, and the network between them."""
 
-    def __init__(self, cluster: TestCluster, switch: Switch, decode: Part) -> None:
-        self.cluster, self.switch, self.decode = cluster, switch, decode
+    def __init__(
+        self, cluster: TestCluster, switch: Switch, on: dict[str, tuple[str, ...]], model: str
+    ) -> None:
+        self.cluster, self.switch, self.on, self.model = cluster, switch, on, model
+        self.nodes: list[Part] = []
+
+    @property
+    def decode(self) -> Part:
+        return self.nodes[1]
+
+    def start_router(self) -> None:
+        addresses = [f"--host={ROUTER}", f"--registry-host={ROUTER}"]
+        ports = ["--port=8000", "--registry-port=8001", "--insecure"]
+        command = ["router", *addresses, *ports]
+        self.cluster.router = self.cluster.launch(command, ROUTER, self.on[ROUTER])
+        self.cluster.router.wait_ready()
+
+    def unready(self, url: str) -> str:
+        """Why a probe says no; empty if it says yes."""
+        try:
+            get(url)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read().decode()
+        return ""
 
     def check(self, seed: int, alone: TestCluster) -> float:
         """Ask for tokens and compare them; when the answer had come."""
@@ -63,21 +90,19 @@ class Machines:
 @contextmanager
 def running_machines(folder: Path, model: str) -> Iterator[Machines]:
     with three_hosts() as (switch, on), running(folder, model) as cluster:
-        addresses = [f"--host={ROUTER}", f"--registry-host={ROUTER}"]
-        ports = ["--port=8000", "--registry-port=8001", "--insecure"]
-        cluster.router = cluster.launch(["router", *addresses, *ports], ROUTER, on[ROUTER])
-        cluster.router.wait_ready()
-        nodes = []
+        machines = Machines(cluster, switch, on, model)
+        machines.start_router()
         for kind, host in (("prefill-node", PREFILL), ("decode-node", DECODE)):
-            flags = [f"--host={host}", f"--join={ROUTER}:8001", "--insecure", "--carrier=tcp"]
+            # Each announces the address by which it reaches the router.
+            flags = ["--host=0.0.0.0", f"--join={ROUTER}:8001", "--insecure", "--carrier=tcp"]
             flags += ["--dtype=float32", "--threads=1", f"--block-size={BLOCK}"]
             flags += [f"--max-model-len={CONTEXT}", f"--max-num-batched-tokens={CHUNK}"]
             flags += ["--prefill-threshold=1", "--no-enable-prefix-caching"]
-            nodes.append(cluster.launch([kind, model, *flags], host, on[host]))
-        for node in nodes:
+            machines.nodes.append(cluster.launch([kind, model, *flags], host, on[host]))
+        for node in machines.nodes:
             node.wait_ready()
         cluster.wait_nodes(decode=1, prefill=1)
-        yield Machines(cluster, switch, nodes[1])
+        yield machines
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +119,40 @@ def healed(machines: Machines) -> Iterator[None]:
     yield
     machines.switch.heal()
     until(lambda: machines.transfers(0), "the nodes to hand over again", RECOVERY_SECONDS)
-    machines.cluster.wait_idle(*machines.cluster.parts[1:])
+    machines.cluster.wait_idle(*machines.nodes)
+
+
+def test_nodes_announce_the_address_by_which_they_reach_the_router(machines: Machines) -> None:
+    listed = admin.list_nodes(f"{ROUTER}:8001").nodes
+    assert [node.address.partition(":")[0] for node in listed] == [PREFILL, DECODE]
+
+
+def test_a_node_that_its_router_could_never_call_does_not_start(machines: Machines) -> None:
+    command = ["decode-node", machines.model, f"--join={ROUTER}:8001"]
+    node = machines.cluster.launch(command, DECODE, machines.on[DECODE])
+    assert node.process.wait(START_SECONDS) == 2
+    told = node.log.read_text()
+    assert "--host 127.0.0.1 is open to this machine only" in told
+    assert f"--host {DECODE}" in told and "--advertise" in told
+
+
+def test_a_node_behind_a_firewall_is_not_ready_until_it_can_be_called(machines: Machines) -> None:
+    router, node = f"http://{ROUTER}:8000/ready", machines.decode
+    probe = f"http://{node.host}:{node.health_port()}/ready"
+    machines.switch.closed.add((ROUTER, DECODE))
+    assert machines.cluster.router is not None
+    machines.cluster.router.kill()
+    machines.start_router()
+    until(lambda: "cannot call this node" in machines.unready(probe), "the node to know")
+    assert "no answer within 2 s" in machines.unready(probe)
+    machines.cluster.wait_nodes(decode=0, prefill=1)
+    assert machines.unready(router)
+    machines.switch.heal()
+    until(lambda: not machines.unready(probe), "the node to be called", RECOVERY_SECONDS)
+    assert not machines.unready(router)
+    log = node.log.read_text()
+    assert log.count("the router cannot call this node") == 1
+    machines.cluster.wait_nodes(decode=1, prefill=1)
 
 
 def test_a_network_of_50_ms_carries_transfers(machines: Machines, aggregated: TestCluster) -> None:
