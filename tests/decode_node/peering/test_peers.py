@@ -67,6 +67,8 @@ async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
         with pytest.raises(TransferError, match=r"not called for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0
+        assert (await peers.meet(fake.candidate, at_once=True)).epoch == fake.epoch
+        assert await peers.answers(fake.candidate) > 0
         fake.epoch += 1
         assert (await peers.meet(fake.candidate)).epoch == fake.epoch
 

@@ -197,7 +197,7 @@ def test_a_drained_node_finishes_its_streams(cluster: TestCluster, pair: MendedP
 
 
 def test_an_operator_can_drain_a_node_by_name(cluster: TestCluster, pair: MendedPair) -> None:
-    name = re.search(r"INFO .*?(prefill-\S+) is ready", pair.prefill.log.read_text())
+    name = re.search(r"INFO .*?(prefill-\S+) listens on", pair.prefill.log.read_text())
     assert name, pair.prefill.log.read_text()
     under_way: list[str] = stream_lines(
         cluster,

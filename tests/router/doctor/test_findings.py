@@ -35,6 +35,11 @@ def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
     return SurveyedNode(info, CallResult(0.01, pb.StatusReply(**said)))
 
 
+def unreachable(seen: SurveyedNode) -> SurveyedNode:
+    seen.info.unreachable = "the router cannot call it: no route"
+    return seen
+
+
 def examined(**fields: Any) -> dict[str, CallResult]:
     pair = pb.PairReport(node_id="p", address="p:1", **fields)
     return {"d": CallResult(0.1, pb.ExamineReply(pairs=[pair]))}
@@ -143,6 +148,12 @@ SLOTS = "tandem_data_plane_staging_slots"
         (healthy(nodes=[node(PREFILL, "p")], pairs={}), "no decode node", "tandem decode-node"),
         (absent(refused=True, reason="layers is 2"), "rejected 0 s ago: layers is 2", "the model"),
         (absent(reason="was silent for 3 s"), "silent for 3 s and was dropped", "stopped"),
+        (absent(reason="rank 0 ended", failed=True), "left 0 s ago: rank 0 ended", "its log"),
+        (
+            with_node(unreachable(node(PREFILL, "p"))),
+            "the router cannot call it: no route",
+            "between the router's machine",
+        ),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
             with_node(SurveyedNode(node(PREFILL, "p").info, CallResult(3, problem="no answer"))),
@@ -165,6 +176,11 @@ SLOTS = "tandem_data_plane_staging_slots"
             "--kv-port",
         ),
         (healthy(pairs=examined(problem="?", cause="news")), "KV cannot move", "logs of both"),
+        (
+            healthy(pairs=examined(problem="?", cause="peer_lost", round_trip_seconds=0.012)),
+            "KV cannot move",
+            "in 12 ms, so unless it is overloaded (see its log), large packets are lost",
+        ),
         (
             healthy(pairs={"d": CallResult(9, problem="slow")}),
             "could not be examined: slow",
@@ -348,3 +364,12 @@ def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
     assert [found.subject.split()[-1] for found in shown] == [f"n{n}" for n in range(236, 300)]
     assert "236 more are absent" in rest.problem
     assert "231 were dropped, 5 rejected" in rest.problem
+
+
+def test_a_node_that_has_returned_is_a_note_and_hides_no_problem() -> None:
+    [note] = findings(absent(reason="rank 0 ended", failed=True, returned=True))
+    assert not note.wrong and "is here again" in note.problem
+    unready = healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={})
+    found = findings(replace(unready, ready=CallResult(0, problem="it can call no node")))
+    assert [each.wrong for each in found] == [True, False]
+    assert "is not ready: it can call no node" in found[0].problem
