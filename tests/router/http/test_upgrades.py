@@ -158,7 +158,7 @@ async def test_encoded_bodies_are_refused_by_name(tmp_path: Path, encoding: str)
                 assert answer.status_code == 415, path
                 assert answer.headers["accept-encoding"] == "identity"
                 assert repr(encoding.lower()) in answer.text
-        files = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
+        files: Any = {"file": ("a.jsonl", b"{}"), "purpose": (None, "batch")}
         upload = await c.client.post(
             "/v1/files", files=files, headers={"content-encoding": encoding}
         )
