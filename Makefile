@@ -14,6 +14,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := torch==2.13.0
 # torch's CUDA builds bring their own; beside the others it is for the tests of kernels.
 TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
+# The oldest that pyproject.toml allows; the same tests compile with it too.
+OLD_TRITON := 'triton==3.6.0; sys_platform == "linux"'
 # Tests wait for processes half of their time. Those of a file share clusters and stay together.
 WORKERS ?= 2
 
@@ -25,7 +27,7 @@ SMOLLM2 := $(filter smollm2,$(MODEL))
 serve: $(VENV)/.serve $(SMOLLM2:%=$(VENV)/.%)
 	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 --share-devices $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.triton36
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev
@@ -79,3 +81,8 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q -j 0 -x 'site-packages/(transformers|sympy|networkx|.*/tests)/' \
 	  $(VENV)/lib >/dev/null || true
 	@touch $@ $(VENV)/.serve
+
+# For PYTHONPATH, beside the other packages.
+$(VENV)/.triton36: $(VENV)/.torch
+	$(PIP) --no-compile --no-deps --target $(VENV)/triton36 $(OLD_TRITON)
+	@touch $@

@@ -6,7 +6,7 @@ Built once a step, read by every layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -128,6 +128,10 @@ class AttentionMetadata:
     sequences: list[SequenceMetadata]
     slots: torch.Tensor
     decodes: DecodeMetadata | None = None
+
+    def one_by_one(self) -> AttentionMetadata:
+        """The same sequences, for attention that has no kernel for all decoding rows."""
+        return replace(self, decodes=None)
 
 
 def decode_metadata(

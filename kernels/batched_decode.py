@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,23 +18,25 @@ from .attention_metadata import (
     DecodeMetadata,
     SequenceMetadata,
 )
+from .scaled import CachedKV
 
 log = logging.getLogger("tandem.kernels")
 
+# The forms of a cache that a kernel reads.
+KV = TypeVar("KV", bound=CachedKV)
+KV_contra = TypeVar("KV_contra", bound=CachedKV, contravariant=True)
 # Fills the decoding rows of its last argument: queries, keys, values, rows, params, out.
-DecodeKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, DecodeMetadata, AttentionParams, torch.Tensor], None
-]
+DecodeKernel = Callable[[torch.Tensor, KV, KV, DecodeMetadata, AttentionParams, torch.Tensor], None]
 
 
-class SequenceAttention(Protocol):
+class SequenceAttention(Protocol[KV_contra]):
     """Attention one sequence after the other, such as ``reference.attention.paged_attention``."""
 
     def __call__(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: KV_contra,
+        values_KND: KV_contra,
         sequences: Sequence[SequenceMetadata],
         params: AttentionParams,
         *,
@@ -54,12 +56,12 @@ def log_fallback(backend: str, kind: str) -> None:
 
 def batched_attention(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: KV,
+    values_KND: KV,
     metadata: AttentionMetadata,
     params: AttentionParams,
-    decode_kernel: DecodeKernel,
-    attention: SequenceAttention,
+    decode_kernel: DecodeKernel[KV],
+    attention: SequenceAttention[KV],
 ) -> torch.Tensor:
     """``decode_kernel`` for the rows of ``metadata.decodes``, ``attention`` for the others."""
     decodes, sequences = metadata.decodes, metadata.sequences

@@ -66,8 +66,11 @@ class Operators(Protocol):
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """``x @ weight.T + bias``, packed once for this weight."""
 
-    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
-        """As ``prepare_linear``, computed from the codes of a quantised weight."""
+    def prepare_quantized(
+        self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Linear:
+        """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
+        ``dtype``. Kernels are compiled and tried here."""
 
     def prepare_experts(
         self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation
@@ -119,7 +122,8 @@ class Operators(Protocol):
         be rotated in place."""
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        """Return whether ``paged_attention`` of this kind takes ``AttentionMetadata.decodes``.
+        """Return whether ``paged_attention`` of this kind takes ``AttentionMetadata.decodes``; it
+        gets none otherwise.
 
         Called before the first step: kernels are compiled and tried here.
         """

@@ -53,7 +53,9 @@ class CompiledOperators(ReferenceOperators):
         wide = bias.float()
         return lambda x: packed(x).add_(wide)
 
-    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+    def prepare_quantized(
+        self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Linear:
         """See ``Operators``. Takes any number of rows."""
         blocks = BlockWeight(weight)
         _compile_quantized()

@@ -1,7 +1,9 @@
 """Trial of the Triton decode kernel, before it is relied on.
 
 Triton compiles it on the machine that runs it, and needs a C compiler there and a folder from which
-libraries can be loaded.
+libraries can be loaded. What is compiled depends on the ``AttentionConfig`` alone, so no step
+compiles anything again. On torch's ``meta`` device the kernels are launched, which tests record,
+and compute nothing.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from ..attention_metadata import (
 from ..batched_decode import batched_attention
 from ..errors import KernelUnavailableError
 from ..reference.attention import paged_attention
+from ..scaled import INT8, CachedKV, ScaledKV, quantize
 
 log = logging.getLogger("tandem.kernels")
 
 
 def triton_decode(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
@@ -45,7 +48,7 @@ def works(config: AttentionConfig, *, required: bool = False) -> bool:
 
     Raises ``KernelUnavailableError`` if it is ``required`` on a GPU and is not.
     """
-    if config.device.type != "cuda":
+    if config.device.type == "cpu":
         return False
     reason = problem(config)
     if reason and required:
@@ -75,11 +78,14 @@ def largest_error(config: AttentionConfig) -> float:
     lengths = (1, 19, 1100)
     size, device = config.block_size, config.device
     blocks = list(range(-(-max(lengths) // size)))[::-1]
-    random = torch.Generator(device).manual_seed(0)
+    random = torch.Generator().manual_seed(0)
     cached = (2, config.kv_heads, len(blocks) * size, config.dim)
-    keys, values = torch.randn(cached, generator=random, device=device).to(config.cache_dtype)
+    keys, values = (
+        _cached(each.to(device), config.cache_dtype)
+        for each in torch.randn(cached, generator=random)
+    )
     q_shape = (len(lengths), config.heads, config.dim)
-    q_THD = torch.randn(q_shape, generator=random, device=device).to(config.dtype)
+    q_THD = torch.randn(q_shape, generator=random).to(device, config.dtype)
     sequences = [
         SequenceMetadata(slice(row, row + 1), length - 1, blocks, size)
         for row, length in enumerate(lengths)
@@ -89,5 +95,11 @@ def largest_error(config: AttentionConfig) -> float:
     got = batched_attention(
         q_THD, keys, values, metadata, config.params, triton_decode, paged_attention
     )
+    if device.type == "meta":  # nothing is computed there
+        return 0.0
     expected = paged_attention(q_THD, keys, values, sequences, config.params)
     return float((got.float() - expected.float()).abs().nan_to_num(torch.inf).max())
+
+
+def _cached(x: torch.Tensor, dtype: torch.dtype) -> CachedKV:
+    return ScaledKV(*quantize(x)) if dtype == INT8 else x.to(dtype)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import DecodeKernel, batched_attention, log_fallback
-from ..block_formats import BlockFormat
+from ..batched_decode import DecodeKernel, batched_attention
 from ..operators import Linear
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.operators import ReferenceOperators
 from ..reference.quantized_linear import multiply_decoded
-from ..scaled import INT8, CachedKV, ScaledKV
+from ..scaled import CachedKV
 from . import decode_trial, quantized_trial
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
@@ -23,17 +22,20 @@ class GpuOperators(ReferenceOperators):
     """Without a working Triton, sequences decode one by one; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
-    decode_kernel: DecodeKernel = staticmethod(decode_trial.triton_decode)
+    decode_kernel: DecodeKernel[CachedKV] = staticmethod(decode_trial.triton_decode)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
 
-    def prepare_quantized(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+    def prepare_quantized(
+        self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Linear:
         """See ``Operators``. Keeps codes and scales apart, so that a GPU reads whole words."""
-        kind, codes = weight.format, grouped_codes(weight)
+        codes = grouped_codes(weight)
+        works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
 
         def run(x: torch.Tensor) -> torch.Tensor:
-            if not 0 < len(x) <= MOST_ROWS or not _triton_for(kind, x.dtype, x.device):
+            if not works or not 0 < len(x) <= MOST_ROWS:
                 return multiply_decoded(x, codes, bias)
             out = quantized_trial.triton_multiply(x, codes)
             return out if bias is None else out + bias.to(out.dtype)
@@ -42,12 +44,6 @@ class GpuOperators(ReferenceOperators):
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """See ``Operators``."""
-        if config.params.soft_cap is not None:
-            log_fallback("GPUs", "with a soft cap")
-            return False
-        if config.cache_dtype == INT8:
-            log_fallback("GPUs", "over a cache in int8")
-            return False
         return decode_trial.works(config, required=self._triton_required)
 
     def paged_attention(
@@ -59,8 +55,6 @@ class GpuOperators(ReferenceOperators):
         params: AttentionParams,
     ) -> torch.Tensor:
         """See ``Operators``."""
-        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV) or params.soft_cap:
-            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(
             q_THD,
             keys_KND,
@@ -70,8 +64,3 @@ class GpuOperators(ReferenceOperators):
             self.decode_kernel,
             paged_attention,
         )
-
-
-def _triton_for(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether Triton multiplies this format here."""
-    return device.type == "cuda" and quantized_trial.works(kind, dtype, device)

@@ -5,10 +5,12 @@
 A program takes a part of the tokens of one sequence and one KV head, for all query heads that share
 it; a second kernel combines the parts. The parts of a sequence depend on its own length only, so a
 row's result is the same in any batch. Scores, sums and parts are fp32; products are taken in the
-cache's dtype, or in q's where the cache is fp8.
+cache's dtype, or in q's where the cache has one byte a value. GPUs that convert fp8 themselves do
+so to fp16, to which every code converts exactly, and multiply in it.
 
 T rows of a step, R of them decode, H query heads, K KV heads, G = H / K, D head dimension, N slots
-of the cache, S parts.
+of the cache, S parts. Strides are counted in heads, so that Triton compiles one kernel for all of
+them, which knows that they are multiples of D.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import current_target
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..fp8 import FP8, indexable
+from ..scaled import INT8, CachedKV, ScaledKV
 
 # Tokens of a program, unless a sequence has more parts then than a GPU needs to be busy: parts take
 # memory. Fewer tokens make more parts to combine, more leave a GPU idle in small batches.
@@ -30,13 +34,23 @@ MOST_PARTS = 64
 _PARTS = 16
 # A tensor core multiplies no fewer rows or columns.
 _LEAST = 16
-# Bytes of a tile of keys, so that two stages of keys and values fit every GPU's shared memory.
-# float32 is multiplied without tensor cores, from registers: larger tiles would spill them.
+# Tokens of a tile, and the bytes of its keys as they are multiplied, so that two stages of keys and
+# values fit every GPU's shared memory. Registers limit both: those of int8's conversion, and
+# float32, which is multiplied without tensor cores.
+_TILE = 64
+_TILE_INT8 = 32
 _TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
 _LOG2_E = 1.4426950408889634
 # Options of compilation.
 ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
 COMBINE_OPTIONS = {"num_warps": 4}
+
+
+def converts_fp8() -> bool:
+    """Return whether the GPU that kernels are compiled for converts e4m3 to fp16: NVIDIA's do
+    since sm_89, in two instructions for four values."""
+    target = current_target()
+    return target is not None and target.backend == "cuda" and target.arch >= 89
 
 
 def constants(
@@ -45,59 +59,75 @@ def constants(
     heads: int,
     kv_heads: int,
     dim: int,
-    window: int | None,
+    params: AttentionParams,
     block_size: int,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compile-time constants of ``_attend`` and ``_combine``."""
     wide = max(_LEAST, triton.next_power_of_2(dim))
     group = heads // kv_heads
-    shape = {"WINDOW": window or 0, "LEAST": SPLIT, "MOST": MOST_PARTS, "DIM": dim, "WIDE": wide}
+    tile = _TILE_INT8 if cache_dtype == INT8 else _TILE
+    shape = {
+        "WINDOW": params.window or 0,
+        "LEAST": SPLIT,
+        "MOST": MOST_PARTS,
+        "DIM": dim,
+        "WIDE": wide,
+    }
     attend = {
+        "CAPPED": params.soft_cap is not None,
         "BLOCK": block_size,
         "GROUP": group,
         "GROUPS": max(_LEAST, triton.next_power_of_2(group)),
-        "TILE": max(_LEAST, min(64, _TILE_BYTES[q_dtype.itemsize] // (wide * q_dtype.itemsize))),
+        "TILE": max(_LEAST, min(tile, _TILE_BYTES[q_dtype.itemsize] // (wide * q_dtype.itemsize))),
         "PACKED": cache_dtype == FP8,
+        "CONVERTED": cache_dtype == FP8 and converts_fp8(),
+        "SCALED": cache_dtype == INT8,
     }
     return shape | attend, shape | {"PARTS": _PARTS}
 
 
 def paged_decode(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
 ) -> None:
     """Fill the decoding rows of ``out``."""
+    keys, key_scales = _parts(keys_KND)
+    values, value_scales = _parts(values_KND)
     heads, dim = q_THD.shape[1:]
-    kv_heads, window = keys_KND.shape[0], params.window
-    assert keys_KND.shape == values_KND.shape and keys_KND.stride() == values_KND.stride()
-    assert keys_KND.shape[2] == dim and heads % kv_heads == 0, (q_THD.shape, keys_KND.shape)
-    assert out_THD.shape == q_THD.shape and q_THD.stride(2) == out_THD.stride(2) == 1
-    assert keys_KND.stride(2) == 1 and decodes.table.dtype == torch.int32
-    q_THD = q_THD if keys_KND.dtype == FP8 else q_THD.to(keys_KND.dtype)
+    kv_heads, window = keys.shape[0], params.window
+    assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
+    assert keys.shape[2] == dim and heads % kv_heads == 0, (q_THD.shape, keys.shape)
+    assert key_scales.is_contiguous() and value_scales.is_contiguous()
+    q_THD = q_THD if keys.dtype.itemsize == 1 else q_THD.to(keys.dtype)
+    assert out_THD.shape == q_THD.shape and decodes.table.dtype == torch.int32
+    for each in (q_THD, out_THD):
+        assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
     count, visible = decodes.table.shape[0], decodes.max_seq_len
     visible = min(visible, window or visible)
     splits = min(MOST_PARTS, triton.cdiv(visible, SPLIT))
     parts = q_THD.new_empty(count, heads, splits, dim, dtype=torch.float32)
     weights = q_THD.new_empty(count, heads, splits, dtype=torch.float32)
     attend, combine = constants(
-        q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, window, decodes.block_size
+        q_THD.dtype, keys_KND.dtype, heads, kv_heads, dim, params, decodes.block_size
     )
     _attend[(count, kv_heads, splits)](
         q_THD,
-        indexable(keys_KND),
-        indexable(values_KND),
+        keys,
+        values,
+        key_scales,
+        value_scales,
         decodes.table,
         parts,
         weights,
-        params.scale * _LOG2_E,
+        *_factors(params),
         splits,
         decodes.table.stride(0),
-        *q_THD.stride()[:2],
-        *keys_KND.stride()[:2],
+        q_THD.stride(0) // dim,
+        keys.shape[1],
         **attend,
         **ATTEND_OPTIONS,
     )
@@ -108,19 +138,44 @@ def paged_decode(
         out_THD,
         splits,
         decodes.table.stride(0),
-        *out_THD.stride()[:2],
+        out_THD.stride(0) // dim,
         **combine,
         **COMBINE_OPTIONS,
     )
 
 
+def _parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values, and their scales. Where there are none, the values again, which are not read."""
+    if isinstance(cached, ScaledKV):
+        return cached.values, cached.scales
+    return indexable(cached), indexable(cached)
+
+
+def _factors(params: AttentionParams) -> tuple[float, float]:
+    """What products are multiplied with, and the soft cap, for exponentials to base 2.
+
+    ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
+    """
+    if params.soft_cap is None:
+        return params.scale * _LOG2_E, 0.0
+    return params.scale * 2 * _LOG2_E / params.soft_cap, params.soft_cap * _LOG2_E
+
+
 @triton.jit
 def _widened(code: tl.tensor) -> tl.tensor:
-    """Widen e4m3, which not every GPU converts, through the bits of a float16 256 times smaller."""
+    """Widen e4m3 through the bits of a float16 256 times smaller."""
     code = code.to(tl.uint16)
     half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
     wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return tl.where((code & 0x7F) == 0x7F, float("nan"), wide)
+
+
+@triton.jit
+def _from_int8(code: tl.tensor) -> tl.tensor:
+    """Convert int8 to float16 by the bits of 1024 plus a code of 0 to 255: two values take a few
+    instructions then, where a GPU's own conversion takes one value at a quarter of the rate."""
+    bits = (code.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
+    return bits.to(tl.float16, bitcast=True) - 1152.0
 
 
 @triton.jit
@@ -129,24 +184,26 @@ def _size(visible: tl.tensor, LEAST: tl.constexpr, MOST: tl.constexpr) -> tl.ten
     return tl.maximum(tl.cdiv(visible, MOST), LEAST)
 
 
-@triton.jit(do_not_specialize=["splits", "table_stride"])
+@triton.jit(do_not_specialize=["splits", "table_stride", "q_row", "slots"])
 def _attend(
     q_THD: tl.tensor,
     keys_KND: tl.tensor,
     values_KND: tl.tensor,
+    key_scales_KN: tl.tensor,
+    value_scales_KN: tl.tensor,
     table: tl.tensor,
     parts_RHSD: tl.tensor,
     weights_RHS: tl.tensor,
     scale: tl.tensor,
+    cap: tl.tensor,
     splits: tl.tensor,
     table_stride: tl.tensor,
     q_row: tl.tensor,
-    q_head: tl.tensor,
-    cache_head: tl.tensor,
-    cache_slot: tl.tensor,
+    slots: tl.tensor,
     WINDOW: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
+    CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -154,6 +211,8 @@ def _attend(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
     PACKED: tl.constexpr,
+    CONVERTED: tl.constexpr,
+    SCALED: tl.constexpr,
 ) -> None:
     """Attend to one part of one sequence, for the query heads of one KV head."""
     number, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -167,31 +226,59 @@ def _attend(
         group, column = tl.arange(0, GROUPS), tl.arange(0, WIDE)
         head = kv_head * GROUP + group
         real = (group < GROUP)[:, None] & (column < DIM)[None, :]
-        q = tl.load(q_THD + row * q_row + head[:, None] * q_head + column, mask=real, other=0.0)
+        q_at = (row * q_row + head[:, None]) * DIM + column[None, :]
+        q = tl.load(q_THD + q_at, mask=real, other=0.0)
+        if (CONVERTED or SCALED) and q.dtype == tl.bfloat16:
+            # bfloat16 has numbers that fp16 has not, so each head is divided by its largest one.
+            wide = q.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-30)
+            q = (wide / largest[:, None]).to(tl.float16)
+            scales = scale * largest[:, None]
+        else:
+            scales = scale
         most = tl.full([GROUPS], float("-inf"), tl.float32)
         total = tl.zeros([GROUPS], tl.float32)
         sums = tl.zeros([GROUPS, WIDE], tl.float32)
-        at_head = kv_head.to(tl.int64) * cache_head
+        first_slot = kv_head.to(tl.int64) * slots
         for tile in range(begin, end, TILE):
             token = tile + tl.arange(0, TILE)
             inside = token < end
             block = tl.load(mine + 2 + token // BLOCK, mask=inside, other=0).to(tl.int64)
-            slot = block * BLOCK + token % BLOCK
-            place = at_head + slot[:, None] * cache_slot + column[None, :]
+            slot = first_slot + block * BLOCK + token % BLOCK
+            place = slot[:, None] * DIM + column[None, :]
             there = inside[:, None] & (column < DIM)[None, :]
             k = tl.load(keys_KND + place, mask=there, other=0)
             v = tl.load(values_KND + place, mask=there, other=0)
-            if PACKED:
+            if CONVERTED:
+                k = k.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
+                v = v.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(q.dtype)
+            elif PACKED:
                 k = _widened(k).to(q.dtype)
                 v = _widened(v).to(q.dtype)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            elif SCALED:
+                k = _from_int8(k).to(q.dtype)
+                v = _from_int8(v).to(q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scales
+            if SCALED:
+                key_scale = tl.load(key_scales_KN + slot, mask=inside, other=0.0)
+                scores = scores * key_scale[None, :]
+            if CAPPED:
+                scores = cap - 2 * cap / (tl.exp2(scores) + 1)
             scores = tl.where(inside[None, :], scores, float("-inf"))
             higher = tl.maximum(most, tl.max(scores, axis=1))
             chances = tl.exp2(scores - higher[:, None])
             faded = tl.exp2(most - higher)
             total = total * faded + tl.sum(chances, axis=1)
             sums = sums * faded[:, None]
-            sums += tl.dot(chances.to(v.dtype), v, input_precision="ieee")
+            if SCALED:
+                # By the largest of a tile, so that fp16 has the products.
+                value_scale = tl.load(value_scales_KN + slot, mask=inside, other=0.0)
+                widest = tl.maximum(tl.max(value_scale, axis=0), 1e-30)
+                chances = chances * (value_scale / widest)[None, :]
+                product = tl.dot(chances.to(v.dtype), v, input_precision="ieee")
+                sums += product * widest
+            else:
+                sums += tl.dot(chances.to(v.dtype), v, input_precision="ieee")
             most = higher
         at = (number.to(tl.int64) * tl.num_programs(1) * GROUP + head) * splits + split
         kept = group < GROUP
@@ -200,7 +287,7 @@ def _attend(
         tl.store(place, sums / total[:, None], mask=real)
 
 
-@triton.jit(do_not_specialize=["splits", "table_stride"])
+@triton.jit(do_not_specialize=["splits", "table_stride", "out_row"])
 def _combine(
     parts_RHSD: tl.tensor,
     weights_RHS: tl.tensor,
@@ -209,7 +296,6 @@ def _combine(
     splits: tl.tensor,
     table_stride: tl.tensor,
     out_row: tl.tensor,
-    out_head: tl.tensor,
     WINDOW: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
@@ -240,5 +326,5 @@ def _combine(
         total = total * faded + tl.sum(share, axis=0)
         sums = sums * faded + tl.sum(share[:, None] * values, axis=0)
         most = higher
-    place = out_THD + row * out_row + head * out_head + column
+    place = out_THD + (row * out_row + head) * DIM + column
     tl.store(place, (sums / total).to(out_THD.dtype.element_ty), mask=column < DIM)

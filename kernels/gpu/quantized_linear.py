@@ -18,12 +18,15 @@ import triton.language as tl
 
 from ..quantized import GroupedCodes
 
-# A tensor core multiplies no fewer rows.
-_LEAST = 16
+# Rows of the kernels that are compiled: a tensor core multiplies no fewer than the first number,
+# and the sums of more than the last would not fit into registers. One for 32 would issue more
+# instructions than that for 64, which Hopper multiplies out of shared memory.
+ROWS = (16, 64)
 # Outputs of a tile, and bytes of its codes by the size of x's numbers: float32 is multiplied
 # without tensor cores, from registers.
 _OUTPUTS = 32
 _BYTES = {2: 64, 4: 32}
+_ALIGNMENT = 16
 # Options of compilation.
 OPTIONS = {"num_warps": 4, "num_stages": 2}
 
@@ -35,17 +38,19 @@ def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, 
         "GROUP": weight.group,
         "ZERO": weight.zero,
         "HAS_MINIMUM": weight.minimums is not None,
-        "ROWS": max(_LEAST, triton.next_power_of_2(rows)),
+        "ROWS": next(most for most in ROWS if rows <= most),
         "OUTPUTS": _OUTPUTS,
         "BYTES": _BYTES[dtype.itemsize],
     }
 
 
 def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
-    """Multiply a few rows: their sums must fit into registers."""
+    """Multiply at most ``ROWS[-1]`` rows."""
     rows, outputs = len(x_RI), len(weight.codes)
     assert rows > 0 and x_RI.shape[1] == weight.scales.shape[1] * weight.group
     x_RI = x_RI.contiguous()
+    if x_RI.data_ptr() % _ALIGNMENT:  # a part of one row; Triton would compile another kernel
+        x_RI = x_RI.clone()
     out_RO = x_RI.new_empty(rows, outputs)
     minimums = weight.scales if weight.minimums is None else weight.minimums
     _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
@@ -56,14 +61,14 @@ def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
         out_RO,
         rows,
         outputs,
-        x_RI.shape[1],
+        weight.scales.shape[1],
         **constants(weight, rows, x_RI.dtype),
         **OPTIONS,
     )
     return out_RO
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "outputs", "groups"])
 def _multiply(
     x_RI: tl.tensor,
     codes: tl.tensor,
@@ -72,7 +77,7 @@ def _multiply(
     out_RO: tl.tensor,
     rows: tl.tensor,
     outputs: tl.tensor,
-    inputs: tl.tensor,
+    groups: tl.tensor,
     HALVES: tl.constexpr,
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
@@ -85,10 +90,10 @@ def _multiply(
     row = tl.arange(0, ROWS)
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     there = output < outputs
-    # Bytes of a row of codes, and of a group.
-    width = inputs // 2 if HALVES else inputs
-    group_bytes = GROUP // 2 if HALVES else GROUP
-    groups = inputs // GROUP
+    # Bytes of a group of codes, and of a row of them.
+    group_bytes: tl.constexpr = GROUP // 2 if HALVES else GROUP
+    width = groups * group_bytes
+    inputs = groups * GROUP
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for first in range(0, width, BYTES):
         at = first + tl.arange(0, BYTES)

@@ -28,8 +28,11 @@ def multiply_decoded(
     return out
 
 
-def prepare_quantized(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
-    """The product with a weight, whose bytes are kept as they are. Sums are fp32."""
+def prepare_quantized(
+    weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+) -> Linear:
+    """The product with a weight, whose bytes are kept as they are. Sums are fp32, whatever the
+    activations' ``dtype``."""
     outputs = len(weight.blocks)
     step = max(1, _PIECE // weight.inputs)
     wide_bias = None if bias is None else bias.float()

@@ -57,8 +57,6 @@ ENVIRONMENT = {
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
     "TRITON_DEFAULT_FP_FUSION": "1",
     # Chunks of all lengths leave the memory of a GPU in pieces, which expandable segments avoid.
-    # The variable was renamed in torch 2.9.
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 # No request waits longer. The watchdog notices a step that hangs long before.

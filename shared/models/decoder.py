@@ -225,12 +225,15 @@ class Decoder:
         return logits if logits is None or cap is None else torch.tanh(logits / cap) * cap
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
-        """Compile the kernels that attend for all decoding rows at once. Return whether every layer
-        has one; latent attention does without."""
-        configs = {
-            layer.attention.config(layer_kv, block_size)
+        """Compile the kernels that attend for all decoding rows at once. Return whether any layer
+        has one: each uses its own, and latent attention does without."""
+        attentions = [
+            (layer.attention, layer.attention.config(layer_kv, block_size))
             for layer, layer_kv in zip(self.layers, cache, strict=True)
             if isinstance(layer.attention, Attention)
-        }
+        ]
         prepare = self.place.operators.prepare_batched_decode
-        return bool(configs) and all(prepare(config) for config in configs)
+        works = {config: prepare(config) for config in dict.fromkeys(c for _, c in attentions)}
+        for attention, config in attentions:
+            attention.batched_decode = works[config]
+        return any(works.values())

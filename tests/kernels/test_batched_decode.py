@@ -17,13 +17,13 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from tandem.kernels.batched_decode import log_fallback
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
+from tandem.shared.models.layers.attention import Attention
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -95,6 +95,9 @@ def test_a_model_gives_the_same_with_batched_decode(
             folder, dtype="float32", block_size=4, num_blocks=64, operators=GpuOperators()
         )
         runner.batched_decode = at_once
+        for layer in runner.model.layers:
+            assert isinstance(layer.attention, Attention)
+            layer.attention.batched_decode = at_once
         specs = [SamplerSpec(i, RankSampling(temperature=0.0), 0) for i in range(3)]
         prompts = [[5, 6, 7], list(range(30)), [9] * 17]
         tables = [[1, 40, 2], list(range(3, 13)), [50, 20, 30, 21, 22]]
@@ -148,16 +151,35 @@ def test_kernels_that_fail_or_err_are_not_used(
     decode_trial.problem.cache_clear()
 
 
-def test_layers_with_a_soft_cap_are_left_to_the_reference(
-    caplog: pytest.LogCaptureFixture,
+def test_a_layer_without_a_kernel_leaves_it_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Even if Triton is required, and with one line in the log."""
-    capped = replace(CONFIG, params=AttentionParams(0.3, soft_cap=2.0))
-    log_fallback.cache_clear()
-    operators = GpuOperators(triton_required=True)
-    with caplog.at_level("INFO", "tandem.kernels"):
-        assert not any(operators.prepare_batched_decode(capped) for _ in range(2))
-    assert caplog.text.count("no kernel for attention with a soft cap") == 1
+    """Its sequences are attended one by one, with the same result."""
+    kernels = FakeKernels(monkeypatch)
+    folder = tiny_models.cached("gemma2", tmp_path)
+    asked: list[AttentionConfig] = []
+
+    class WithoutWindows(GpuOperators):
+        def prepare_batched_decode(self, config: AttentionConfig) -> bool:
+            asked.append(config)
+            return config.params.window is None
+
+    drawn = []
+    for operators in (ReferenceOperators(), WithoutWindows()):
+        runner = build_runner(
+            folder, dtype="float32", block_size=4, num_blocks=8, operators=operators
+        )
+        specs = [SamplerSpec(0, RankSampling(temperature=0.0), 0)]
+        prompt = SequenceStep(0, list(range(9)), 0, [3, 1, 2], True)
+        first = runner.execute(StepPlan(0, [prompt], specs)).sampled[0].tokens
+        second = SequenceStep(0, first, 9, [3, 1, 2], True)
+        drawn.append(first + runner.execute(StepPlan(1, [second])).sampled[0].tokens)
+    assert drawn[0] == drawn[1]
+    batched = [getattr(layer.attention, "batched_decode", None) for layer in runner.model.layers]
+    windows = [layer.attention.params.window for layer in runner.model.layers]  # type: ignore[union-attr]
+    assert batched == [window is None for window in windows] and runner.batched_decode
+    assert len(kernels.seen) == sum(batched) and 0 < sum(batched) < len(batched)
+    assert len(asked) == 2  # once for each kind
 
 
 def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +188,9 @@ def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode_trial.largest_error(config) == 0.0
     for kind in (
         replace(config, params=AttentionParams(0.3, window=7)),
+        replace(config, params=AttentionParams(0.3, soft_cap=2.0)),
         replace(config, cache_dtype=torch.float8_e4m3fn),
+        replace(config, cache_dtype=torch.int8),
     ):
         assert decode_trial.largest_error(kind) == 0.0
     kernels.paged_decode = lambda *arguments: arguments[-1].fill_(torch.nan)  # type: ignore[method-assign]

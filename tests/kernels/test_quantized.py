@@ -66,7 +66,7 @@ def test_a_product_is_that_of_the_values(
     bias = torch.linspace(-1, 1, 99)
     x = torch.randn(rows, weight.inputs, generator=torch.Generator().manual_seed(rows)).to(dtype)
     for given in (None, bias):
-        found = operators().prepare_quantized(weight, given)(x)
+        found = operators().prepare_quantized(weight, given, x.dtype)(x)
         expected = torch.nn.functional.linear(x.float(), dequantize(weight), given)
         assert found.dtype == dtype
         tolerance = TOLERANCE[dtype]
@@ -76,14 +76,16 @@ def test_a_product_is_that_of_the_values(
 def test_outputs_are_decoded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_weight(Q6_K, 37, 2)
     x = torch.randn(5, weight.inputs)
-    at_once = quantized_linear.prepare_quantized(weight, None)(x)
+    at_once = quantized_linear.prepare_quantized(weight, None, x.dtype)(x)
     monkeypatch.setattr(quantized_linear, "_PIECE", 4 * weight.inputs)
-    torch.testing.assert_close(quantized_linear.prepare_quantized(weight, None)(x), at_once)
+    torch.testing.assert_close(
+        quantized_linear.prepare_quantized(weight, None, x.dtype)(x), at_once
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_strided_input_are_multiplied(name: str) -> None:
     weight = random_weight(BLOCK_FORMATS[name], 40, 1)
     wide = torch.randn(3, 2 * weight.inputs)[:, ::2]
-    found = compiled_operators().prepare_quantized(weight, None)(wide)
+    found = compiled_operators().prepare_quantized(weight, None, wide.dtype)(wide)
     torch.testing.assert_close(found, wide @ dequantize(weight).T, atol=1e-4, rtol=1e-4)

@@ -3,12 +3,10 @@ as Triton interprets it. Without Triton it is skipped."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.block_formats import BLOCK_FORMATS, BlockFormat
 from tandem.kernels.gpu import quantized_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
 from tandem.kernels.gpu.quantized_trial import largest_error, limit, works
@@ -17,7 +15,7 @@ from tandem.tests.kernels.test_quantized import random_weight
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu.quantized_linear import multiply
+from tandem.kernels.gpu.quantized_linear import ROWS, multiply
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -37,24 +35,40 @@ def test_a_product_is_that_of_the_values(name: str, rows: int) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_trial_passes(name: str) -> None:
-    error = largest_error(BLOCK_FORMATS[name], torch.float32, DEVICE)
+def test_the_trial_passes(name: str, rows: int) -> None:
+    error = largest_error(BLOCK_FORMATS[name], torch.float32, DEVICE, rows)
     assert 0 <= error < limit(torch.float32)
+
+
+def test_one_row_of_which_a_part_is_multiplied() -> None:
+    """Its memory may begin anywhere."""
+    weight = random_weight(BLOCK_FORMATS["Q8_0"], 45, 3)
+    weight = QuantizedWeight(weight.format, weight.blocks.to(DEVICE))
+    x = torch.randn(1, 3 + weight.inputs, device=DEVICE)[:, 3:]
+    expected = x @ dequantize(weight).T
+    torch.testing.assert_close(multiply(x, grouped_codes(weight)), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_product_that_is_wrong_is_not_relied_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind = BLOCK_FORMATS["Q8_0"]
-    works.cache_clear()
+    tried: list[tuple[str, int]] = []
 
-    def wrong(x: torch.Tensor, weight: Any) -> torch.Tensor:
-        return x.new_zeros(len(x), len(weight.codes))
+    def some(kind: BlockFormat, dtype: torch.dtype, device: torch.device, rows: int) -> float:
+        tried.append((kind.name, rows))
+        return 0.9 if rows == wrong else 0.0
 
-    monkeypatch.setattr(quantized_trial, "triton_multiply", wrong)
-    assert not works(kind, torch.float32, DEVICE)
+    monkeypatch.setattr(quantized_trial, "largest_error", some)
+    for wrong in (0, ROWS[-1]):
+        works.cache_clear()
+        assert works(kind, torch.float32, torch.device("cuda")) == (wrong == 0)
+        assert bool(caplog.text) == (wrong != 0)
     assert "Q8_0 is decoded for each product, because of Triton: its results are" in caplog.text
+    assert tried == 2 * [(kind.name, rows) for rows in ROWS]
+    assert not works(kind, torch.float32, torch.device("cpu"))
     works.cache_clear()
 
 
@@ -63,8 +77,8 @@ def test_operators_take_any_number_of_rows(rows: int, monkeypatch: pytest.Monkey
     weight = random_weight(BLOCK_FORMATS["Q4_1"], 45, 3)
     weight = QuantizedWeight(weight.format, weight.blocks.to(DEVICE))
     bias = torch.linspace(-1, 1, 45, device=DEVICE)
-    monkeypatch.setattr("tandem.kernels.gpu.operators._triton_for", lambda *_: True)
+    monkeypatch.setattr(quantized_trial, "works", lambda *_: True)
     x = torch.randn(rows, weight.inputs, device=DEVICE)
-    found = GpuOperators().prepare_quantized(weight, bias)(x)
+    found = GpuOperators().prepare_quantized(weight, bias, x.dtype)(x)
     expected = torch.nn.functional.linear(x, dequantize(weight), bias)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""A rank's runner in the test's own process, without a head."""
+"""A rank's runner in the test's own process, without a head: it computes with what a rank would."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from tandem.kernels.operators import Operators
 from tandem.shared.config.kv_dtypes import AUTO, kv_dtype_of
+from tandem.shared.engine.rank.device import operators_for, prepare
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.models.decoder import Decoder
@@ -30,6 +31,8 @@ def build_runner(
 ) -> ModelRunner:
     """A rank's part of a model with a cache, whose format is spelled as its flag is."""
     tp = tp or TensorParallel()
+    device = torch.device(device)
+    prepare(device)
     model = load_model(
         model_path,
         dtype=dtype,
@@ -37,7 +40,7 @@ def build_runner(
         tp=tp,
         load_format=load_format,
         seed=seed,
-        operators=operators,
+        operators=operators or operators_for(device),
     )
     weights = str(model.place.dtype).removeprefix("torch.")
     cache = KVCache(
@@ -48,6 +51,7 @@ def build_runner(
         device=model.place.device,
         tp_rank=tp.rank,
         tp_size=tp.size,
+        operators=model.place.operators,
     )
     return runner_of(model, cache, tp)
 

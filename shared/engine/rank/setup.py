@@ -6,7 +6,6 @@ Everything heavy is imported here, so that a rank that ends at once never pays f
 from __future__ import annotations
 
 import datetime
-import importlib
 import logging
 import os
 import socket
@@ -17,11 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ....kernels.cpu import jit
 from ....kernels.errors import KernelUnavailableError
-from ....kernels.gpu.operators import GpuOperators
-from ....kernels.operators import Operators
-from ....kernels.reference.operators import ReferenceOperators
 from ...errors import StartupError
 from ...handoff.carriers.carrier_option import allows, not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
@@ -35,9 +30,9 @@ from ...kv.cache import KVCache
 from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
-from ...version import install_command
 from ...weights import load
 from ..messages import LoadFormats, RankSettings
+from .device import device_named, operators_for
 from .runner import ModelRunner, runner_of
 
 if TYPE_CHECKING:
@@ -99,7 +94,7 @@ class LoadedModel:
 
 def open_device(settings: RankSettings) -> torch.device:
     """Open the device that the settings name. Raises ``StartupError``."""
-    device = _device(settings.device, settings.device_index)
+    device = device_named(settings.device, settings.device_index)
     if device.type == CPU and settings.carrier == CUDA_IPC:
         raise not_possible(CUDA_IPC, NO_GPU)
     return device
@@ -119,7 +114,9 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)
     tp = _meet(settings, device)
-    operators = _operators(settings.cpu_kernels, settings.decode_kernel, device)
+    operators = operators_for(
+        device, cpu_kernels=settings.cpu_kernels, decode_kernel=settings.decode_kernel
+    )
     try:
         model = load.load_model(
             settings.model_path,
@@ -229,49 +226,6 @@ def _gpu(device: torch.device, carrier: str) -> Gpu | None:
             raise not_possible(CUDA_IPC, str(error)) from None
         log.warning("KV of this GPU is transferred through the host: %s", error)
         return None
-
-
-def _device(name: str, index: int) -> torch.device:
-    if name == CPU or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device(CPU)
-    if not torch.cuda.is_available():
-        raise StartupError(f"--device cuda: {_no_cuda()}; use --device cpu")
-    count = torch.cuda.device_count()
-    if index >= count:
-        raise StartupError(f"there is no CUDA device {index}, only {count} in all; see --d")
-    torch.cuda.set_device(index)
-    # cuDNN, which torch prefers on the newest GPUs, plans its attention for each length again: half
-    # a second for every token of a stream.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    # Chunks attend with it, and it loads torch's compiler: now, not in a step.
-    importlib.import_module("torch.nn.attention.bias")
-    return torch.device(CUDA, index)
-
-
-def _no_cuda() -> str:
-    if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is built without CUDA; install one that has it"
-    return "this torch sees no CUDA device"
-
-
-def _operators(kernels: str, decode: str, device: torch.device) -> Operators:
-    """The operators of ``--cpu-kernels``, ready to run. Raises ``StartupError``."""
-    if kernels == "torch":
-        if device.type == CPU or decode == "torch":
-            return ReferenceOperators()
-        return GpuOperators(triton_required=decode == "triton")
-    if device.type != CPU:
-        raise StartupError(f"--cpu-kernels {kernels} is for CPUs, and this rank is on {device}")
-    try:
-        jit.prepare()
-    except KernelUnavailableError as error:
-        raise StartupError(
-            f"--cpu-kernels {kernels}: {error}; they need {install_command('cpu')} and the "
-            f"system's libgomp (Debian: libgomp1); or use --cpu-kernels torch"
-        ) from None
-    from ....kernels.cpu.operators import CompiledOperators
-
-    return CompiledOperators()
 
 
 def _meet(settings: RankSettings, device: torch.device) -> TensorParallel:

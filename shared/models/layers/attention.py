@@ -37,6 +37,8 @@ class Attention:
         self.dim = dim
         scale = spec.scale or dim**-0.5
         self.params = AttentionParams(scale, spec.sliding_window, spec.soft_cap)
+        # Until a kernel for all decoding rows has been prepared.
+        self.batched_decode = False
 
     def project(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -51,7 +53,8 @@ class Attention:
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
         keys, values = cache
-        attended = self.operators.paged_attention(q, keys, values, batch.attention, self.params)
+        metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
+        attended = self.operators.paged_attention(q, keys, values, metadata, self.params)
         return self.o(attended.view(q.shape[0], -1))
 
     def config(self, cache: LayerKV, block_size: int) -> AttentionConfig:

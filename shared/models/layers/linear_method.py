@@ -152,7 +152,7 @@ class QuantizedMethod:
         if not keep_rows:
             del self.blocks
         weight = QuantizedWeight(self.format, blocks)
-        self._linear = self.operators.prepare_quantized(weight, bias)
+        self._linear = self.operators.prepare_quantized(weight, bias, self.activations)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self._linear is not None, "finish_loading() comes first"

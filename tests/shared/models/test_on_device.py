@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.models.batch import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -78,9 +79,39 @@ def test_no_attention_writes_all_scores_out(
 
 @FORMATS
 @pytest.mark.parametrize("device", GPU)
-def test_decode_is_batched_but_for_int8(tmp_path: Path, dtype: str, kept: str, device: str) -> None:
-    runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), dtype, kept)
-    assert runner.batched_decode == (kept != "int8")
+def test_decode_is_batched(tmp_path: Path, dtype: str, kept: str, device: str) -> None:
+    runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), dtype, kept)
+    assert runner.batched_decode
+    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("device", GPU)
+def test_no_step_compiles_a_kernel(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), "bfloat16", "fp8")
+    compiled: list[str] = []
+    hook = lambda *, fn, **_: compiled.append(fn.name)  # noqa: E731
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
+    drawn(runner)
+    assert not compiled
+
+
+@pytest.mark.parametrize("device", GPU)
+def test_a_forward_pass_never_waits_for_the_device(tmp_path: Path, device: str) -> None:
+    runner = runner_on(device, tiny_models.cached("qwen3", tmp_path), "bfloat16")
+    rows = [SequenceStep(i, [5], 40, list(range(3 * i, 3 * i + 3)), True) for i in range(4)]
+    rows.append(SequenceStep(4, [5] * 20, 0, [100, 101], True))
+    with torch.inference_mode():
+        batch = build_batch(rows, BLOCK, runner.cache.device, batched_decode=runner.batched_decode)
+        runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(100):
+                runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @FORMATS

@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tandem.kernels.attention_metadata import AttentionConfig, AttentionParams, DecodeMetadata
+from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.scaled import CachedKV
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep
 from tandem.shared.engine.rank.sampler import Sampler
 from tandem.shared.models.batch import build_batch
@@ -123,8 +125,8 @@ class OnGpu(GpuOperators):
     def decode_kernel(
         self,
         q_THD: torch.Tensor,
-        keys_KND: torch.Tensor,
-        values_KND: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
         rows: DecodeMetadata,
         params: AttentionParams,
         out_THD: torch.Tensor,
@@ -204,6 +206,22 @@ def test_kernels_and_waits_of_sampling(params: dict[str, Any], kernels: int, wai
     work = sampling(**params)
     assert len(work.kernels) <= kernels
     assert work.waits <= waits
+
+
+@pytest.mark.parametrize("kept", ["auto", "fp8", "int8"])
+def test_a_runner_of_the_tests_computes_with_what_a_rank_computes_with(
+    model_root: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """Or tests and benchmarks on a GPU would be of something else."""
+    monkeypatch.setattr(decode_trial, "works", lambda config, **_: True)
+    cudnn: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
+    folder = tiny_models.cached("gemma2", model_root)
+    runner = build_runner(folder, kv_dtype=kept, device=META, num_blocks=64, load_format="dummy")
+    assert isinstance(runner.model.place.operators, GpuOperators)
+    assert runner.batched_decode
+    assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
+    assert cudnn == [False]
 
 
 @pytest.mark.parametrize("wait", ["item", "tolist", "nonzero", "cpu"])

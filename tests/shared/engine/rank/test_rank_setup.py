@@ -13,6 +13,7 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
 from tandem.shared.engine.rank import setup as rank_setup
+from tandem.shared.engine.rank.device import operators_for
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
 from tandem.shared.models.parallel import TensorParallel
@@ -143,7 +144,7 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:
     with pytest.raises(StartupError, match=r"--cpu-kernels compiled is for CPUs, .* cuda:1"):
-        rank_setup._operators("compiled", "auto", torch.device("cuda", 1))
+        operators_for(torch.device("cuda", 1), cpu_kernels="compiled")
 
 
 def test_compiled_kernels_without_numba_say_what_to_install(
@@ -154,7 +155,7 @@ def test_compiled_kernels_without_numba_say_what_to_install(
 
     monkeypatch.setattr(jit, "prepare", missing)
     with pytest.raises(StartupError, match=r"numba is missing.*\.\[cpu\].*torch$"):
-        rank_setup._operators("compiled", "auto", torch.device("cpu"))
+        operators_for(torch.device("cpu"), cpu_kernels="compiled")
 
 
 def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(

@@ -1,0 +1,116 @@
+"""Lists the Triton kernels of whole models that a GPU would compile in a step, without a GPU:
+
+    python -m tandem.tests.kernels.step_kernels
+
+Compiling takes seconds, so all of it belongs to the start. Models are built on torch's ``meta``
+device as a rank builds them, and run steps of all kinds. A line for each model; fails if a step
+launches a kernel that was not launched before it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+import torch
+
+from tandem.kernels.gpu import decode_trial, quantized_trial
+from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
+from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.shared.models.batch import build_batch
+from tandem.tests.benchmarks.node.gpu_engine import folder_of, shapes
+from tandem.tests.kernels.launches import recorded
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.runners import build_runner
+
+META = torch.device("meta")
+GENERATION = 90
+# Of a step: the tokens before each sequence, and those that it brings.
+Rows = Sequence[tuple[int, int]]
+STEPS: tuple[Rows, ...] = (
+    [(0, 1)],
+    [(700, 1)],
+    [(7, 1), (5000, 1), (0, 1)],
+    [(40 + row, 1) for row in range(17)],
+    [(row, 1) for row in range(MOST_ROWS)],
+    [(row, 1) for row in range(MOST_ROWS + 1)],
+    [(0, 5)],
+    [(0, 300), (40, 1), (64, 20), (3, 1)],
+    [(40, 3), (90, 1)],
+)
+
+
+def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
+    """Name, folder or file, load format and dtype of the cache. Experts are left out: they wait for
+    the device, which is not there; and latent attention, which has no kernel."""
+    for shape in shapes(small=False):
+        # All of their layers are alike.
+        folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
+        for kept in ("auto", "fp8", "int8"):
+            yield shape.name, folder, "dummy", kept
+    for name in ("mistral", "gemma2", "gemma3"):
+        yield name, tiny_models.cached(name, root), "auto", "auto"
+    whole = root / "whole"
+    tiny_models.build("llama", whole, hidden_size=256, intermediate_size=512)
+    for kind, others in (("Q4_0", {"output": "Q6_K"}), ("Q4_1", {}), ("Q8_0", {}), ("Q6_K", {})):
+        file = write_gguf(whole, root / f"{kind}.gguf", kind, others=others)
+        yield f"llama {kind}", file, "auto", "auto"
+
+
+def run(runner: ModelRunner, rows: Rows) -> None:
+    """A step up to its logits: sampling has no kernels of Triton."""
+    blocks = list(range(400))
+    sequences = [
+        SequenceStep(number, [5] * count, start, blocks[: (start + count) // 16 + 1], True)
+        for number, (start, count) in enumerate(rows)
+    ]
+    batch = build_batch(sequences, 16, META, batched_decode=runner.batched_decode)
+    runner.model.logits(runner.model.forward(batch, runner.cache.kv))
+
+
+def main() -> int:
+    failed = False
+    with (
+        tempfile.TemporaryDirectory() as root,
+        torch.inference_mode(),
+        recorded(GENERATION) as keys,
+    ):
+        for name, path, load_format, kept in models(Path(root)):
+            decode_trial.problem.cache_clear()
+            quantized_trial.works.cache_clear()
+            keys.clear()
+            runner = build_runner(
+                path,
+                dtype="bfloat16",
+                kv_dtype=kept,
+                device=META,
+                num_blocks=400,
+                load_format=load_format,
+            )
+            assert isinstance(runner.model.place.operators, GpuOperators) and runner.batched_decode
+            started = set(keys)
+            keys.clear()
+            for rows in STEPS:
+                run(runner, rows)
+            late = sorted(set(keys) - started)
+            print(
+                f"{name}, KV {kept}: {len(started)} kernels at the start, {len(keys)} launches in "
+                f"steps, {len(late)} keys first seen in a step",
+                *late,
+                sep="\n  ",
+                flush=True,
+            )
+            failed = failed or bool(late)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

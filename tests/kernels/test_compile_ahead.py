@@ -1,0 +1,96 @@
+"""The Triton kernels compiled for GPUs that are not here, by the newest and the oldest version of
+Triton: their resources, their instructions, and that no step compiles any."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tandem.tests.kernels.compile_ahead import Compiled, check, loop_length
+
+# The oldest version that pyproject.toml allows, which `make` installs beside the other packages.
+OLDEST = Path(sys.prefix) / "triton36"
+TRITONS = [
+    pytest.param(None, id="newest"),
+    pytest.param(
+        OLDEST,
+        id="oldest",
+        marks=pytest.mark.skipif(not OLDEST.is_dir(), reason="make .venv/.triton36"),
+    ),
+]
+SASS = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;   /* 0x00000a0000017a02 */
+                                                            /* 0x000fe40000000f00 */
+        /*0010*/                   IADD3 R2, R2, 0x1, RZ ;
+        /*0020*/                   ISETP.GE.AND P0, PT, R2, R3, PT ;
+        /*0030*/              @!P0 BRA 0x10 ;
+        /*0040*/               @P1 BRA 0x60 ;
+        /*0050*/                   BRA 0x20 ;
+        /*0060*/                   EXIT ;
+        /*0070*/                   BRA 0x70;
+"""
+
+
+def printed(module: str, triton: Path | None) -> list[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if triton is not None:
+        environment["PYTHONPATH"] = str(triton)
+    command = [sys.executable, "-P", "-m", f"tandem.tests.kernels.{module}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_kernels_fit_gpus_that_are_not_here(triton: Path | None) -> None:
+    version, *lines = printed("compile_ahead", triton)
+    assert version.startswith("Triton 3.6." if triton else "Triton ")
+    assert {line.split()[0] for line in lines} == {"80", "90", "100"}
+    counted = [line for line in lines if "slots a clock" in line]
+    assert {line.split()[0] for line in counted} == {"90"}
+    for kind in ("attend Llama-3-8B bfloat16 bfloat16:", "attend Llama-3-8B bfloat16 fp8:"):
+        assert any(kind in line for line in counted)
+
+
+@pytest.mark.parametrize("triton", TRITONS)
+def test_no_step_compiles_a_kernel(triton: Path | None) -> None:
+    lines = printed("step_kernels", triton)
+    assert len(lines) >= 12
+    for line in lines:
+        assert line.endswith(" 0 keys first seen in a step") and " 0 launches" not in line, line
+
+
+def test_the_longest_loop_is_counted() -> None:
+    assert loop_length(SASS) == 4
+    assert loop_length("/*0000*/ EXIT ;") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("attend M bfloat16 fp8", {}, []),
+        ("attend M bfloat16 fp8", {"stack": 8}, ["spills registers"]),
+        ("attend M float32 float32", {"stack": 8}, []),
+        ("attend M bfloat16 fp8", {"local": 8}, ["spills registers"]),
+        ("attend M bfloat16 fp8", {"registers": 180}, ["more than 170 registers a thread"]),
+        ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
+        ("attend M bfloat16 fp8", {"asynchronous": 0}, ["does not copy keys and values"]),
+        ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
+        ("attend M bfloat16 int8", {"slots": 0.9}, []),
+        ("attend M bfloat16 int8", {"slots": 1.3}, ["issues too many instructions"]),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_is_told(
+    name: str, changes: dict[str, int], said: list[str]
+) -> None:
+    good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
+    usage = Compiled("_attend", **{**good, "slots": 0.5, **changes})  # type: ignore[arg-type]
+    told = check(name, usage)
+    assert len(told) == len(said)
+    assert all(each.startswith(start) for each, start in zip(told, said, strict=True))
