@@ -46,6 +46,7 @@ from ..plan import VOID, StepFailure, StepResult, TokenMasks
 if TYPE_CHECKING:
     import torch
 
+    from ...handoff.plane.computed_layers import ComputedLayers
     from ...handoff.plane.data_plane import DataPlane
     from ...kv.backing import Backing
     from .runner import ModelRunner
@@ -67,7 +68,7 @@ class RankProcess:
         self._runner: ModelRunner
         self._plane: DataPlane | None = None
         self._layers = 0  # computed since the start
-        self._layer_marker: Callable[[], Callable[[], bool]] | None = None
+        self._computed_layers: ComputedLayers | None = None  # on a GPU, beside the plane
         self._backing: Backing | None = None  # on a CPU
 
     def serve(self) -> None:
@@ -142,10 +143,12 @@ class RankProcess:
         self._backing = backing_of(self._runner.cache)
         endpoints = None
         if self._settings.data_plane is not None:
+            from ...handoff.plane.computed_layers import ComputedLayers
             from .setup import layer_marker, start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
-            self._layer_marker = layer_marker(self._runner.cache.device)
+            if (mark := layer_marker(self._runner.cache.device)) is not None:
+                self._computed_layers = ComputedLayers(mark, self._plane.submit)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
         # Everything loaded by now stays: the collector need not look through it between two steps.
@@ -184,24 +187,27 @@ class RankProcess:
         """Announces each computed layer to the data plane, if a transfer takes a row's KV."""
         streams = {stream.sequence_id: stream for stream in request.streams}
         rows = [row for row in request.plan.sequences if row.sequence_id in streams]
-        plane, marker = self._plane, self._layer_marker
+        plane, computed_layers = self._plane, self._computed_layers
         if not rows or plane is None:
             return None
-        from ...handoff.plane.pending_layers import PendingLayer
 
         def computed(layer: int) -> None:
-            is_computed = None if marker is None else marker()
-            for row in rows:
-                stream = streams[row.sequence_id]
-                ready = LayerReady(
-                    transfer_id=stream.transfer_id,
-                    attempt=stream.attempt,
+            ready = [
+                LayerReady(
+                    transfer_id=streams[row.sequence_id].transfer_id,
+                    attempt=streams[row.sequence_id].attempt,
                     first_layer=layer,
                     end_layer=layer + 1,
                     first_token=row.start,
                     end_token=row.start + len(row.tokens),
                 )
-                plane.submit(ready if is_computed is None else PendingLayer(ready, is_computed))
+                for row in rows
+            ]
+            if computed_layers is not None:
+                computed_layers.announce(ready)
+                return
+            for each in ready:
+                plane.submit(each)
 
         return computed
 

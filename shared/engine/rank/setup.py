@@ -181,8 +181,8 @@ def backing_of(cache: KVCache) -> Backing | None:
     return backing
 
 
-def layer_marker(device: torch.device) -> Callable[[], Callable[[], bool]] | None:
-    """See ``Announced``; ``None`` on devices that compute a layer before it is announced."""
+def layer_marker(device: torch.device) -> Callable[[], Callable[[], None]] | None:
+    """See ``ComputedLayers``; ``None`` on devices that compute a layer before it is announced."""
     return marker(device) if device.type == "cuda" else None
 
 

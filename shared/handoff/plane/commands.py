@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from ...errors import OverloadedError, UnavailableError
 from .messages import Command
-from .pending_layers import PendingLayer
 
 
 class Commands:
@@ -19,7 +18,7 @@ class Commands:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._waiting: queue.Queue[Command | PendingLayer] = queue.Queue(limit)
+        self._waiting: queue.Queue[Command] = queue.Queue(limit)
         # Held only to put or to set a flag: commands queued before the end are still taken, and
         # none can be queued after it.
         self._putting = threading.Lock()
@@ -33,7 +32,7 @@ class Commands:
         self._wake_in.setblocking(False)
         self.socket.setblocking(False)
 
-    def put(self, command: Command | PendingLayer) -> None:
+    def put(self, command: Command) -> None:
         """Queue a command; never waits.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.
@@ -76,7 +75,7 @@ class Commands:
                 self.socket.recv(4096)
         self._woken = False
 
-    def take(self) -> Iterator[Command | PendingLayer]:
+    def take(self) -> Iterator[Command]:
         """Take the commands that wait now."""
         for _ in range(self._waiting.qsize()):
             yield self._waiting.get_nowait()

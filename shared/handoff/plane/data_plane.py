@@ -29,7 +29,6 @@ from .cache_port import CachePort
 from .commands import Commands
 from .loop import PlaneLoop
 from .messages import Command, Event, PlaneFailed
-from .pending_layers import PendingLayer
 from .settings import DataPlaneConfig
 from .stats import DataPlaneStats
 
@@ -95,7 +94,7 @@ class DataPlane:
             raise StartupError(f"the data plane cannot start: {self._failure}")
         return self._endpoints
 
-    def submit(self, command: Command | PendingLayer) -> None:
+    def submit(self, command: Command) -> None:
         """Queue a command; never waits for the plane.
 
         Raises OverloadedError when the queue is full, UnavailableError when the plane has ended.

@@ -35,7 +35,6 @@ from .messages import (
     SendFailed,
 )
 from .part_layout import PartLayouts
-from .pending_layers import PendingLayer, PendingLayers
 from .receiver import Receiver
 from .sender import Sender
 from .settings import DataPlaneConfig
@@ -105,7 +104,6 @@ class PlaneLoop:
             clock=self._clock,
         )
         self._sender = Sender(end, self._listener)
-        self._pending_layers = PendingLayers(self._sender.ready)
         self._receiver = Receiver(end, self._dialer, max_payload=config.max_payload)
         self._polled: list[Any] = []
         self._bulk: frozenset[Any] = frozenset()  # of the polled ones
@@ -138,7 +136,6 @@ class PlaneLoop:
     def turn(self) -> None:
         """Do a bounded amount of everything."""
         self._take_commands()
-        self._pending_layers.release()
         now = self._clock()
         self._take_control(self._listener, self._sender.on_control, now)
         self._take_control(self._dialer, self._receiver.on_control, now)
@@ -175,13 +172,9 @@ class PlaneLoop:
         return ready
 
     def _is_polling(self) -> bool:
-        """Nothing wakes this thread when ZeroMQ releases a slot, a GPU has computed a layer, or a
-        read over the network is over."""
-        return (
-            self._sender.awaits_slots
-            or self._pending_layers.any
-            or any(end.needs_polling for end in self._ends)
-        )
+        """Nothing wakes this thread when ZeroMQ releases a slot, or a read over the network is
+        over."""
+        return self._sender.awaits_slots or any(end.needs_polling for end in self._ends)
 
     def _current_poller(self) -> zmq.Poller:
         """Rebuilt only when connections have come or gone, because each frame is waited for."""
@@ -199,7 +192,6 @@ class PlaneLoop:
         handlers: dict[type, Callable[..., None]] = {
             OpenSend: self._open,
             LayerReady: self._sender.ready,
-            PendingLayer: self._pending_layers.add,
             CancelSend: self._sender.cancel,
             Expect: self._receiver.expect,
             CancelExpect: self._receiver.cancel,

@@ -1,7 +1,7 @@
 """The data plane's operations on a GPU with torch: its stream, its views of memory, its sums.
 
 The plane's thread has a stream of its own, so that packing does not wait for a layer that is still
-being computed; ``marker`` tells when one has been.
+being computed; ``marker`` waits until one has been.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Gpu:
             return row_sums(payload).cpu().numpy().tobytes()
 
 
-def marker(device: torch.device) -> Callable[[], Callable[[], bool]]:
-    """A function that marks a point in this thread's computation; the mark, called later, returns
-    True when the point has been passed."""
+def marker(device: torch.device) -> Callable[[], Callable[[], None]]:
+    """A function that marks a point in this thread's computation; the mark, called in any thread,
+    returns when the point has been passed. Its thread sleeps until then, without Python's lock."""
     stream = torch.cuda.current_stream(device)
 
-    def mark() -> Callable[[], bool]:
-        event = torch.cuda.Event()
+    def mark() -> Callable[[], None]:
+        event = torch.cuda.Event(blocking=True)
         event.record(stream)
-        return event.query
+        return event.synchronize
 
     return mark

@@ -76,10 +76,11 @@ def test_a_mark_is_passed_when_what_was_begun_before_it_is_over() -> None:
     large = torch.ones(8192, 8192, device=GPU)
     for _ in range(20):
         large = large @ large * 0
-    passed = mark()
-    assert not passed()
-    torch.cuda.synchronize()
-    assert passed()
+    wait = mark()
+    stream = torch.cuda.current_stream(GPU)
+    assert not stream.query()
+    wait()
+    assert stream.query()
 
 
 @NEEDS_GPU
