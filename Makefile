@@ -84,5 +84,5 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
 
 # For PYTHONPATH, beside the other packages.
 $(VENV)/.triton36: $(VENV)/.torch
-	$(PIP) --no-compile --no-deps --target $(VENV)/triton36 $(OLD_TRITON)
+	$(PIP) --no-compile --no-deps --upgrade --target $(VENV)/triton36 $(OLD_TRITON)
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -10,11 +11,12 @@ from pathlib import Path
 
 def main() -> int:
     what = sys.argv[1]
-    print(f"it {what}")
+    print(f"it {what}", flush=True)
+    if what == "answers":
+        (Path(sys.argv[2]) / "machine.json").write_text(json.dumps({"good": True, "bad": False}))
     if what == "hangs":
-        sys.stdout.flush()
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        (Path(sys.argv[2]) / "child").write_text(str(child.pid))
+        print(f"child {child.pid}", flush=True)
         time.sleep(600)
     return 3 if what == "fails" else 0
 

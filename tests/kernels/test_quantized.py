@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -41,6 +40,7 @@ def random_weight(kind: BlockFormat, outputs: int, blocks: int, seed: int = 0) -
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_values_are_those_of_the_library(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
     kind = BLOCK_FORMATS[name]
     weight = random_weight(kind, 19, 3)
     expected = gguf.quants.dequantize(weight.blocks.numpy(), gguf.GGMLQuantizationType[name])
@@ -51,6 +51,7 @@ def test_values_are_those_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_sizes_are_those_of_the_library(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
     values, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     assert (BLOCK_FORMATS[name].values, BLOCK_FORMATS[name].nbytes) == (values, nbytes)
 

@@ -4,15 +4,16 @@
 
 Two shapes with random weights: Qwen3-0.6B and Llama-3-8B, in bfloat16. ``step`` is one rank's step
 without its head, in this process; ``API`` is ``tandem.Engine``, with scheduler and rank process,
-greedy. Limits come from a copy and a product that are measured first. The weights, and the KV that
-a step reads, divided by the copy's speed are the limit of decoding; the products are that of
-prefill. ``--device emulation`` runs tiny shapes on the CPU to see that the benchmark works: that
-measures nothing.
+greedy. A table of the kernels that take longest in one step follows. Limits come from a copy and a
+product that are measured first. The weights, and the KV that a step reads, divided by the copy's
+speed are the limit of decoding; the products are that of prefill. ``--device emulation`` runs a
+tiny shape on the CPU to see that the benchmark works: that measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -57,7 +58,9 @@ SMALL = {
 }
 CONTEXT_LIMIT = 16384
 BLOCK = 16
-WARM_UP, ROUNDS = 3, 20
+WARM_UP = 3
+# Kernels that a profile lists.
+LISTED = 10
 # Tokens of a generation through the API: the difference of two lengths is decoding alone.
 SHORT, LONG = 16, 144
 
@@ -71,10 +74,11 @@ class RowLoad:
     device: str
     matrix: int
     buffer_bytes: int
+    rounds: int
 
 
-ON_GPU = RowLoad(((1, 128), (32, 1024), (256, 600)), (2048, 8192), "cuda", 8192, 4 << 30)
-EMULATED = RowLoad(((1, 20), (4, 40)), (32, 64), "cpu", 128, 1 << 20)
+ON_GPU = RowLoad(((1, 128), (32, 1024), (256, 600)), (2048, 8192), "cuda", 8192, 4 << 30, 20)
+EMULATED = RowLoad(((1, 20), (4, 40)), (32,), "cpu", 128, 1 << 20, 1)
 
 
 @dataclass(frozen=True)
@@ -107,10 +111,8 @@ class GpuShape:
 def shapes(small: bool) -> list[GpuShape]:
     changes = SMALL if small else {}
     limit = {"max_position_embeddings": CONTEXT_LIMIT}
-    return [
-        GpuShape("Qwen3-0.6B", QWEN | limit | changes),
-        GpuShape("Llama-3-8B", LLAMA | limit | changes),
-    ]
+    every = {"Qwen3-0.6B": QWEN, "Llama-3-8B": LLAMA}
+    return [GpuShape(name, config | limit | changes) for name, config in every.items()]
 
 
 def folder_of(shape: GpuShape, root: Path) -> Path:
@@ -130,7 +132,7 @@ def settle(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def median_seconds(work: Callable[[], Any], device: str, rounds: int = ROUNDS) -> float:
+def median_seconds(work: Callable[[], Any], device: str, rounds: int) -> float:
     for _ in range(WARM_UP):
         work()
     settle(device)
@@ -150,9 +152,15 @@ def limits(load: RowLoad) -> tuple[float, float]:
     """Bytes a second of a copy, read and written, and FLOP a second of a bfloat16 product."""
     source = torch.ones(load.buffer_bytes, dtype=torch.uint8, device=load.device)
     target = torch.empty_like(source)
-    copied = 2 * load.buffer_bytes / median_seconds(lambda: target.copy_(source), load.device)
+    copied = (
+        2
+        * load.buffer_bytes
+        / median_seconds(lambda: target.copy_(source), load.device, load.rounds)
+    )
     wide = torch.randn(2, load.matrix, load.matrix, device=load.device).bfloat16()
-    product = 2 * load.matrix**3 / median_seconds(lambda: wide[0] @ wide[1], load.device)
+    product = (
+        2 * load.matrix**3 / median_seconds(lambda: wide[0] @ wide[1], load.device, load.rounds)
+    )
     return copied, product
 
 
@@ -170,14 +178,17 @@ def step_seconds(folder: Path, load: RowLoad) -> Iterator[tuple[str, float]]:
             folder, device=load.device, num_blocks=blocks, block_size=BLOCK, load_format="dummy"
         )
     for rows, context in load.decodes:
-        yield f"decode {rows} x {context}", _step(runner, load.device, rows, context, 1)
+        step = _step(runner, rows, context, 1)
+        yield f"decode {rows} x {context}", median_seconds(step, load.device, load.rounds)
     for length in load.prompts:
-        yield f"prefill {length}", _step(runner, load.device, 1, 0, length)
+        step = _step(runner, 1, 0, length)
+        yield f"prefill {length}", median_seconds(step, load.device, load.rounds)
+    print(profile(_step(runner, *load.decodes[-1], 1), load.device), flush=True)
 
 
-def _step(runner: Any, device: str, rows: int, start: int, count: int) -> float:
-    """The seconds of a step in which each row brings ``count`` tokens after ``start`` others. It
-    can be repeated: the same slots are written again."""
+def _step(runner: Any, rows: int, start: int, count: int) -> Callable[[], Any]:
+    """A step in which each row brings ``count`` tokens after ``start`` others. It can be repeated:
+    the same slots are written again."""
     from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 
     each = (start + count) // BLOCK + 1
@@ -187,7 +198,34 @@ def _step(runner: Any, device: str, rows: int, start: int, count: int) -> float:
     ]
     greedy = RankSampling(temperature=0.0)
     runner.execute(StepPlan(0, [], [SamplerSpec(row, greedy, 0) for row in range(rows)]))
-    return median_seconds(lambda: runner.execute(StepPlan(1, sequences, [])), device)
+    return lambda: runner.execute(StepPlan(1, sequences, []))
+
+
+def profile(step: Callable[[], Any], device: str) -> str:
+    """The kernels that take longest in one step of the largest batch, and how long none runs."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    on_gpu = device == "cuda"
+    step()
+    settle(device)
+    # Of a GPU its kernels alone: to record the calls as well would slow down their launches.
+    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as taken:
+        begun = time.perf_counter()
+        step()
+        settle(device)
+        spent = (time.perf_counter() - begun) * 1e6
+
+    def of(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    kernels = sorted(taken.key_averages(), key=of, reverse=True)
+    busy = sum(map(of, kernels))
+    lines = [
+        f"one step under the profiler: {spent:.0f} us, of which no kernel runs {spent - busy:.0f}"
+    ]
+    lines += [f"{of(each):8.0f} us  {each.count:5}x  {each.key[:90]}" for each in kernels[:LISTED]]
+    return "\n".join(lines)
 
 
 # ---- the Python API ----------------------------------------------------------------------------
@@ -235,7 +273,7 @@ def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
     yield _row("copy on the GPU, read and written", copied / 1e12, "TB/s")
     yield _row("bfloat16 product of 8192 x 8192", product / 1e12, "TFLOP/s")
     with tempfile.TemporaryDirectory() as root:
-        for shape in shapes(small):
+        for shape in shapes(small)[: 1 if small else None]:
             folder = folder_of(shape, Path(root))
             limit = {
                 **{
@@ -248,6 +286,7 @@ def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
             for name, seconds in step_seconds(folder, load):
                 yield _row(f"{shape.name} {name}: step", seconds * 1e3, "ms")
             if load.device == "cuda":
+                gc.collect()
                 torch.cuda.empty_cache()  # the API's rank is another process
             if find_spec("msgpack") is None:
                 print(f"{shape.name}: not measured through the API: needs msgpack")
