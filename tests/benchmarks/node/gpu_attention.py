@@ -95,12 +95,12 @@ def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
         work()
     spent = []
     for _ in range(load.rounds):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
         work()
-        ended.record()
-        ended.synchronize()
-        spent.append(begun.elapsed_time(ended) / 1e3)
+        last.record()
+        last.synchronize()
+        spent.append(first.elapsed_time(last) / 1e3)
     return statistics.median(spent)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def _normal(name: str) -> str:
@@ -28,7 +29,7 @@ _HIDDEN = {
 }
 
 
-def _there(**asked: object) -> Iterator[importlib.metadata.Distribution]:
+def _there(**asked: Any) -> Iterator[importlib.metadata.Distribution]:
     return (each for each in _every(**asked) if _normal(each.metadata["Name"]) in THERE)
 
 
@@ -43,5 +44,5 @@ class _Bare(PathFinder):
         return super().find_spec(fullname, path, target)
 
 
-importlib.metadata.distributions = _there  # type: ignore[assignment]
-sys.meta_path[sys.meta_path.index(PathFinder)] = _Bare  # type: ignore[arg-type]
+importlib.metadata.distributions = _there
+sys.meta_path[sys.meta_path.index(PathFinder)] = _Bare
