@@ -56,6 +56,23 @@ class BlockCopies(Protocol):
         """``held[:, indices[i]] = data[:, i]``."""
 
 
+class SlotCopies(Protocol):
+    """Copies between slots of a cache in a GPU's memory and consecutive rows, which may be in the
+    host's.
+
+    ``held`` is [K, N, D] of any dtype, and ``rows`` [K, T, D] of the same one. The caller has
+    checked that the slots exist.
+    """
+
+    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
+        """``rows[:] = held[:, slots]``."""
+
+    def scatter(
+        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """``held[:, slots] = rows``."""
+
+
 class Operators(Protocol):
     """All that models compute with. ``reference/`` implements each operator in plain torch; other
     backends inherit what they do not replace."""
@@ -79,7 +96,11 @@ class Operators(Protocol):
         packed weights of a layer are never all in memory at once."""
 
     def prepare_block_copies(self) -> BlockCopies:
-        """Copies for the handoff. Kernels are compiled here."""
+        """Copies for the handoff on a CPU. Kernels are compiled here."""
+
+    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
+        """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
+        here."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise over the last dimension."""

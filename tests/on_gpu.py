@@ -129,6 +129,7 @@ PARTS = (
     tests(
         "kernels",
         "tests/kernels/test_row_sums.py",
+        "tests/kernels/test_slot_copy.py",
         *_KERNELS,
         needs=("triton", "xdist"),
         probes=("triton",),

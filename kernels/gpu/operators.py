@@ -6,13 +6,13 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention
-from ..operators import Linear
+from ..operators import Linear, SlotCopies
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.operators import ReferenceOperators
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from . import decode_trial, quantized_trial
+from . import decode_trial, quantized_trial, slot_copy_trial
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
 MOST_ROWS = 64
@@ -41,6 +41,12 @@ class GpuOperators(ReferenceOperators):
             return out if bias is None else out + bias.to(out.dtype)
 
         return run
+
+    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
+        """See ``Operators``."""
+        if all(slot_copy_trial.works(size, device) for size in row_bytes):
+            return slot_copy_trial.TritonSlotCopies()
+        return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """See ``Operators``."""

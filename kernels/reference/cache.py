@@ -1,4 +1,4 @@
-"""Writes to the paged KV cache in plain torch."""
+"""Writes to the paged KV cache, and copies of its slots, in plain torch."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor)
     dtype = cache_KND.dtype
     x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
     indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))
+
+
+class IndexedCopies:
+    """``SlotCopies`` by torch's indexing, on any devices."""
+
+    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
+        """See ``SlotCopies``."""
+        rows_KTD.copy_(indexable(held_KND)[:, slots_T].view(held_KND.dtype))
+
+    def scatter(
+        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """See ``SlotCopies``."""
+        indexable(held_KND)[:, slots_T] = indexable(rows_KTD).to(held_KND.device)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..operators import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear
+from ..operators import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies
 from ..scaled import CachedKV
 from . import activation, attention, latent, linear, norm, quantized_linear
-from .cache import write_cache, write_kv
+from .cache import IndexedCopies, write_cache, write_kv
 from .experts import LoopedExperts
 from .numpy_copies import NumpyBlockCopies
 from .rope import apply_rotary
@@ -48,6 +48,10 @@ class ReferenceOperators:
     def prepare_block_copies(self) -> BlockCopies:
         """See ``Operators``."""
         return NumpyBlockCopies()
+
+    def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
+        """See ``Operators``."""
+        return IndexedCopies()
 
     def prepare_experts(
         self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation

@@ -48,7 +48,7 @@ class KVCache:
         tp_size: int = 1,
         operators: Operators | None = None,
     ) -> None:
-        """Whole blocks are copied by numpy unless ``operators`` are given."""
+        """Blocks are copied by numpy or torch unless ``operators`` are given."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -62,10 +62,12 @@ class KVCache:
         # The same memory as models read and write it.
         self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
         self._host: HostCopies | None = None
+        operators = operators or ReferenceOperators()
         if self.device.type == "cpu":
             blocks = [[self._as_blocks(each) for each in layer] for layer in self.layers]
-            copies = (operators or ReferenceOperators()).prepare_block_copies()
-            self._host = HostCopies(blocks, block_size, copies)
+            self._host = HostCopies(blocks, block_size, operators.prepare_block_copies())
+        rows = {each.shape[2] * each.element_size() for layer in self.layers for each in layer}
+        self._copies = operators.prepare_slot_copies(frozenset(rows), self.device)
 
     def _empty(self, heads: int, component: KVComponent) -> torch.Tensor:
         """Zeros, so that no slot ever holds a stray NaN."""
@@ -119,7 +121,10 @@ class KVCache:
                 out_parts = [each[:, at] for each in packed]
                 if as_is:
                     for held, component in zip(cached, out_parts, strict=True):
-                        component.copy_(indexable(held)[:, index].view(held.dtype))
+                        if isinstance(index, slice):
+                            component.copy_(held[:, index])
+                        else:
+                            self._copies.gather(held, index, component)
                 else:
                     self._convert(layer, cached, index, into, out_parts)
             self._finish()
@@ -146,8 +151,11 @@ class KVCache:
             packed = self._packed(layer, self.layout[layer], len(local), tokens, data)
             for at, index in self._runs(block_table, first_token, end_token):
                 for component, held in zip(packed, self.layers[layer], strict=True):
-                    cached = indexable(held[local.start : local.stop])
-                    cached[:, index] = indexable(component[:, at]).to(self.device)
+                    cached = held[local.start : local.stop]
+                    if isinstance(index, slice):
+                        cached[:, index].copy_(component[:, at])
+                    else:
+                        self._copies.scatter(cached, index, component[:, at])
             self._finish()
 
     def _convert(

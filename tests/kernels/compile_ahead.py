@@ -34,7 +34,7 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_1, BlockFormat
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import paged_decode, quantized_linear
+from tandem.kernels.gpu import paged_decode, quantized_linear, slot_copy
 from tandem.kernels.quantized import GroupedCodes, QuantizedWeight, grouped_codes
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
@@ -45,7 +45,7 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Every generation's programs may have at least this much, also on consumers' GPUs.
 SHARED_BYTES = 99 << 10
 # A processor has 65,536 registers: so many programs of 128 threads fit on it, by kernel.
-PROGRAMS = {"_attend": 3, "_combine": 8, "_multiply": 3}
+PROGRAMS = {"_attend": 3, "_combine": 8, "_multiply": 3, "_copy": 8}
 # A word or two that ptxas puts there for Blackwell, where float32 has no tensor cores.
 FLOAT32_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
@@ -72,11 +72,12 @@ SLOW = (
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a wrapper, and the bytes that an iteration of a kernel's loop reads from memory."""
+    """A call of a wrapper, and the bytes that an iteration of a kernel's loop moves from or to
+    memory, or a whole program without a loop."""
 
     name: str
     launch: Callable[[], object]
-    read: dict[str, float]
+    moved: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,9 @@ class Compiled:
     local: int
     shared: int
     asynchronous: int
+    # Bytes that move without a loop, and those of them that a thread moves 16 at a time.
+    moved: float
+    vectors: float
     # Clocks in which the loop's instructions are issued, for each in which its bytes are read.
     slots: float
 
@@ -144,6 +148,20 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     )
 
 
+def copy(words: int, *, scatter: bool) -> Case:
+    """The copy of tokens of so many words to or from the cache."""
+
+    def launch() -> None:
+        held = torch.empty(2, 64, words, dtype=torch.int32, device=META)
+        slots = torch.empty(40, dtype=torch.int64, device=META)
+        rows = torch.empty(2, 40, words, dtype=torch.int32, device=META)
+        slot_copy.copy_slots(held, slots, rows, scatter=scatter)
+
+    fixed = slot_copy.constants(words, scatter=scatter)
+    moved = 2 * 4 * fixed["TOKENS"] * words
+    return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
+
+
 def _scale_bytes(weight: GroupedCodes) -> float:
     """Bytes of scales and minimums for each byte of codes."""
     group = weight.group // 2 if weight.halves else weight.group
@@ -164,6 +182,8 @@ def cases() -> Iterator[Case]:
     yield attention("Llama-3-8B", fp32, fp32, 32, 8, 128)
     yield attention("SmolLM2-135M", fp16, fp16, 9, 3, 64)
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
+    for scatter in (False, True):
+        yield copy(64, scatter=scatter)
     for kind in BLOCK_FORMATS.values():
         for rows in quantized_linear.ROWS:
             yield product(kind, bf16, rows)
@@ -191,10 +211,11 @@ def _measured(case: Case, generation: int, kernel: str, made: Any) -> Compiled:
         file.write(made.asm["cubin"])
         file.flush()
         usage = _cuobjdump("--dump-resource-usage", file.name)
-        read, slots = case.read.get(kernel), 0.0
-        if read is not None and generation == COUNTED:
-            issued = loop_length(_cuobjdump("--dump-sass", file.name)) * made.metadata.num_warps
-            slots = issued / ISSUED_A_CLOCK / (read / BYTES_A_CLOCK)
+        moved, slots = case.moved.get(kernel), 0.0
+        if moved is not None and generation == COUNTED:
+            issued = counted(_cuobjdump("--dump-sass", file.name)) * made.metadata.num_warps
+            slots = issued / ISSUED_A_CLOCK / (moved / BYTES_A_CLOCK)
+    vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", made.asm["ptx"]))
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
         kernel,
@@ -203,6 +224,8 @@ def _measured(case: Case, generation: int, kernel: str, made: Any) -> Compiled:
         local=taken["LOCAL"],
         shared=made.metadata.shared,
         asynchronous=len(copies),
+        moved=case.moved.get(kernel, 0.0),
+        vectors=vectors * 16 * 32 * made.metadata.num_warps,
         slots=slots,
     )
 
@@ -212,16 +235,19 @@ def _cuobjdump(option: str, file: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def loop_length(sass: str) -> int:
-    """The instructions of the longest loop: those between a branch backwards and its target."""
+def counted(sass: str) -> int:
+    """The instructions of the longest loop, which are those between a branch backwards and its
+    target; of a kernel without a loop, all before its end."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", sass)
     places = {int(address, 16): index for index, (address, _) in enumerate(found)}
     longest = 0
     for index, (_, text) in enumerate(found):
         target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
         if target is not None and (start := places.get(int(target[1], 16))) is not None:
-            longest = max(longest, index + 1 - start)
-    return longest
+            # The end of each kernel is a branch to itself.
+            longest = max(longest, index + 1 - start if start < index else 0)
+    ends = [index for index, (_, text) in enumerate(found) if text.strip() == "EXIT"]
+    return longest or ends[-1] + 1
 
 
 def check(name: str, usage: Compiled) -> list[str]:
@@ -234,6 +260,8 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append(f"more than {most} registers a thread")
     if usage.shared > SHARED_BYTES:
         wrong.append(f"more than {SHARED_BYTES} bytes of shared memory")
+    if usage.kernel == "_copy" and usage.vectors != usage.moved:
+        wrong.append("moves less than 16 bytes at a time")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
     words = set(name.split())

@@ -3,8 +3,8 @@
     python -m tandem.tests.kernels.step_kernels
 
 Compiling takes seconds, so all of it belongs to the start. Models are built on torch's ``meta``
-device as a rank builds them, and run steps of all kinds. A line for each model; fails if a step
-launches a kernel that was not launched before it.
+device as a rank builds them, run steps of all kinds, and hand KV over. A line for each model; fails
+if a step launches a kernel that was not launched before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 
-from tandem.kernels.gpu import decode_trial, quantized_trial
+from tandem.kernels.gpu import decode_trial, quantized_trial, slot_copy_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -76,6 +76,15 @@ def run(runner: ModelRunner, rows: Rows) -> None:
     runner.model.logits(runner.model.forward(batch, runner.cache.kv))
 
 
+def hand_over(runner: ModelRunner) -> None:
+    """KV out of scattered blocks and into them, as the data plane moves it."""
+    cache, blocks = runner.cache, [*range(0, 40, 2), *range(99, 80, -1)]
+    for first, end in ((0, 600), (3, 500), (17, 599)):
+        packed = torch.empty(cache.packed_bytes(0, end - first), dtype=torch.uint8, device=META)
+        cache.pack(0, blocks, first, end, packed)
+        cache.scatter(0, blocks, first, end, packed)
+
+
 def main() -> int:
     failed = False
     with (
@@ -86,6 +95,7 @@ def main() -> int:
         for name, path, load_format, kept in models(Path(root)):
             decode_trial.problem.cache_clear()
             quantized_trial.works.cache_clear()
+            slot_copy_trial.works.cache_clear()
             keys.clear()
             runner = build_runner(
                 path,
@@ -100,6 +110,7 @@ def main() -> int:
             keys.clear()
             for rows in STEPS:
                 run(runner, rows)
+            hand_over(runner)
             late = sorted(set(keys) - started)
             print(
                 f"{name}, KV {kept}: {len(started)} kernels at the start, {len(keys)} launches in "

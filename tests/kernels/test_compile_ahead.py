@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from tandem.tests.kernels.compile_ahead import Compiled, check, loop_length
+from tandem.tests.kernels.compile_ahead import Compiled, check, counted
 
 # The oldest version that pyproject.toml allows, which `make` installs beside the other packages.
 OLDEST = Path(sys.prefix) / "triton36"
@@ -52,10 +52,12 @@ def test_kernels_fit_gpus_that_are_not_here(triton: Path | None) -> None:
     version, *lines = printed("compile_ahead", triton)
     assert version.startswith("Triton 3.6." if triton else "Triton ")
     assert {line.split()[0] for line in lines} == {"80", "90", "100"}
-    counted = [line for line in lines if "slots a clock" in line]
-    assert {line.split()[0] for line in counted} == {"90"}
-    for kind in ("attend Llama-3-8B bfloat16 bfloat16:", "attend Llama-3-8B bfloat16 fp8:"):
-        assert any(kind in line for line in counted)
+    with_count = [line for line in lines if "slots a clock" in line]
+    assert {line.split()[0] for line in with_count} == {"90"}
+    names = [line.split(":")[0].split(maxsplit=1)[1] for line in with_count]
+    for dtype in ("bfloat16", "fp8", "int8"):
+        assert f"attend Llama-3-8B bfloat16 {dtype}" in names
+    assert {"copy 64 words out", "copy 64 words in"} <= set(names)
 
 
 @pytest.mark.parametrize("triton", TRITONS)
@@ -67,8 +69,8 @@ def test_no_step_compiles_a_kernel(triton: Path | None) -> None:
 
 
 def test_the_longest_loop_is_counted() -> None:
-    assert loop_length(SASS) == 4
-    assert loop_length("/*0000*/ EXIT ;") == 0
+    assert counted(SASS) == 4
+    assert counted("/*0000*/ MOV R1, R2 ; /*0010*/ EXIT ; /*0020*/ BRA 0x20 ;") == 2
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"shared": 100 << 10}, ["more than 101376 bytes of shared"]),
         ("attend M bfloat16 fp8", {"asynchronous": 0}, ["does not copy keys and values"]),
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
+        ("copy 64 words in", {"registers": 32}, ["moves less than 16 bytes at a time"]),
+        ("copy 64 words in", {"registers": 32, "vectors": 64}, []),
         ("attend M bfloat16 int8", {"slots": 0.9}, []),
         ("attend M bfloat16 int8", {"slots": 1.3}, ["issues too many instructions"]),
     ],
@@ -90,7 +94,9 @@ def test_what_is_wrong_with_a_kernel_is_told(
     name: str, changes: dict[str, int], said: list[str]
 ) -> None:
     good = {"registers": 96, "stack": 0, "local": 0, "shared": 1024, "asynchronous": 8}
-    usage = Compiled("_attend", **{**good, "slots": 0.5, **changes})  # type: ignore[arg-type]
+    others = {"moved": 64, "vectors": 32, "slots": 0.5}
+    kernel = "_" + name.split()[0]
+    usage = Compiled(kernel, **{**good, **others, **changes})  # type: ignore[arg-type]
     told = check(name, usage)
     assert len(told) == len(said)
     assert all(each.startswith(start) for each, start in zip(told, said, strict=True))
