@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..errors import ModelError
-from .no_effect import has_no_effect
+from .no_effect import SUPPORTED, has_no_effect
 from .spec import (
     LinearScaling,
     Llama3Scaling,
@@ -81,8 +81,8 @@ class Config:
         return self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """A boolean."""
-        value = self.get(key, default)
+        """A boolean. Null is not one where the default is true: other readers take it for false."""
+        value = self.get(key, None if key in self.values and default else default)
         if not isinstance(value, bool):
             raise self.refusal(key, value, "true or false")
         return value
@@ -122,18 +122,41 @@ class Config:
         return ModelError(f"{self.file}: {key} is {value!r}; supported: {supported}")
 
     def finish(self) -> None:
-        """Reject keys that were not read, unless they are off or known to have no effect."""
+        """Reject keys that were not read, unless they are known to have no effect."""
         unknown = [
             key
             for key, value in self.values.items()
             if key not in self._read and not has_no_effect(key, value)
         ]
+        for key in unknown:
+            if key in SUPPORTED:
+                raise self.refusal(key, self.values[key], repr(SUPPORTED[key]))
         if unknown:
             listed = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
             raise ModelError(
                 f"{self.file}: {listed} is unknown for this model and may change what it "
                 f"computes; if it does not, add --ignore-config-keys {','.join(unknown)}"
             )
+
+
+# What other config formats call the longest context.
+_OTHER_LENGTHS = (
+    *("max_sequence_length", "max_seq_len", "max_seq_length", "seq_length", "n_positions", "n_ctx"),
+    "model_max_length",
+)
+
+
+def read_max_position(config: Config) -> int:
+    """``max_position_embeddings``, for which there is no default."""
+    key = "max_position_embeddings"
+    if config.get(key) is None:
+        for other in _OTHER_LENGTHS:
+            if (value := config.values.get(other)) is not None:
+                raise ModelError(
+                    f"{config.file}: {key} is missing; if {other}, which is {value!r}, is the "
+                    f"context that the model was trained for, enter it as {key} too"
+                )
+    return config.integer(key)
 
 
 def read_rope(config: Config, head_dim: int, *, partial: bool = False) -> RopeSpec:
@@ -182,7 +205,7 @@ def _rotated_part(config: Config, partial: bool, default: float) -> float:
 
 
 def _scaling(rope: Config, config: Config, dim: int) -> RopeScaling | None:
-    max_position = config.integer("max_position_embeddings")
+    max_position = read_max_position(config)
     old_name = rope.get("type", "default")
     kind = rope.get("rope_type", old_name)
     match kind:
@@ -230,6 +253,7 @@ def _yarn(rope: Config, max_position: int) -> YarnScaling:
     factor = rope.number("factor")
     if factor < 1:
         raise rope.refusal("factor", factor, "1 or more")
+    rope.get("attn_factor")  # of another library; transformers has attention_factor
     over, under = (_mscale(rope, factor, key) for key in ("mscale", "mscale_all_dim"))
     default = over / under if over and under else 0.1 * math.log(factor) + 1.0
     return YarnScaling(
@@ -263,6 +287,19 @@ def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -
     if window is None and SLIDING in kinds:
         raise config.refusal("sliding_window", None, "an integer, as layer_types asks for one")
     return [window if kind == SLIDING else None for kind in kinds]
+
+
+def read_full_attention(config: Config) -> list[int | None]:
+    """No window in any layer, which a config may say in the words of families that have some."""
+    layers = config.integer("num_hidden_layers")
+    if config.get("use_sliding_window") is not False:
+        config.one_of("sliding_window", (None, 0))
+    elif config.get("sliding_window") is not None:
+        config.count("sliding_window")
+    kinds = read_layer_types(config, layers)
+    if kinds is not None and SLIDING in kinds:
+        raise config.refusal("layer_types", kinds, f"{FULL!r} only, for this family")
+    return [None] * layers
 
 
 def read_layer_types(config: Config, layers: int) -> list[str] | None:

@@ -166,8 +166,14 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, place: WeightPlacement, load: Callable[[LoadedPart], None]
+        self,
+        spec: DecoderSpec,
+        place: WeightPlacement,
+        load: Callable[[LoadedPart], None],
+        *,
+        has_head: bool = True,
     ) -> None:
+        """``has_head`` is false for a checkpoint that only embeds."""
         problem = tensor_parallel_problem(spec, place.tp.size)
         if problem is not None:
             raise StartupError(f"tensor parallelism over {place.tp.size} ranks: {problem}")
@@ -178,7 +184,9 @@ class Decoder:
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
         self.norm = RMSNorm(place.at("norm"), spec.hidden_size, spec.norm_eps)
         load(self.norm)
-        self.head = self.embed if tied else self._table("head", load, embeds=False, is_head=True)
+        self.head: VocabParallel | None = self.embed if tied else None
+        if has_head and not tied:
+            self.head = self._table("head", load, embeds=False, is_head=True)
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
         # Rounded as the embeddings are.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
@@ -221,6 +229,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
+        assert self.head is not None, "the node refuses what needs logits"
         logits, cap = self.head.logits(hidden), self.spec.logit_soft_cap
         return logits if logits is None or cap is None else torch.tanh(logits / cap) * cap
 

@@ -1,44 +1,109 @@
-"""Keys of a ``config.json`` that do not change the computation, whatever their value."""
+"""Keys of a ``config.json`` that do not change the computation, or not with their value."""
 
 from __future__ import annotations
 
-# About the file, the tools that wrote it, and the tokenizer.
+import re
+
+# Whatever their value. About the file, the tools that wrote it, and the tokenizer.
 _DESCRIPTION = (
-    "additional_special_tokens architectures attn_implementation auto_map base_model "
-    "base_model_name_or_path bos_token chat_template custom_pipelines eos_token finetuning_task "
-    "is_llama_config language library_name license max_seq_len max_seq_length "
-    "max_sequence_length model_max_length model_name model_type pad_token padding_side "
-    "pipeline_tag seq_length tags tokenizer_class tokenizer_model_max_length "
-    "tokenizer_padding_side tokenizer_type transformers.js_config transformers_version "
-    "transformers_weights trust_remote_code truncation_side unk_token unsloth_fixed "
-    "unsloth_version use_flash_attention use_flash_attention_2 use_flash_attn"
+    "add_bos_token add_eos_token additional_special_tokens architectures attn_implementation "
+    "auto_map base_model base_model_name_or_path bos_token chat_template cls_token "
+    "custom_pipelines eos_token finetuning_task is_llama_config language library_name license "
+    "mask_token max_seq_len max_seq_length max_sequence_length model_max_length model_name "
+    "model_type n_ctx n_positions pad_token padding_side pipeline_tag sep_token seq_length tags "
+    "tokenizer_class tokenizer_model_max_length tokenizer_padding_side tokenizer_type "
+    "transformers.js_config transformers_version transformers_weights trust_remote_code "
+    "truncation_side unk_token unsloth_fixed unsloth_version"
 )
 # Initialisation, training and storage of the weights.
 _TRAINING = (
-    "attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout dtype "
-    "embd_pdrop gradient_checkpointing gradient_checkpointing_kwargs hidden_dropout "
-    "hidden_dropout_prob init_std initializer_factor initializer_range label_smoothing layerdrop "
-    "loss_type move_model_to_device neftune_noise_alpha pretraining_tp resid_pdrop "
-    "router_aux_loss_coef selective_checkpoint_enabled sequence_parallel_enabled torch_dtype "
-    "use_bfloat16"
+    "attn_pdrop bf16 dtype embd_pdrop fp16 gradient_checkpointing gradient_checkpointing_kwargs "
+    "init_std initializer_factor initializer_range label_smoothing layerdrop loss_type "
+    "move_model_to_device neftune_noise_alpha pretraining_tp resid_pdrop router_aux_loss_coef "
+    "selective_checkpoint_enabled sequence_parallel_enabled torch_dtype use_bfloat16"
 )
 # Defaults of transformers' generation and of its classes; older versions wrote all of them.
 _TRANSFORMERS = (
     "bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward "
     "diversity_penalty do_sample "
     "early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty id2label "
-    "is_decoder is_encoder_decoder label2id length_penalty max_length max_new_tokens "
+    "is_decoder label2id length_penalty logits_to_keep max_length "
+    "max_new_tokens "
     "max_window_layers min_length no_repeat_ngram_size num_beam_groups num_beams num_labels "
     "num_logits_to_keep num_return_sequences output_attentions output_hidden_states "
-    "output_scores prefix problem_type remove_invalid_values repetition_penalty return_dict "
+    "output_router_logits output_scores prefix problem_type remove_invalid_values repetition_penalty return_dict "
     "return_dict_in_generate suppress_tokens task_specific_params temperature tf_legacy_loss "
     "tie_encoder_decoder top_k top_p torchscript typical_p use_cache"
 )
 _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
+# Features that none of the models has, or that they do not take from here, if these are off.
+_OFF = frozenset(
+    "add_cross_attention alibi attention_bias attention_gate attention_sink attention_sinks "
+    "attn_output_gate bias bidirectional bidirectional_attention clip_qkv gated_attention "
+    "is_bidirectional lm_head_bias mlp_bias norm_bias norm_topk_prob parallel_attn "
+    "parallel_residual qk_layernorm qk_norm qkv_bias rope_interleaved rotary_interleaved "
+    "scale_attn_by_inverse_layer_idx use_alibi use_attention_sinks use_bias use_bidirectional "
+    "use_bidirectional_attention use_gated_attention use_mrope use_parallel_residual use_qk_norm "
+    "use_qkv_bias use_sliding_window use_sliding_window_attention".split()
+)
+# What all models here do, and the value that says so; without it they would be other models.
+SUPPORTED: dict[str, object] = {
+    **dict.fromkeys(
+        (
+            "causal",
+            "causal_attention",
+            "causal_mask",
+            "decoder_only",
+            "gated_mlp",
+            "is_causal",
+            "is_decoder_only",
+            "pre_norm",
+            "rms_norm",
+            "rope",
+            "scale_attn_weights",
+            "unidirectional",
+            "use_causal_mask",
+            "use_gated_mlp",
+            "use_glu",
+            "use_pre_norm",
+            "use_rms_norm",
+            "use_rmsnorm",
+            "use_rope",
+            "use_rotary",
+            "use_rotary_embedding",
+            "use_rotary_embeddings",
+        ),
+        True,
+    ),
+    "is_encoder_decoder": False,
+    "rope_ratio": 1,
+    "rotary_pct": 1,
+}
+# Names of ways to compute the same.
+_IMPLEMENTATION = re.compile(r"flash|fused|kernel|memory_efficient|sdpa|xformers")
+# Parts of the computation that are on in any model: a switch with such a name may be for turning
+# one off.
+_COMPUTATION = re.compile(
+    r"activation|attention|attn|autoregress|caus|decod|embed|ffn|feed_?forward|(^|_)gat(e|ed|ing)"
+    r"|glu|mask|mlp|norm|(^|_)pos(_|ition)|residual|rope|rotary|scal(e|ing)|softmax|unidirect"
+)
+_SWITCH = re.compile(r"^(allow|apply|do|enable|has|is|use|with)_|_enabled$")
 
 
 def has_no_effect(key: str, value: object) -> bool:
-    """Return whether a key can be ignored: its feature is off, or it is listed above, the id of a
-    special token, or private to the library that wrote the file."""
-    off = value is None or value is False or value in ({}, [], "")
-    return off or key in _NO_EFFECT or key.startswith("_") or key.endswith("_token_id")
+    """Return whether a key that nothing has read can be ignored.
+
+    Its value is the only supported one, its feature is off, or it is about something else. If it
+    is not known, ``false`` is off only if a model without the key would not have the feature; a
+    switch with null or an empty value is as one with ``false``.
+    """
+    if key in SUPPORTED:
+        return value is not None and value == SUPPORTED[key]
+    if key in _OFF:
+        return not value
+    about_else = key.startswith("_") or key.endswith("_token_id") or "dropout" in key
+    if key in _NO_EFFECT or about_else or _IMPLEMENTATION.search(key):
+        return True
+    if value is None or value in ({}, [], ""):
+        return not (_SWITCH.search(key) and _COMPUTATION.search(key))
+    return value is False and not _COMPUTATION.search(key)

@@ -21,6 +21,7 @@ from .families import (
     qwen3_moe,
     smollm3,
 )
+from .kinds import kind_of
 from .model_config import ModelConfig
 from .spec import DecoderSpec
 from .weight_names import WeightNames
@@ -55,19 +56,32 @@ _FAMILIES = (
     Family("SmolLM3ForCausalLM", "smollm3", smollm3.read, smollm3.WEIGHTS),
 )
 FAMILIES = {family.architecture: family for family in _FAMILIES}
-_BY_MODEL_TYPE = {family.model_type: family.architecture for family in _FAMILIES}
+_BY_MODEL_TYPE = {family.model_type: family for family in _FAMILIES}
+# The same models without a head, as embedding models are saved.
+_HEADLESS = {
+    (
+        "Gemma3TextModel"  # Gemma3Model has a vision tower
+        if family is FAMILIES["Gemma3ForCausalLM"]
+        else f"{family.architecture.removesuffix('ForCausalLM')}Model"
+    ): family
+    for family in _FAMILIES
+}
+_BY_ARCHITECTURE = FAMILIES | _HEADLESS
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     """The family of ``architectures``, or of ``model_type`` if that is missing."""
-    names = values.get("architectures") or [_BY_MODEL_TYPE.get(values.get("model_type") or "")]
-    name = names[0] if isinstance(names, list) else names
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise ModelError(
-            f"{file}: architectures is {values.get('architectures')!r} and model_type "
-            f"{values.get('model_type')!r}; supported: {', '.join(sorted(FAMILIES))}"
-        )
-    return FAMILIES[name]
+    names, model_type = values.get("architectures"), values.get("model_type")
+    name = names[0] if isinstance(names, list) and names else names
+    known = _BY_ARCHITECTURE if name else _BY_MODEL_TYPE
+    wanted = name or model_type
+    if isinstance(wanted, str) and wanted in known:
+        return known[wanted]
+    kind = kind_of(values, {*_BY_ARCHITECTURE, *_BY_MODEL_TYPE})
+    raise ModelError(
+        f"{file}: architectures is {names!r} and model_type {model_type!r}"
+        + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
+    )
 
 
 def spec_of(

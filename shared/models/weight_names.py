@@ -40,6 +40,50 @@ WeightNames = dict[str, Target]
 
 # A component of a tensor's name that is a number.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+# Of all names but the head's, where a model has one.
+MODEL_PREFIX = "model."
+# What an unknown tensor shows about its checkpoint, by its name.
+_SIGNS = (
+    (
+        r"(^|\.)(base_model|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)(\.|$)|modules_to_save",
+        "it belongs to an adapter: merge that into its base model (peft: merge_and_unload)",
+    ),
+    (
+        r"(vision|visual|image|img|vit|audio|speech)(_\w+)?\.|multi_modal|mm_projector|image_newline"
+        r"|patch_embed|^language_model\.|^model\.language_model\.|^thinker\.",
+        "it belongs to a model of images or audio around a text model: use a text-only checkpoint",
+    ),
+    (
+        r"\.(k|v|q|kv)_scale$|\.output_scale$",
+        "the model's KV cache is calibrated for 8 bits, which is not supported: use a version "
+        "without such scales",
+    ),
+    (
+        r"scale(_inv|s|_2)?$|_scales?_inv$|qweight$|qzeros$|zeros?$|zero_point$|g_idx$|\.SCB$|absmax$"
+        r"|quant_(map|state)|weight_(packed|shape|g_idx|format)$|\.biases$|_blocks$|bias_format$"
+        r"|_quantizer|lut$",
+        "the weights look quantized, which is not supported: use the model's bfloat16 or float16 "
+        "version",
+    ),
+    (
+        r"^(_orig_mod|module|_fsdp_wrapped_module)\.|\._(orig_mod|fsdp_wrapped_module)\.",
+        "a training framework has left a prefix in the names: save the model again with "
+        "transformers' save_pretrained",
+    ),
+    (
+        r"(^|\.)(mtp|medusa|eagle|nextn|eh_proj|enorm|hnorm)\w*\.",
+        "it predicts further tokens, which this family does not: use a checkpoint without it",
+    ),
+    (
+        r"(^|\.)(score|classifier|v_head|value_head|reward_head|classification_head)\.",
+        "it belongs to a head that classifies or scores texts instead of generating them",
+    ),
+    (r"expert|\.(router|gate|ffn_gate_inp)\.", "it belongs to a mixture of experts, which this is not"),
+    (
+        r"^(transformer|gpt_neox|decoder|encoder|bert|tok_embeddings|output|layers\.\d+\.attention)\b",
+        "the names are those of another format: use a checkpoint as transformers saves it",
+    ),
+)
 
 
 def in_layers(prefix: str, names: dict[str, str]) -> WeightNames:
@@ -50,6 +94,11 @@ def in_layers(prefix: str, names: dict[str, str]) -> WeightNames:
     }
 
 
+def with_short_names(names: WeightNames) -> WeightNames:
+    """The names, and the same without their first part, as base models without a head are saved."""
+    return names | {theirs.removeprefix(MODEL_PREFIX): target for theirs, target in names.items()}
+
+
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
     """The parameters of a tensor of ``origin``; numbers in its name are those of the layer and the
     expert. Raises ``ModelError`` if the name is unknown."""
@@ -57,7 +106,11 @@ def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
     letters = iter("ij")
     pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
     if pattern not in names:
-        raise ModelError(f"{origin}: tensor {theirs} is unknown for this model, and it may matter")
+        cause = next((cause for sign, cause in _SIGNS if re.search(sign, theirs)), "")
+        raise ModelError(
+            f"{origin}: tensor {theirs} is unknown for this model, and it may matter: "
+            + (cause or "the architecture may be another version of this one, or a variant")
+        )
     indices = dict(zip("ij", numbers, strict=False))
     match names[pattern]:
         case None:

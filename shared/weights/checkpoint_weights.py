@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -14,20 +13,12 @@ from ..models.decoder import LoadedPart
 from ..models.parallel import WeightSlot
 from ..models.registry import Family
 from ..models.spec import AttentionSpec, DecoderSpec, MLASpec
-from ..models.weight_names import AddOne, Deinterleave, Target, layer_of, names_of, target_of
+from ..models.weight_names import AddOne, Deinterleave, Target, layer_of, names_of
+from .origins import REMEDY, TensorOrigin, lacks_head, tensor_origins
 from .source import WeightSource
 
 # dtypes of numbers in checkpoints.
 _SAVED_IN = ("BF16", "F16", "F32", "F64")
-_REMEDY = "configuration and weights do not belong together; download both again"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorOrigin:
-    """The tensor of a checkpoint that fills a parameter."""
-
-    tensor: str
-    target: Target
 
 
 class CheckpointWeights:
@@ -36,12 +27,18 @@ class CheckpointWeights:
     def __init__(self, source: WeightSource, family: Family, spec: DecoderSpec) -> None:
         self._source = source
         self._spec = spec
-        self._origins = _origins(source, family, spec)
+        names = source.weight_names(family)
+        self._origins = tensor_origins(source.names(), names, spec, source.path, family.more_layers)
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter in the checkpoint; ``None`` for numbers."""
         origin = self._origins.get(name)
         return None if origin is None else BLOCK_FORMATS.get(self._source.dtype(origin.tensor))
+
+    @property
+    def has_head(self) -> bool:
+        """False for a checkpoint that can embed but not generate."""
+        return not lacks_head(self._origins, self._spec)
 
     def fill(self, part: LoadedPart) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
@@ -50,7 +47,7 @@ class CheckpointWeights:
         if missing:
             raise ModelError(
                 f"{self._source.path} lacks {len(missing)} weights ({', '.join(missing[:3])}): "
-                f"{_REMEDY}"
+                f"{REMEDY}"
             )
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
@@ -63,7 +60,7 @@ class CheckpointWeights:
             raise self._misplaced(origin.tensor)
 
     def _misplaced(self, tensor: str) -> ModelError:
-        return ModelError(f"{self._source.path}: {tensor} has no place in this model: {_REMEDY}")
+        return ModelError(f"{self._source.path}: {tensor} has no place in this model: {REMEDY}")
 
     def _fill_slot(
         self, name: str, slot: WeightSlot, origin: TensorOrigin, slots: Mapping[str, WeightSlot]
@@ -85,7 +82,7 @@ class CheckpointWeights:
         if shape != expected:
             raise ModelError(
                 f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
-                f"implies {list(expected)}: {_REMEDY}"
+                f"implies {list(expected)}: {REMEDY}"
             )
         if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or len(shape) != 2):
             raise ModelError(
@@ -110,23 +107,6 @@ class CheckpointWeights:
                 attention = self._spec.layers[layer_of(name)].attention
                 return deinterleave(stored, *_rotated_rows(attention, name))
         return stored
-
-
-def _origins(source: WeightSource, family: Family, spec: DecoderSpec) -> dict[str, TensorOrigin]:
-    """The tensor of each parameter."""
-    names = source.weight_names(family)
-    origins: dict[str, TensorOrigin] = {}
-    for tensor in source.names():
-        if family.more_layers and layer_of(tensor) >= len(spec.layers):
-            continue
-        target = target_of(tensor, names, source.path)
-        if target == "head.weight" and spec.tie_embeddings:
-            continue  # a tied head is the embedding, whatever was saved beside it
-        for name in names_of(target):
-            if name in origins or layer_of(name) >= len(spec.layers):
-                raise ModelError(f"{source.path}: {tensor} has no place in this model: {_REMEDY}")
-            origins[name] = TensorOrigin(tensor, target)
-    return origins
 
 
 def _rotated_rows(attention: AttentionSpec | MLASpec, name: str) -> tuple[int, int]:

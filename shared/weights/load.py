@@ -74,7 +74,8 @@ def decoder_from(source: WeightSource, spec: DecoderSpec, place: WeightPlacement
         weights.fill(part)
         part.finish_loading()
 
-    model = Decoder(spec, replace(place, format_of=weights.format_of), load)
+    place = replace(place, format_of=weights.format_of)
+    model = Decoder(spec, place, load, has_head=weights.has_head)
     weights.finish()
     return model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ModelError
 from ..models.model_config import ModelConfig, read_config, read_json
 from ..models.registry import Family
-from ..models.weight_names import WeightNames
+from ..models.weight_names import WeightNames, with_short_names
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
@@ -64,7 +64,7 @@ class SafetensorsFolder:
 
     def weight_names(self, family: Family) -> WeightNames:
         """See ``WeightSource``."""
-        return family.weights
+        return with_short_names(family.weights)
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""

@@ -53,7 +53,6 @@ _NO_EFFECT = (
     "n_group",
     "num_mtp_layers",
     "num_nextn_predict_layers",
-    "output_router_logits",
     "qk_head_dim",
     "seq_aux",
     "topk_group",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import ModelError
-from ..config import Config, read_rope
+from ..config import Config, read_max_position, read_rope
+from ..quantization import refuse_quantized
 from ..spec import (
     AttentionSpec,
     DecoderSpec,
@@ -32,7 +33,11 @@ DENSE_WEIGHTS: WeightNames = {
     "model.layers.{i}.mlp.gate_proj.weight": "layers.{i}.mlp.gate.weight",
     "model.layers.{i}.mlp.up_proj.weight": "layers.{i}.mlp.up.weight",
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
+    # Tables that follow from the config, which older versions of transformers saved.
+    "model.rotary_emb.inv_freq": None,
     "model.layers.{i}.self_attn.rotary_emb.inv_freq": None,
+    "model.layers.{i}.self_attn.rotary_emb.cos_cached": None,
+    "model.layers.{i}.self_attn.rotary_emb.sin_cached": None,
 }
 
 QKV_BIAS: WeightNames = {
@@ -105,6 +110,12 @@ def read_attention(
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise config.refusal("num_key_value_heads", kv_heads, f"a divisor of {heads}")
+    config.one_of("num_key_value_groups", (heads // kv_heads,), heads // kv_heads)
+    # What the family decides, and a config may repeat.
+    for key in ("qk_layernorm", "qk_norm", "use_qk_norm"):
+        config.one_of(key, (qk_norm,), qk_norm)
+    for key in ("add_qkv_bias", "qkv_bias", "use_qkv_bias"):
+        config.one_of(key, (qkv_bias,), qkv_bias)
     return AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -136,7 +147,11 @@ def read_decoder(
 ) -> DecoderSpec:
     """The spec around the layers. ``tie_embeddings`` is the family's default. Read last: keys that
     nothing has read are rejected."""
-    _refuse_quantized(config)
+    refuse_quantized(config)
+    scaled = embedding_scale != 1
+    for key in ("scale_embedding", "scale_embeddings"):
+        config.one_of(key, (scaled,), scaled)
+    _check_pooling(config)
     bos = config.token_ids("bos_token_id")
     spec = DecoderSpec(
         vocab_size=config.integer("vocab_size"),
@@ -144,7 +159,7 @@ def read_decoder(
         layers=layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         tie_embeddings=config.flag("tie_word_embeddings", tie_embeddings),
-        max_position=_context(config.integer("max_position_embeddings"), layers),
+        max_position=_context(read_max_position(config), layers),
         embedding_scale=embedding_scale,
         logit_soft_cap=logit_soft_cap,
         eos_token_ids=config.token_ids("eos_token_id"),
@@ -155,18 +170,15 @@ def read_decoder(
     return spec
 
 
-# Written by transformers, MLX, and older compressed-tensors.
-_QUANTIZED = ("quantization_config", "quantization", "compression_config")
-
-
-def _refuse_quantized(config: Config) -> None:
-    for key in _QUANTIZED:
-        if how := config.get(key):
-            method = how.get("quant_method") if isinstance(how, dict) else None
-            raise ModelError(
-                f"{config.file}: the weights are quantized ({key}, method {method or 'not named'}),"
-                f" which is not supported: use the model's bfloat16 or float16 version"
-            )
+def _check_pooling(config: Config) -> None:
+    """The pooling of an embedding model, if its file names one: it must be that of a node that is
+    asked for none."""
+    if (pooling := config.get("pooling_type", "last")) != "last":
+        raise ModelError(
+            f"{config.file}: pooling_type is {pooling!r}, and routers pool by 'last' unless they "
+            f"are started with --pooling; add --ignore-config-keys pooling_type"
+            + (f" and --pooling {pooling}" if pooling in ("mean", "cls") else "")
+        )
 
 
 def _context(max_position: int, layers: tuple[LayerSpec, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Config
+from ..config import Config, read_full_attention
 from ..spec import DecoderSpec
 from .dense import DENSE_WEIGHTS, MLP_BIAS, O_BIAS, QKV_BIAS, read_attention, read_dense, read_mlp
 
@@ -12,10 +12,10 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
 def read(config: Config) -> DecoderSpec:
     """Read a config: no window, and biases only if the config has them."""
     bias = config.flag("attention_bias")
-    layers = config.integer("num_hidden_layers")
+    windows = read_full_attention(config)
     return read_dense(
         config,
         read_attention(config, qkv_bias=bias, o_bias=bias),
-        windows=[None] * layers,
-        mlps=[read_mlp(config, bias=config.flag("mlp_bias"))] * layers,
+        windows=windows,
+        mlps=[read_mlp(config, bias=config.flag("mlp_bias"))] * len(windows),
     )

@@ -18,9 +18,7 @@ WEIGHTS: WeightNames = (
 def read(config: Config) -> DecoderSpec:
     """Read a config. Layers of ``mlp_only_layers``, and those skipped by ``decoder_sparse_step``,
     are dense."""
-    config.get("output_router_logits")
     config.one_of("shared_expert_intermediate_size", (0,), 0)
-    config.one_of("use_qk_norm", (True,), True)
     windows = qwen_windows(config)
     dense, experts = read_mlp(config), _read_experts(config)
     step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")

@@ -8,13 +8,14 @@ does without.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
+from ...text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from .tensor_types import TENSOR_TYPES, type_name
 
 MAGIC = b"GGUF"
@@ -52,10 +53,14 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """``metadata`` by key; floats of 32 bits are the shortest numbers with the same bits."""
+    """``metadata`` by key; floats of 32 bits are the shortest numbers with the same bits.
+
+    ``unsupported`` has a tensor of each type that is not, by the type's name; ``tensors`` has the
+    others."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    unsupported: dict[str, str] = field(default_factory=dict)
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -75,6 +80,7 @@ class _HeaderReader:
         self._file = file
         self._size = path.stat().st_size
         self._at = 0
+        self._unsupported: dict[str, str] = {}
 
     def read(self) -> GGUFHeader:
         self._check_magic()
@@ -86,11 +92,14 @@ class _HeaderReader:
             if key in metadata:
                 raise self._invalid(f"the metadata key {key!r} is there twice")
             metadata[key] = self._value(self._number("I"), key)
-        listed = [self._tensor() for _ in range(tensors)]
-        return GGUFHeader(metadata, self._placed(listed, self._alignment(metadata)))
+        listed = [entry for _ in range(tensors) if (entry := self._tensor()) is not None]
+        placed = self._placed(listed, self._alignment(metadata))
+        return GGUFHeader(metadata, placed, self._unsupported)
 
     def _check_magic(self) -> None:
         magic = self._take(4, "the magic number")
+        if magic == LFS_POINTER[:4]:
+            raise ModelError(f"{self._path} is {LFS_REMEDY}")
         if magic != MAGIC:
             raise ModelError(
                 f"{self._path} is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}"
@@ -99,7 +108,7 @@ class _HeaderReader:
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little") in VERSIONS
             reason = "it is big-endian" if swapped else f"it has version {version}"
-            raise self._invalid(f"{reason}; supported: little-endian, versions 2 and 3")
+            raise self._unsuitable(f"{reason}; supported: little-endian, versions 2 and 3")
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         value = metadata.get(_ALIGNMENT, 32)
@@ -107,7 +116,8 @@ class _HeaderReader:
             raise self._invalid(f"{_ALIGNMENT} is {value!r}, not a power of two up to 1 MiB")
         return value
 
-    def _tensor(self) -> TensorEntry:
+    def _tensor(self) -> TensorEntry | None:
+        """The next tensor; ``None``, with a note, if its type is not supported."""
         name = self._string("a tensor's name", MAX_KEY)
         dimensions = self._number("I")
         if not 0 < dimensions <= MAX_DIMENSIONS:
@@ -116,10 +126,10 @@ class _HeaderReader:
         number, begin = self._number("I"), self._number("Q")
         kind = TENSOR_TYPES.get(number)
         if kind is None:
-            known = ", ".join(each.name for each in TENSOR_TYPES.values())
-            raise self._invalid(f"{name} is of type {type_name(number)}; supported: {known}")
+            self._unsupported.setdefault(type_name(number), name)
+            return None
         if len(shape) > 2 and shape[0] > MAX_EXPERTS:
-            raise self._invalid(
+            raise self._unsuitable(
                 f"{name} is {shape[0]} matrices; at most {MAX_EXPERTS} are supported"
             )
         if min(shape) < 1 or shape[-1] % kind.values:
@@ -161,7 +171,7 @@ class _HeaderReader:
             count = self._count("Q", 8, f"elements in {key}")
             return [self._string(key, self._size) for _ in range(count)]
         if kind not in _NUMBERS:
-            raise self._invalid(f"{key} is a list of the unsupported type {kind}")
+            raise self._unsuitable(f"{key} is a list of the unsupported type {kind}")
         form = _NUMBERS[kind]
         size = struct.calcsize(form)
         count = self._count("Q", size, f"elements in {key}")
@@ -192,7 +202,7 @@ class _HeaderReader:
         if count > self._size - self._at:
             raise self._truncated(purpose, self._at + count)
         if self._at + count > MAX_HEADER:
-            raise self._invalid(f"its header is longer than {MAX_HEADER} bytes")
+            raise self._unsuitable(f"its header is longer than {MAX_HEADER} bytes")
         data = self._file.read(count)
         if len(data) < count:
             raise self._truncated(purpose, self._at + count)
@@ -206,7 +216,10 @@ class _HeaderReader:
         )
 
     def _invalid(self, problem: str) -> ModelError:
-        return ModelError(f"{self._path} is not a GGUF file that can be loaded: {problem}")
+        return ModelError(f"{self._path} is not a valid GGUF file: {problem}; download it again")
+
+    def _unsuitable(self, problem: str) -> ModelError:
+        return ModelError(f"{self._path} is a GGUF file that cannot be loaded: {problem}")
 
 
 def shortest(value: float) -> float:

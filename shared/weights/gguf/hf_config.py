@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...errors import ModelError
 from ...models.spec import QUANTIZED
 from .architectures import ARCHITECTURES, Architecture
 from .header import GGUFHeader
+from .tensor_types import TENSOR_TYPES
 
 # Reads a tensor of F32.
 ReadFloats = Callable[[str], Sequence[float]]
@@ -27,6 +29,31 @@ _IMPLIED = (
     "expert_weights_norm",
     "mm.tokens_per_image",
 )
+# Names of all architectures, for what a config.json says under other ones.
+_COMMON_KEYS = {"attention.causal": "is_causal", "pooling_type": "pooling_type"}
+_POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
+# Signs of other kinds in "TYPE ARCHITECTURE".
+_OTHER_KINDS = (
+    ("^adapter", "it is a LoRA adapter; merge it into its base model with llama-export-lora"),
+    (
+        "^mmproj|clip$",
+        "it is the vision or audio part (mmproj) of a model; give the file of the text model "
+        "beside it",
+    ),
+    ("controlvector|imatrix", "it is a control vector or an importance matrix, and no model"),
+    (
+        "bert|t5encoder|gemma-embedding",
+        "it is an encoder, which embeds texts and generates none; for embeddings use a decoder "
+        "such as Qwen/Qwen3-Embedding-0.6B-GGUF",
+    ),
+    (" t5$", "it is an encoder-decoder; only decoders are supported"),
+    (
+        " (flux|sd1|sd3|sdxl|wan|ltxv|hyvid|aura|lumina2|hidream|qwen_image|cosmos|pig)$",
+        "it is a diffusion model; only text models are supported",
+    ),
+    (" (wavtokenizer-dec|whisper)$", "it is a model of audio; only text models are supported"),
+    ("eagle|medusa", "it drafts tokens for another model; use that model"),
+)
 # Llama 3's models differ in the factor alone.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -39,17 +66,26 @@ _SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
 
 def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
     """The architecture of a file. Raises ``ModelError`` for an unsupported one."""
-    name = header.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ModelError(
-            f"{origin}: general.architecture is {name!r}; supported: {', '.join(ARCHITECTURES)}"
-        )
     parts = header.metadata.get("split.count", 0)
     if parts not in (0, 1):
         raise ModelError(
-            f"{origin} is one of {parts} parts of a model; merge them with llama-gguf-split --merge"
+            f"{origin} is one of {parts} parts of a model; merge them with llama-gguf-split "
+            f"--merge FIRST_PART MERGED.gguf"
         )
-    return ARCHITECTURES[name]
+    name = header.metadata.get("general.architecture")
+    if isinstance(name, str) and name in ARCHITECTURES and not _kind(header.metadata):
+        return ARCHITECTURES[name]
+    kind = _kind(header.metadata)
+    raise ModelError(
+        f"{origin}: general.architecture is {name!r}"
+        + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
+    )
+
+
+def _kind(metadata: dict[str, Any]) -> str:
+    """What a file is that is not that of a language model, by its type or its architecture."""
+    names = f"{metadata.get('general.type')} {metadata.get('general.architecture')}"
+    return next((kind for sign, kind in _OTHER_KINDS if re.search(sign, names)), "")
 
 
 def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -> dict[str, Any]:
@@ -61,12 +97,16 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
+    _refuse_experts(own, architecture, name, origin)
+    _refuse_types(header, origin)
     scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
     values = {
-        architecture.keys.get(key, f"{name}.{key}"): value
+        architecture.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
         for key, value in own.items()
         if key not in _IMPLIED
     }
+    if "pooling_type" in values:
+        values["pooling_type"] = _POOLINGS.get(values["pooling_type"], values["pooling_type"])
     values |= architecture.constants
     values |= _of_tensors(header, origin)
     values |= {
@@ -79,6 +119,32 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     values |= _rope(scaling, values, header, read_floats, origin)
     values |= _score_scale(name, values)
     return values
+
+
+def _refuse_experts(
+    own: dict[str, Any], architecture: Architecture, name: str, origin: object
+) -> None:
+    """Refuse experts under the name of a dense architecture; none at all do not matter."""
+    if "expert_count" in architecture.keys:
+        return
+    if count := own.pop("expert_count", 0):
+        raise ModelError(
+            f"{origin}: {name}.expert_count is {count!r}: it is a mixture of experts under the "
+            f"name {name}, as Mixtral's files are, which is not supported; supported is qwen3moe"
+        )
+    if own.get("expert_used_count") == 0:
+        del own["expert_used_count"]
+
+
+def _refuse_types(header: GGUFHeader, origin: object) -> None:
+    """Refuse tensors whose types are not read."""
+    if header.unsupported:
+        found = " and ".join(f"{name} is of type {of}" for of, name in header.unsupported.items())
+        known = ", ".join(each.name for each in TENSOR_TYPES.values())
+        raise ModelError(
+            f"{origin}: {found}; supported: {known}: use the Q8_0, Q6_K or Q4_0 file of the same "
+            f"model"
+        )
 
 
 def end_tokens(header: GGUFHeader) -> list[int]:
@@ -157,7 +223,11 @@ def _rope(
     if kind == "none":
         return {}
     get.pop("finetuned", None)
-    names = {"original_context_length": "original_max_position_embeddings"}
+    names = {
+        "original_context_length": "original_max_position_embeddings",
+        # Multiplied by what follows from the factor, unlike a config's attention_factor.
+        "attn_factor": "rope.scaling.attn_factor",
+    }
     return {
         "rope_scaling": {"rope_type": kind}
         | {names.get(key, key): value for key, value in get.items()}
