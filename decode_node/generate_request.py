@@ -23,6 +23,8 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
         raise RequestError(
             f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
         )
+    if not request.HasField("embed"):
+        engine.check_generates()
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
     resume = _resumed(request, params)

@@ -77,6 +77,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
         "models.model_config",
         "models.config",
         "models.no_effect",
+        "models.kinds",
+        "models.quantization",
         "models.families",
         "models.registry",
         "models.fingerprint",

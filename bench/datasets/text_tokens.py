@@ -51,7 +51,7 @@ class LocalTokens:
         from ...shared.weights.locate import locate_model
         from ...shared.weights.source import open_source
 
-        with open_source(locate_model(name, weights=False)) as source:
+        with open_source(locate_model(name)) as source:
             return cls(Tokenizer.load(source.tokenizer_files()))
 
     async def encode(self, text: str) -> list[int]:

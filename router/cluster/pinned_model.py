@@ -41,7 +41,7 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     name = options.model
     if name is None:
         return None
-    path = await in_thread(lambda: locate_model(name, weights=False))
+    path = await in_thread(lambda: locate_model(name))
     spec = await in_thread(lambda: read_spec(path, options.ignored_config_keys))
     tokenizer = await load_tokenizer(path, spec.vocab_size, options.template_source)
     card = pb.ModelCard(

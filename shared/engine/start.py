@@ -11,21 +11,21 @@ from pathlib import Path
 from ..config import EngineConfig, HandoffConfig
 from ..config.fields import served_names
 from ..config.kv_dtypes import kv_dtype_of
-from ..errors import ModelError, PeerRefusedError
+from ..errors import ModelError, PeerRefusedError, RequestError
 from ..handoff.plane.canary import coarsest
 from ..handoff.plane.messages import Event
 from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
-from ..models.registry import spec_of
 from ..models.spec import DecoderSpec, tensor_parallel_problem
 from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
 from ..text.tokenizer_files import TokenizerFiles
-from ..weights.locate import display_name, locate_model
-from ..weights.source import WeightSource, open_source
+from ..weights.locate import display_name
+from ..weights.obtain import ObtainedModel, obtain_model
+from ..weights.source import WeightSource
 from .core import EngineCore
 from .executor import MultiprocessExecutor
 from .messages import DataPlaneSettings, LoadFormats, RankSettings
@@ -63,6 +63,17 @@ class NodeEngine:
     curve_keys: list[str]  # public, one a rank; empty without CURVE
     world_size: int
     grammars: GrammarCompiler
+    generates: bool = True
+
+    def check_generates(self) -> None:
+        """Raise ``RequestError`` if the model has no head to generate with."""
+        if not self.generates:
+            raise RequestError(
+                f"The model {self.name} has no lm_head, so that it serves embeddings only; use "
+                f"/v1/embeddings.",
+                param="model",
+                code="model_cannot_generate",
+            )
 
     def kv_heads(self, ranks: int) -> list[tuple[range, ...]]:
         """The KV heads of each rank, layer by layer, when this model is split over ``ranks``.
@@ -97,11 +108,10 @@ async def start_engine(
 
     Raises ``ModelError`` or ``StartupError``; nothing is left running then.
     """
-    path = await in_thread(lambda: locate_model(config.model))  # it may be a long download
-    source = open_source(path)
-    spec = await in_thread(lambda: _read_spec(config, source))
-    if problem := tensor_parallel_problem(spec, config.world_size):
-        raise ModelError(f"{path} cannot be split over {config.world_size} ranks: {problem}")
+    model = await in_thread(lambda: obtain_model(config))  # it may be a long download
+    path, source = model.path, model.source
+    _tell_what_is_unusual(config, model)
+    spec = await in_thread(lambda: _with_every_end(model.spec, source))
     ranks = MultiprocessExecutor(on_event, on_lost, load_seconds=config.load_timeout)
     # While the ranks load: to read a large vocabulary takes half a second.
     grammars = _grammars(source, spec)
@@ -144,6 +154,7 @@ async def start_engine(
         curve_keys=[rank.key for rank in endpoints if rank.key],
         world_size=config.world_size,
         grammars=grammars,
+        generates=model.generates,
     )
 
 
@@ -184,19 +195,17 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
     )
 
 
-def _read_spec(config: EngineConfig, source: WeightSource) -> DecoderSpec:
-    """The model's spec; warns if the user asked for keys of its configuration to be ignored."""
-    ignored = config.ignored_config_keys
-    described = source.config()
-    spec = spec_of(described, ignored, config.max_model_len)
-    if ignored:
+def _tell_what_is_unusual(config: EngineConfig, model: ObtainedModel) -> None:
+    """Warn if the user asked for keys of the configuration to be ignored, or cannot chat."""
+    if ignored := config.ignored_config_keys:
         log.warning(
             "--ignore-config-keys: %s of %s are ignored; if one of them changes what the model "
             "computes, its answers are wrong",
             ", ".join(sorted(ignored)),
-            described.file,
+            model.source.config().file,
         )
-    return _with_every_end(spec, source)
+    if not model.generates:
+        log.warning("%s has no lm_head: it serves embeddings only", model.path)
 
 
 def _with_every_end(spec: DecoderSpec, source: WeightSource) -> DecoderSpec:

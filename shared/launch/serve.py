@@ -28,6 +28,7 @@ from ..node.announce import announce_to_router
 from ..process.cores import share_of_cores
 from ..security.credentials import Credentials, is_loopback, open_url, read_credentials
 from ..security.local_token import left_token, make_token
+from ..weights.obtain import obtain_model
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 from .greeting import greeting
@@ -94,6 +95,7 @@ def serve_cluster(
     )
     with contextlib.ExitStack() as until_end:
         try:
+            _obtain(fill(EngineConfig, values))
             deadline = time.monotonic() + start_seconds
             router, joins_at = start_router(cluster, values, deadline)
             nodes = start_nodes(cluster, config, values, joins_at)
@@ -117,6 +119,12 @@ def serve_cluster(
             click.echo("stopping ...", err=True)
         finally:
             cluster.stop()
+
+
+def _obtain(engine: EngineConfig) -> None:
+    """Have the model on this machine before any part needs it, so that what is wrong with it is
+    told by this command, and a download is seen. Raises ``ModelError``."""
+    obtain_model(engine).source.tokenizer_files()
 
 
 def _use_while_kept(

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from .quantization import QUANTIZATION_FILES
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """``values`` as in a ``config.json``, ``generation`` as in a ``generation_config.json``.
+    """``values`` as in a ``config.json``, and the contents of files beside it that say how weights
+    are quantized, by the files' names. ``generation`` as in a ``generation_config.json``.
 
     ``file`` and ``generation_file`` name the origins of both in error messages.
     """
@@ -27,7 +29,10 @@ def read_config(folder: Path) -> ModelConfig:
     """Read the configuration of a model folder."""
     file, generation = folder / "config.json", folder / "generation_config.json"
     more = read_json(generation) if generation.is_file() else {}
-    return ModelConfig(read_json(file), str(file), more, str(generation))
+    beside = {
+        name: read_json(folder / name) for name in QUANTIZATION_FILES if (folder / name).is_file()
+    }
+    return ModelConfig(read_json(file) | beside, str(file), more, str(generation))
 
 
 def read_json(file: Path) -> dict[str, Any]:

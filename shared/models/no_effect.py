@@ -12,8 +12,8 @@ _DESCRIPTION = (
     "mask_token max_seq_len max_seq_length max_sequence_length model_max_length model_name "
     "model_type n_ctx n_positions pad_token padding_side pipeline_tag sep_token seq_length tags "
     "tokenizer_class tokenizer_model_max_length tokenizer_padding_side tokenizer_type "
-    "transformers.js_config transformers_version transformers_weights trust_remote_code "
-    "truncation_side unk_token unsloth_fixed unsloth_version"
+    "transformers.js_config transformers_version transformers_weights truncation_side "
+    "trust_remote_code unk_token unsloth_fixed unsloth_version"
 )
 # Initialisation, training and storage of the weights.
 _TRAINING = (
@@ -25,27 +25,27 @@ _TRAINING = (
 # Defaults of transformers' generation and of its classes; older versions wrote all of them.
 _TRANSFORMERS = (
     "bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward "
-    "diversity_penalty do_sample "
-    "early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty id2label "
-    "is_decoder label2id length_penalty logits_to_keep max_length "
-    "max_new_tokens "
-    "max_window_layers min_length no_repeat_ngram_size num_beam_groups num_beams num_labels "
-    "num_logits_to_keep num_return_sequences output_attentions output_hidden_states "
-    "output_router_logits output_scores prefix problem_type remove_invalid_values repetition_penalty return_dict "
-    "return_dict_in_generate suppress_tokens task_specific_params temperature tf_legacy_loss "
-    "tie_encoder_decoder top_k top_p torchscript typical_p use_cache"
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+    "exponential_decay_length_penalty id2label is_decoder label2id length_penalty logits_to_keep "
+    "max_length max_new_tokens max_window_layers min_length no_repeat_ngram_size num_beam_groups "
+    "num_beams num_labels num_logits_to_keep num_return_sequences output_attentions "
+    "output_hidden_states output_router_logits output_scores prefix problem_type "
+    "remove_invalid_values repetition_penalty return_dict return_dict_in_generate suppress_tokens "
+    "task_specific_params temperature tf_legacy_loss tie_encoder_decoder top_k top_p torchscript "
+    "typical_p use_cache"
 )
 _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
 # Features that none of the models has, or that they do not take from here, if these are off.
-_OFF = frozenset(
+_FEATURES = (
     "add_cross_attention alibi attention_bias attention_gate attention_sink attention_sinks "
     "attn_output_gate bias bidirectional bidirectional_attention clip_qkv gated_attention "
     "is_bidirectional lm_head_bias mlp_bias norm_bias norm_topk_prob parallel_attn "
     "parallel_residual qk_layernorm qk_norm qkv_bias rope_interleaved rotary_interleaved "
     "scale_attn_by_inverse_layer_idx use_alibi use_attention_sinks use_bias use_bidirectional "
     "use_bidirectional_attention use_gated_attention use_mrope use_parallel_residual use_qk_norm "
-    "use_qkv_bias use_sliding_window use_sliding_window_attention".split()
+    "use_qkv_bias use_sliding_window use_sliding_window_attention"
 )
+_OFF = frozenset(_FEATURES.split())
 # What all models here do, and the value that says so; without it they would be other models.
 SUPPORTED: dict[str, object] = {
     **dict.fromkeys(

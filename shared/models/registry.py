@@ -23,6 +23,7 @@ from .families import (
 )
 from .kinds import kind_of
 from .model_config import ModelConfig
+from .quantization import refuse_quantized
 from .spec import DecoderSpec
 from .weight_names import WeightNames
 
@@ -95,6 +96,8 @@ def spec_of(
     any.
     """
     values = Config(config.values, config.file, ignored_keys, max_model_len)
-    spec = family_of(config.values, config.file).read(values)
+    family = family_of(config.values, config.file)
+    refuse_quantized(values)
+    spec = family.read(values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))

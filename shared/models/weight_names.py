@@ -78,7 +78,10 @@ _SIGNS = (
         r"(^|\.)(score|classifier|v_head|value_head|reward_head|classification_head)\.",
         "it belongs to a head that classifies or scores texts instead of generating them",
     ),
-    (r"expert|\.(router|gate|ffn_gate_inp)\.", "it belongs to a mixture of experts, which this is not"),
+    (
+        r"expert|\.(router|gate|ffn_gate_inp)\.",
+        "it belongs to a mixture of experts, which this is not",
+    ),
     (
         r"^(transformer|gpt_neox|decoder|encoder|bert|tok_embeddings|output|layers\.\d+\.attention)\b",
         "the names are those of another format: use a checkpoint as transformers saves it",

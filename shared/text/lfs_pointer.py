@@ -1,4 +1,4 @@
-"""Files that Git LFS has left out of a clone, and put a pointer to their contents in their place."""
+"""Files that a clone without Git LFS has instead of large ones."""
 
 from __future__ import annotations
 

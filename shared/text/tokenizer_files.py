@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from .lfs_pointer import LFS_POINTER, LFS_REMEDY
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 
@@ -66,7 +67,9 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read a model folder. Raises ``ModelError`` with the invalid file."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ModelError(f"{path} does not exist; a model folder needs a tokenizer.json")
+        raise ModelError(
+            f"{path} does not exist; a model folder needs a tokenizer.json{_conversion(folder)}"
+        )
     config = _read_json(folder / "tokenizer_config.json")
     templates = _read_templates(folder, config)
     return TokenizerFiles(
@@ -77,6 +80,25 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         templates.get(DEFAULT),
         templates.get(TOOL_USE),
     )
+
+
+def _conversion(folder: Path) -> str:
+    """How to make a ``tokenizer.json`` from what is beside it, if that is known."""
+    place = str(folder)
+    if (folder / "tiktoken.model").is_file():
+        return (
+            ", and tiktoken.model lacks the rule by which texts are split, which the model's own "
+            "code has: TikTokenConverter in transformers makes one of both, unless somebody has "
+            "published it"
+        )
+    for name in ("tekken.json", "tokenizer.model", "spiece.model", "vocab.json"):
+        if (folder / name).is_file():
+            options = ", mistral_format=False" if name == "tekken.json" else ""
+            return (
+                f": make it from {name} with transformers, AutoTokenizer.from_pretrained("
+                f"{place!r}{options}).save_pretrained({place!r})"
+            )
+    return ": download it too"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -93,9 +115,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8: {error}") from error
+    if text.startswith(LFS_POINTER.decode()):
+        raise ModelError(f"{path} is {LFS_REMEDY}")
+    return text
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, TemplateText]:

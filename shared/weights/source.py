@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from ..errors import ModelError
 from ..models.model_config import ModelConfig
 from ..models.registry import Family, spec_of
 from ..models.spec import DecoderSpec
@@ -49,6 +50,14 @@ class WeightSource(Protocol):
     def weight_names(self, family: Family) -> WeightNames:
         """The family's names and transforms for this kind of checkpoint."""
 
+    def weight_files(self) -> list[str]:
+        """The names of the files in its folder that have the weights, whether they are there or
+        not; needs no context."""
+
+    def tensor_names(self) -> list[str] | None:
+        """The names of all tensors, as far as the files that are there tell; needs no context, and
+        loads no torch."""
+
     def names(self) -> list[str]:
         """The names of all tensors."""
 
@@ -69,6 +78,14 @@ def open_source(path: str | Path) -> WeightSource:
     """The source at a path that ``locate_model`` has found."""
     path = Path(path)
     return GGUFFile(path) if is_gguf(path) else SafetensorsFolder(path)
+
+
+def check_format(source: WeightSource, load_format: str) -> None:
+    """Raise ``ModelError`` if ``--load-format`` is not the source's."""
+    if load_format not in ("auto", source.format):
+        raise ModelError(
+            f"{source.path} has {source.format}; load format {load_format} does not fit"
+        )
 
 
 def read_spec(

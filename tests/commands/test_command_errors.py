@@ -232,5 +232,12 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
     fail(["serve", "--kv-advertise", "a:8200"], tmp_path, 2, "--kv-advertise", "--pd-server")
 
 
+def test_serve_judges_its_model_before_it_starts_a_part(tmp_path: Path) -> None:
+    fail(["serve", "./none"], tmp_path, 1, "tandem: model './none' does not exist; give")
+    fail(["serve", "owner/none"], tmp_path, 1, "tandem: 'owner/none' is not a", "HF_HUB_OFFLINE")
+    assert list(tmp_path.iterdir()) == []  # not even a folder of logs
+
+
 def test_serve_shows_the_error_of_a_part_that_cannot_start(tmp_path: Path) -> None:
-    fail(["serve", "./none"], tmp_path, 1, "ended with exit status 1", "./none", "does not exist")
+    arguments = ["serve", "--kv-fraction", "0", "--port", "0"]
+    fail(arguments, tmp_path, 1, "decode-node-0 ended with exit status 1", "one KV block")

@@ -44,7 +44,7 @@ async def test_probes_are_answered_while_the_model_is_read(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, stop = threading.Event(), asyncio.Event()
-    monkeypatch.setattr(pinned_model, "locate_model", lambda *_, **__: read.wait())
+    monkeypatch.setattr(pinned_model, "locate_model", lambda _: read.wait())
     options = RouterOptions(
         port=0, registry_port=0, metrics_port=0, model="hub/model", router_workers=workers
     )
@@ -94,7 +94,7 @@ from tandem.shared.process.signals import catch_signals
 
 begun = threading.Event()
 
-def download(name, weights):
+def download(name):
     begun.set()
     threading.Event().wait()
 

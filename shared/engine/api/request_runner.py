@@ -77,6 +77,7 @@ class RequestRunner:
     async def _generate(self, request: Request) -> list[Completion]:
         core = self.engine.core
         params, spec = request.params, self.engine.spec
+        self.engine.check_generates()
         core.admit(len(request.tokens), params.max_tokens)
         sequences = build_sequences(
             core,

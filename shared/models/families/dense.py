@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ...errors import ModelError
 from ..config import Config, read_max_position, read_rope
-from ..quantization import refuse_quantized
 from ..spec import (
     AttentionSpec,
     DecoderSpec,
@@ -147,7 +146,6 @@ def read_decoder(
 ) -> DecoderSpec:
     """The spec around the layers. ``tie_embeddings`` is the family's default. Read last: keys that
     nothing has read are rejected."""
-    refuse_quantized(config)
     scaled = embedding_scale != 1
     for key in ("scale_embedding", "scale_embeddings"):
         config.one_of(key, (scaled,), scaled)

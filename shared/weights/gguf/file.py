@@ -73,6 +73,14 @@ class GGUFFile:
             each.name: each for entry in self.header.tensors.values() for each in _matrices(entry)
         }
 
+    def weight_files(self) -> list[str]:
+        """See ``WeightSource``."""
+        return [self.path.name]
+
+    def tensor_names(self) -> list[str] | None:
+        """See ``WeightSource``."""
+        return self.names()
+
     def names(self) -> list[str]:
         """See ``WeightSource``."""
         return list(self._tensors)

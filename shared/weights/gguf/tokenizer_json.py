@@ -71,7 +71,7 @@ class _Vocabulary:
         elif kind == "llama":
             parts = self._pieces()
         else:
-            raise self._invalid("model", f"is {kind!r}; supported: 'gpt2' and 'llama'")
+            raise self._unsupported("model", f"is {kind!r}; supported: 'gpt2' and 'llama'")
         return {
             "version": "1.0",
             "truncation": None,
@@ -85,7 +85,7 @@ class _Vocabulary:
         name = self._metadata.get(f"{_PREFIX}pre")
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
-            raise self._invalid("pre", f"is {name!r}; supported: {', '.join(RULES)}")
+            raise self._unsupported("pre", f"is {name!r}; supported: {', '.join(RULES)}")
         return {
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
@@ -242,6 +242,13 @@ class _Vocabulary:
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
             raise self._invalid(key, f"is not a list of {kind.__name__}")
         return values
+
+    def _unsupported(self, key: str, problem: str) -> ModelError:
+        """The error for a rule by which texts are split that only its name tells."""
+        return ModelError(
+            f"{self._origin}: {_PREFIX}{key} {problem}; use the model's folder with safetensors, "
+            f"whose tokenizer.json has the rule itself"
+        )
 
     def _invalid(self, key: str, problem: str) -> ModelError:
         return ModelError(f"{self._origin}: {_PREFIX}{key} {problem:.200}")

@@ -79,7 +79,8 @@ async def planned(
     ranks = LoadingRanks(kind)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     started = await start_engine(
-        EngineConfig(model=str(tmp_path), max_num_seqs=65536, **options), NodeIdentity("node", 1)
+        EngineConfig(model=str(tmp_path), max_num_seqs=65536, load_format="dummy", **options),
+        NodeIdentity("node", 1),
     )
     return started, ranks.formats
 
@@ -117,11 +118,10 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     ranks = LoadingRanks(CPU)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     identity = NodeIdentity("node", 1)
+    options = {"model": str(tmp_path), "load_format": "dummy"}
     with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
-        await start_engine(EngineConfig(model=str(tmp_path)), identity)
-    await start_engine(
-        EngineConfig(model=str(tmp_path), ignore_config_keys="other, query_scale"), identity
-    )
+        await start_engine(EngineConfig(**options), identity)
+    await start_engine(EngineConfig(**options, ignore_config_keys="other, query_scale"), identity)
     assert ranks.settings[0].ignored_config_keys == ("other", "query_scale")
     assert "other, query_scale of " in caplog.text
 

@@ -24,11 +24,11 @@ async def test_a_node_can_be_stopped_while_its_model_is_downloaded(
 ) -> None:
     begun, release = threading.Event(), threading.Event()
 
-    def download(name: str) -> None:
+    def download(config: EngineConfig) -> None:
         begun.set()
         release.wait()
 
-    monkeypatch.setattr(engine, "locate_model", download)
+    monkeypatch.setattr(engine, "obtain_model", download)
     starting = asyncio.create_task(start_engine(EngineConfig(model="a/b"), NodeIdentity("n", 1)))
     try:
         async with asyncio.timeout(20):

@@ -11,8 +11,8 @@ from tandem.shared.errors import ModelError
 from tandem.shared.handoff.wire.head_parts import HeadRun, parts_of
 from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
-from tandem.shared.models.config import Config
-from tandem.shared.models.registry import family_of
+from tandem.shared.models import registry
+from tandem.shared.models.model_config import ModelConfig
 from tandem.shared.models.spec import (
     DecoderSpec,
     DenseSpec,
@@ -103,7 +103,7 @@ V3: dict[str, Any] = {
 
 def spec_of(base: dict[str, Any], **changes: Any) -> DecoderSpec:
     values = {**base, **changes}
-    return family_of(values).read(Config(values))
+    return registry.spec_of(ModelConfig(values))
 
 
 def test_the_second_generation() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError
+from tandem.shared.models import registry
 from tandem.shared.models.config import Config
+from tandem.shared.models.model_config import ModelConfig
 from tandem.shared.models.registry import family_of
 from tandem.shared.models.spec import (
     AttentionSpec,
@@ -58,8 +60,7 @@ BOOKKEEPING: dict[str, Any] = {
 
 
 def spec_of(**changes: Any) -> DecoderSpec:
-    values = {**BASE, **changes}
-    return family_of(values).read(Config(values))
+    return registry.spec_of(ModelConfig({**BASE, **changes}))
 
 
 def scaling_of(spec: DecoderSpec) -> Any:

@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoConfig
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.config import Config
-from tandem.shared.models.registry import FAMILIES, family_of
+from tandem.shared.models.model_config import ModelConfig
+from tandem.shared.models.registry import FAMILIES, spec_of
 from tandem.shared.models.spec import DecoderSpec
 
 TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("public_configs.json").read_text())
@@ -25,7 +25,7 @@ UNTRAINED = {"deepseek_v2": {"num_experts_per_tok": 2}}
 
 
 def read(values: dict[str, Any]) -> DecoderSpec:
-    return family_of(values).read(Config(values))
+    return spec_of(ModelConfig(values))
 
 
 def values_of(config: dict[str, Any]) -> dict[str, Any]:

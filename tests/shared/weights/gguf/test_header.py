@@ -112,8 +112,6 @@ PADDING = bytes(256)
             start(tensors=1) + tensor(shape=(1, 1, 4097)) + PADDING,
             "a is 4097 matrices; at most 4096 are supported",
         ),
-        (start(tensors=1) + tensor(kind=12) + PADDING, "a is of type Q4_K; supported: F32, F16"),
-        (start(tensors=1) + tensor(kind=777) + PADDING, "a is of type 777; supported: F32, F16"),
         (start(tensors=1) + tensor(shape=(33, 2), kind=8) + PADDING, "rows are no blocks of 32"),
         (start(tensors=1) + tensor(shape=(0,)) + PADDING, "a has shape [0]"),
         (start(tensors=1) + tensor(begin=4) + PADDING, "begins at 4, which is no multiple of 32"),

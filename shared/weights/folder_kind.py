@@ -1,0 +1,114 @@
+"""What the files of a folder or a repository are, if they are no checkpoint that can be loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+# Types of GGUF files that can be loaded, the best one first, as file names have them.
+_GGUF_TYPES = ("q8_0", "q6_k", "q4_0", "q4_1", "bf16", "f16", "fp16", "f32")
+# Weights that run code while they are loaded.
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_OTHER_FORMATS = {
+    ".onnx": "ONNX",
+    ".xml": "OpenVINO",
+    ".h5": "TensorFlow",
+    ".msgpack": "Flax",
+    ".npz": "MLX's older format",
+    ".nemo": "NeMo",
+    ".tflite": "TensorFlow Lite",
+    ".engine": "TensorRT",
+    ".mlpackage": "Core ML",
+}
+
+
+def without_config(files: Collection[str], place: str, *, on_hub: bool = False) -> str:
+    """What ``files`` are, which have no config.json, and what to do. ``place`` is their folder or
+    the name of their repository."""
+    if "model_index.json" in files:
+        return "it is a diffusion pipeline; only text models are supported"
+    if {"blobs", "snapshots"} <= set(files):
+        return "it is a model in the hub's cache; give its name, or the folder in snapshots/"
+    if kind := _of_weights(files, place, on_hub=on_hub):
+        return kind
+    if "params.json" in files and _ending(files, _PICKLES):
+        return "it is in Meta's own format; use the version for transformers"
+    if other := _other_format(files):
+        return other
+    return "give the folder of a Hugging Face model"
+
+
+def without_weights(files: Collection[str], place: str, *, on_hub: bool = False) -> str:
+    """What ``files`` are, which have neither of the names of weights that are loaded, and what to
+    do."""
+    if kind := _of_weights(files, place, on_hub=on_hub):
+        return kind
+    if shards := sorted(file for file in files if _SHARD.search(file)):
+        return f"{shards[0]} is one of several files, which {INDEX} lists: download that too"
+    if pickles := _ending(files, _PICKLES):
+        return (
+            f"{', '.join(pickles[:3])} cannot be loaded: convert to safetensors, which is "
+            f"AutoModelForCausalLM.from_pretrained({place!r}).save_pretrained(FOLDER) in "
+            f"transformers"
+        )
+    if other := _other_format(files):
+        return other
+    if others := _ending(files, (".safetensors",)):
+        return f"{', '.join(others[:3])} is not under the name of a whole model's weights"
+    return "download the weights"
+
+
+def _of_weights(files: Collection[str], place: str, *, on_hub: bool) -> str:
+    """Kinds of checkpoints that are recognised with and without a config.json."""
+    if "adapter_config.json" in files:
+        return (
+            "it is a LoRA adapter, which is not supported by itself: merge it into its base model "
+            "(merge_and_unload and save_pretrained in peft)"
+        )
+    if any(file.startswith("consolidated") and file.endswith(".safetensors") for file in files):
+        return (
+            "its weights are in Mistral's own format (consolidated.safetensors); use a version "
+            f"for transformers, with config.json and {SINGLE} or {INDEX}"
+        )
+    if ggufs := _ending(files, (".gguf",)):
+        return _of_ggufs(ggufs, place, on_hub=on_hub)
+    return ""
+
+
+def _of_ggufs(ggufs: list[str], place: str, *, on_hub: bool) -> str:
+    models = [file for file in ggufs if "mmproj" not in file.lower() and not _SPLIT.search(file)]
+    loadable = [
+        file
+        for kind in _GGUF_TYPES
+        for file in models
+        if re.search(rf"(^|[-._]){kind}([-._]|$)", Path(file).stem.lower())
+    ]
+    if not loadable:
+        return (
+            f"it has GGUF files, none of which is of a supported type by its name "
+            f"({', '.join(ggufs[:3])}); supported: Q8_0, Q6_K, Q4_0, Q4_1, BF16, F16 and F32, each "
+            f"in one file"
+        )
+    file = loadable[0]
+    if on_hub:
+        return (
+            f"it has GGUF files, of which one is given by itself: hf download {place} {file} "
+            f"--local-dir ., then tandem serve {file}"
+        )
+    return f"it has GGUF files, of which one is given by itself: {Path(place) / file}"
+
+
+def _other_format(files: Collection[str]) -> str:
+    for ending, name in _OTHER_FORMATS.items():
+        if found := _ending(files, (ending,)):
+            return f"its weights are in {name} ({found[0]}); use a version in safetensors"
+    return ""
+
+
+def _ending(files: Collection[str], endings: tuple[str, ...]) -> list[str]:
+    return sorted(file for file in files if file.lower().endswith(endings))

@@ -1,0 +1,77 @@
+"""A model for a node: found, judged by everything but its weights, and only then downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import EngineConfig
+from ..errors import ModelError
+from ..models.registry import family_of, spec_of
+from ..models.spec import DecoderSpec, tensor_parallel_problem
+from .folder_kind import INDEX, SINGLE
+from .hub import download_weights
+from .locate import FoundModel, find_model
+from .origins import lacks_head, tensor_origins
+from .safetensors_folder import without_loadable_weights
+from .source import WeightSource, check_format, open_source
+
+
+@dataclass(frozen=True, slots=True)
+class ObtainedModel:
+    """A model that can be loaded. One that does not generate has no head, and embeds only."""
+
+    path: Path
+    source: WeightSource
+    spec: DecoderSpec
+    generates: bool
+
+
+def obtain_model(config: EngineConfig) -> ObtainedModel:
+    """Find a model, and download its weights once nothing else speaks against it; with random
+    weights, it needs none.
+
+    Raises ``ModelError``.
+    """
+    found = find_model(config.model)
+    source = open_source(found.path)
+    spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+    if problem := tensor_parallel_problem(spec, config.world_size):
+        raise ModelError(f"{found.path} cannot be split over {config.world_size} ranks: {problem}")
+    if config.load_format == "dummy":
+        return ObtainedModel(found.path, source, spec, generates=True)
+    check_format(source, config.load_format)
+    _check_files(source, found)
+    generates = _check_tensors(source, spec)
+    if found.repository is not None:
+        source.tokenizer_files()  # no router could serve the model without them
+        download_weights(found.repository, found.path, source.weight_files())
+        generates = _check_tensors(source, spec)
+    return ObtainedModel(found.path, source, spec, generates)
+
+
+def _check_files(source: WeightSource, found: FoundModel) -> None:
+    """Refuse a folder or a repository without some of the files of its weights."""
+    if not found.path.is_dir():
+        return
+    missing = [file for file in source.weight_files() if file not in found.files]
+    place = found.repository or str(found.path)
+    if missing == [SINGLE]:
+        raise without_loadable_weights(found.files, place, on_hub=found.repository is not None)
+    if missing:
+        raise ModelError(
+            f"{Path(place) / missing[0]} is missing, and {INDEX} lists it: "
+            + ("use another model" if found.repository else "resume the download")
+        )
+
+
+def _check_tensors(source: WeightSource, spec: DecoderSpec) -> bool:
+    """Refuse tensors that are not the model's, as far as they are known. Returns whether the model
+    can generate."""
+    config, names = source.config(), source.tensor_names()
+    if names is None:
+        return True
+    family = family_of(config.values, config.file)
+    known = source.weight_names(family)
+    origins = tensor_origins(names, known, spec, source.path, family.more_layers)
+    return not lacks_head(origins, spec)

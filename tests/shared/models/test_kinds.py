@@ -1,0 +1,121 @@
+"""Configs of other kinds of models are refused as what they are, with what works instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.shared.errors import ModelError
+from tandem.shared.models.registry import FAMILIES, family_of
+
+VISION = {"vision_config": {"hidden_size": 8}}
+ENCODER = "is an encoder, which embeds or classifies texts"
+
+
+def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"architectures": [name], "text_config": text, **(more or VISION)}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            wrapper("Gemma3ForConditionalGeneration", {"model_type": "gemma3_text"}),
+            "its text part is a supported gemma3_text model, .*a vision tower .vision_config.",
+        ),
+        (
+            wrapper("Mistral3ForConditionalGeneration", {"model_type": "mistral"}),
+            "its text part is a supported mistral model",
+        ),
+        (
+            wrapper("LlavaForConditionalGeneration", {"architectures": ["LlamaForCausalLM"]}),
+            "its text part is a supported LlamaForCausalLM model.*GGUF file of the text part",
+        ),
+        (
+            {
+                "architectures": ["InternVLChatModel"],
+                "llm_config": {"model_type": "qwen2"},
+                **VISION,
+            },
+            "its text part is a supported qwen2 model",
+        ),
+        (
+            {
+                "architectures": ["Qwen2_5OmniForConditionalGeneration"],
+                "thinker_config": {"text_config": {"model_type": "qwen2"}},
+                "talker_config": {"model_type": "x"},
+            },
+            "its text part is a supported qwen2 model.*an audio part .talker_config.",
+        ),
+        (
+            wrapper(
+                "VoxtralForConditionalGeneration", {"model_type": "llama"}, audio_config={"a": 1}
+            ),
+            "supported llama model.*an audio part .audio_config.",
+        ),
+        (
+            wrapper("Qwen3VLForConditionalGeneration", {"model_type": "qwen3_vl_text"}),
+            "qwen3_vl_text, not supported either. with a vision tower .vision_config.",
+        ),
+        (
+            wrapper("Llama4ForConditionalGeneration", {"model_type": "llama4_text"}),
+            "llama4_text, not supported either. with a vision tower",
+        ),
+        (
+            {"architectures": ["Qwen2VLForConditionalGeneration"], **VISION},
+            "a text model with a vision tower .vision_config.; use a text-only model",
+        ),
+        (
+            {"architectures": ["LlavaLlamaForCausalLM"], "mm_vision_tower": "openai/clip"},
+            "a text model with a vision tower .mm_vision_tower.",
+        ),
+        (
+            {"architectures": ["Phi3VForCausalLM"], "img_processor": {"name": "clip"}},
+            "a text model with a vision tower .img_processor.",
+        ),
+        ({"architectures": ["BertModel"], "model_type": "bert"}, ENCODER),
+        ({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}, ENCODER),
+        ({"architectures": ["MPNetModel"]}, ENCODER),
+        ({"architectures": ["ModernBertForMaskedLM"]}, ENCODER),
+        ({"architectures": ["NomicBertModel"]}, ENCODER),
+        ({"architectures": ["DebertaV2ForSequenceClassification"]}, ENCODER),
+        ({"architectures": ["NewModel"], "model_type": "new"}, ENCODER),
+        ({"model_type": "electra"}, ENCODER),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "is an encoder-decoder; only decoders"),
+        ({"architectures": ["MBartForConditionalGeneration"]}, "is an encoder-decoder"),
+        ({"architectures": ["AnyModel"], "is_encoder_decoder": True}, "is an encoder-decoder"),
+        (
+            {"architectures": ["WhisperForConditionalGeneration"]},
+            "is an encoder-decoder for speech",
+        ),
+        ({"architectures": ["Wav2Vec2ForCTC"]}, "is a model of audio"),
+        ({"architectures": ["CLIPModel"], "text_config": {}, **VISION}, "is a model of images"),
+        ({"architectures": ["ViTForImageClassification"]}, "is a model of images"),
+        ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.6.0"}, "diffusion model"),
+        (
+            {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "qwen2"},
+            "it classifies or scores texts, and cannot generate",
+        ),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "it drafts tokens for another model"),
+        ({}, "it names neither"),
+        ({"architectures": [], "model_type": None}, "it names neither"),
+        ({"architectures": ["MixtralForCausalLM"]}, "supported: DeepseekV2ForCausalLM, "),
+        ({"architectures": ["Ernie4_5ForCausalLM"]}, "supported: DeepseekV2ForCausalLM, "),
+        ({"model_type": "gpt2"}, "supported: DeepseekV2ForCausalLM, "),
+    ],
+)
+def test_a_config_of_another_kind_says_so(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words) as caught:
+        family_of(config, "m/config.json")
+    assert str(caught.value).startswith("m/config.json: architectures is ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_base_model_is_of_its_family() -> None:
+    """As embedding models are saved."""
+    for name, family in FAMILIES.items():
+        base = "Gemma3Text" if name == "Gemma3ForCausalLM" else name.removesuffix("ForCausalLM")
+        assert family_of({"architectures": [f"{base}Model"]}) is family
+    with pytest.raises(ModelError):
+        family_of({"architectures": ["Gemma3Model"]})

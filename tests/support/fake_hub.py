@@ -1,0 +1,146 @@
+"""A Hugging Face hub in this process, which counts the bytes of weights that it gives away."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub:
+    """Repositories by name; ``refusals`` have a status and the ``X-Error-Code`` instead."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.given: list[str] = []
+
+    def put(self, name: str, files: Mapping[str, bytes | str | dict[str, object]]) -> None:
+        """Add a repository; objects are JSON."""
+
+        def content(value: bytes | str | dict[str, object]) -> bytes:
+            text = json.dumps(value) if isinstance(value, dict) else value
+            return text.encode() if isinstance(text, str) else text
+
+        self.repositories[name] = {file: content(value) for file, value in files.items()}
+
+    def put_folder(self, name: str, folder: Path) -> None:
+        """Add a repository with the files of a folder."""
+        self.put(name, {path.name: path.read_bytes() for path in folder.iterdir()})
+
+    @property
+    def weights_given(self) -> list[str]:
+        """The files of weights that were downloaded."""
+        return [file for file in self.given if file.endswith(WEIGHTS)]
+
+
+@contextmanager
+def serving() -> Iterator[FakeHub]:
+    """Serve a hub at a port of this machine."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.hub = hub = FakeHub(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def used_here(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, *, offline: bool = False
+) -> Iterator[FakeHub]:
+    """Serve a hub that the client library of this process uses, with an empty cache."""
+    from huggingface_hub import constants, file_download
+
+    with serving() as hub:
+        for module in (constants, file_download):
+            if hasattr(module, "HUGGINGFACE_CO_URL_TEMPLATE"):
+                template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+                monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hub
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
+        parts = self.path.split("?")[0].strip("/").split("/")
+        parts = parts[2:] if parts[:2] == ["api", "models"] else parts
+        name, rest = "/".join(parts[:2]), parts[2:]
+        if name in hub.refusals or name not in hub.repositories:
+            self._refuse(*hub.refusals.get(name, (404, "RepoNotFound")))
+        elif rest[:1] == ["resolve"]:
+            self._give(hub, name, rest[2], with_body=with_body)
+        elif rest[:1] == ["tree"]:
+            files = hub.repositories[name]
+            self._send(json.dumps([_entry(file, files[file]) for file in sorted(files)]).encode())
+        else:
+            siblings = [{"rfilename": file} for file in sorted(hub.repositories[name])]
+            described = {"id": name, "private": False, "tags": [], "downloads": 0}
+            self._send(json.dumps(described | {"sha": COMMIT, "siblings": siblings}).encode())
+
+    def _give(self, hub: FakeHub, name: str, file: str, *, with_body: bool) -> None:
+        content = hub.repositories[name].get(file)
+        if content is None:
+            self._refuse(404, "EntryNotFound")
+            return
+        if with_body:
+            hub.given.append(file)
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_blob(content)}"'}
+        self._send(content, headers, with_body=with_body)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(b"{}", {"X-Error-Code": code}, status=status)
+
+    def _send(
+        self,
+        content: bytes,
+        headers: Mapping[str, str] | None = None,
+        *,
+        status: int = 200,
+        with_body: bool = True,
+    ) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if with_body and self.command != "HEAD":
+            self.wfile.write(content)
+
+
+def _blob(content: bytes) -> str:
+    return sha1(content, usedforsecurity=False).hexdigest()
+
+
+def _entry(file: str, content: bytes) -> dict[str, object]:
+    return {"type": "file", "path": file, "size": len(content), "oid": _blob(content)}
