@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,9 +36,15 @@ def download_description(name: str) -> Path:
         return _download(name, _DESCRIPTION, None)
 
 
-def download_weights(name: str, folder: Path, files: Iterable[str]) -> None:
+def download_weights(name: str, folder: Path, files: Sequence[str]) -> None:
     """Download files of the version of a model that is in ``folder``."""
     _download(name, [glob.escape(file) for file in files], folder.name)
+    for file in files:
+        if not (folder / file).is_file():  # without a network, some versions return what there is
+            raise ModelError(
+                f"{name!r} is not whole in the hub's cache, which lacks {file}: run hf download "
+                f"{name} where there is a network"
+            )
 
 
 @contextmanager

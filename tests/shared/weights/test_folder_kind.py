@@ -1,0 +1,64 @@
+"""Folders and repositories that are no checkpoint are refused as what they are."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tandem.shared.weights.folder_kind import without_config, without_weights
+
+ADAPTER = "is a LoRA adapter, which is not supported by itself: merge it into its base model"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "give the folder of a Hugging Face model"),
+        (["README.md"], "give the folder of a Hugging Face model"),
+        (["adapter_config.json", "adapter_model.safetensors"], ADAPTER),
+        (["model_index.json"], "is a diffusion pipeline"),
+        (["blobs", "refs", "snapshots"], "in the hub's cache; give its name, or the folder in"),
+        (["params.json", "consolidated.safetensors", "tekken.json"], "in Mistral's own format"),
+        (["params.json", "consolidated.00.pth"], "in Meta's own format"),
+        (["m.Q4_K_M.gguf", "m.Q8_0.gguf", "m.Q6_K.gguf"], "given by itself: place/m.Q8_0.gguf"),
+        (["mmproj-F16.gguf", "m-q4_0.gguf"], "given by itself: place/m-q4_0.gguf"),
+        (["m.Q4_K_M.gguf"], "none of which is of a supported type by its name .m.Q4_K_M.gguf.;"),
+        (["m-Q8_0-00001-of-00002.gguf"], "none of which is of a supported type.* in one file"),
+        (["model.onnx"], "weights are in ONNX"),
+        (["openvino_model.xml"], "weights are in OpenVINO"),
+        (["weights.npz"], "weights are in MLX's older format"),
+    ],
+)
+def test_files_without_a_config(files: list[str], words: str) -> None:
+    assert_matches(without_config(files, "place"), words)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([], "download the weights"),
+        (["adapter_config.json", "adapter_model.safetensors"], ADAPTER),
+        (["consolidated.safetensors", "tokenizer.json"], "in Mistral's own format"),
+        (["model-00001-of-00002.safetensors"], "which model.safetensors.index.json lists: downl"),
+        (["pytorch_model.bin"], "pytorch_model.bin cannot be loaded: convert to safetensors"),
+        (["model.pth"], "model.pth cannot be loaded: convert to safetensors"),
+        (["m.BF16.gguf"], "given by itself: place/m.BF16.gguf"),
+        (["tf_model.h5"], "weights are in TensorFlow"),
+        (["flax_model.msgpack"], "weights are in Flax"),
+        (["weights.safetensors"], "weights.safetensors is not under the name of a whole model's"),
+    ],
+)
+def test_files_without_weights(files: list[str], words: str) -> None:
+    assert_matches(without_weights([*files, "config.json"], "place"), words)
+
+
+def test_a_repository_of_gguf_files_says_which_to_download() -> None:
+    files = ["m-F16.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+    told = without_config(files, "owner/m-GGUF", on_hub=True)
+    assert "hf download owner/m-GGUF m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.g" in told
+
+
+def assert_matches(told: str, words: str) -> None:
+    assert re.search(words, told), told
+    assert "\n" not in told

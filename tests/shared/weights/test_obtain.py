@@ -1,0 +1,255 @@
+"""Models of the hub are judged before their weights are downloaded, and those on disk before any
+rank is started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from tandem.shared.config import EngineConfig
+from tandem.shared.errors import ModelError
+from tandem.shared.weights.locate import locate_model
+from tandem.shared.weights.obtain import ObtainedModel, obtain_model
+from tandem.tests.support import fake_hub
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.fake_hub import FakeHub, used_here
+
+NAME = "owner/model"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with used_here(monkeypatch, tmp_path / "cache") as serving:
+        yield serving
+
+
+def files_of(root: Path, model: str = "qwen2") -> dict[str, bytes]:
+    """Those of a checkpoint; qwen2 is in several files."""
+    return {path.name: path.read_bytes() for path in tiny_models.cached(model, root).iterdir()}
+
+
+def changed(files: dict[str, bytes], file: str = "config.json", **values: Any) -> dict[str, bytes]:
+    content = json.loads(files.get(file, b"{}"))
+    return files | {file: json.dumps({**content, **values}).encode()}
+
+
+def obtain(name: str = NAME, **options: Any) -> ObtainedModel:
+    return obtain_model(EngineConfig(model=name, **options))
+
+
+def refusal(name: str = NAME, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        obtain(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen3"])
+def test_weights_are_downloaded_after_the_rest_and_once(
+    hub: FakeHub, root: Path, model: str
+) -> None:
+    unwanted = {
+        "consolidated.safetensors": b"1",
+        "model-fp8.safetensors": b"2",
+        "onnx/model.safetensors": b"3",
+        "pytorch_model.bin": b"4",
+        "original/params.json": b"{}",
+    }
+    files = files_of(root, model)
+    hub.put(NAME, files | unwanted)
+    found = obtain()
+    assert sorted(hub.given) == sorted(files)
+    weights = [file for file in files if file.endswith(".safetensors")]
+    assert sorted(hub.given[-len(weights) :]) == sorted(weights)
+    assert found.generates and found.source.tensor_names()
+    assert {path.name for path in found.path.iterdir()} == set(files)
+    obtain()
+    assert len(hub.given) == len(files)
+
+
+def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
+    hub.put(NAME, files_of(root))
+    assert (locate_model(NAME) / "tokenizer.json").is_file()
+    assert hub.given and not hub.weights_given
+
+
+def test_random_weights_need_no_download(hub: FakeHub, root: Path) -> None:
+    hub.put(NAME, files_of(root))
+    obtain(load_format="dummy")
+    assert hub.given and not hub.weights_given
+
+
+VISION = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {"model_type": "gemma3_text"},
+    "vision_config": {"hidden_size": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "supported: DeepseekV2ForCausalLM"),
+        (VISION, "its text part is a supported gemma3_text model"),
+        ({"architectures": ["BertModel"]}, "it is an encoder"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "it is an encoder-decoder"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "method gptq: bits 4"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "method MLX: bits 4"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        ({"is_causal": False}, "is_causal is False; supported: True"),
+        ({"strange": 1}, "--ignore-config-keys strange"),
+        ({"num_attention_heads": 6}, "divisor of 6"),
+    ],
+)
+def test_no_weights_are_downloaded_for_a_config_that_is_refused(
+    hub: FakeHub, root: Path, change: dict[str, Any], words: str
+) -> None:
+    hub.put(NAME, changed(files_of(root), **change))
+    assert words in refusal()
+    assert hub.given and not hub.weights_given
+
+
+def without(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
+    return {file: content for file, content in files.items() if file not in names}
+
+
+def test_no_weights_are_downloaded_if_other_files_speak_against_it(
+    hub: FakeHub, root: Path
+) -> None:
+    files = files_of(root)
+    single = {**without(files, INDEX), "model.safetensors": b"x"}
+    weights = json.loads(files[INDEX])["weight_map"]
+    shard = weights["model.norm.weight"]
+    prefixed = {**weights, "language_model.model.norm.weight": shard}
+    cases: list[tuple[dict[str, bytes], str]] = [
+        (without(files, "tokenizer.json"), "tokenizer.json does not exist"),
+        (without(files, INDEX), "which model.safetensors.index.json lists: download"),
+        (without(files, shard), f"{NAME}/{shard} is missing, and model.safetensors.index.json"),
+        (changed(files, INDEX, weight_map={}), "weight_map is missing or empty"),
+        (changed(files, INDEX, weight_map=prefixed), "a text model: use a text-only checkpoint"),
+        (
+            changed(single, "hf_quant_config.json", quantization={"quant_algo": "FP8"}),
+            "method modelopt: quant_algo FP8",
+        ),
+        (changed(single, "quantize_config.json", bits=4), "method gptq: bits 4"),
+        (changed(single, "quant_config.json", w_bit=4), "method awq: w_bit 4"),
+        (
+            {"config.json": files["config.json"], "pytorch_model.bin": b"x"},
+            "pytorch_model.bin cannot be loaded: convert to safetensors",
+        ),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, "a LoRA adapter"),
+        ({"params.json": b"{}", "consolidated.safetensors": b"x"}, "Mistral's own format"),
+        ({"model_index.json": b"{}"}, "a diffusion pipeline"),
+        (
+            {"m-Q4_K_M.gguf": b"x", "m-Q8_0.gguf": b"x"},
+            "hf download owner/case-12 m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.gguf",
+        ),
+    ]
+    for number, (content, words) in enumerate(cases):
+        name = f"owner/case-{number}"
+        hub.put(name, content)
+        assert words.replace(NAME, name) in refusal(name)
+    assert not hub.weights_given
+
+
+def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
+    hub.put(NAME, files_of(root))
+    assert "cannot be split over 3 ranks" in refusal(tensor_parallel_size=3)
+    assert "load format gguf does not fit" in refusal(load_format="gguf")
+    assert not hub.weights_given
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (404, "RepoNotFound", "has no such model, or it is private: check the spelling"),
+        (401, "RepoNotFound", "has no such model, or it is private: check the spelling"),
+        (403, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
+        (401, "GatedRepo", "it is gated: accept its terms at"),
+        (403, "", "rejects the token of HF_TOKEN or hf auth login (status 403)"),
+        (500, "", "answers with status 500; try again later"),
+    ],
+)
+def test_a_hub_that_refuses_is_quoted(hub: FakeHub, status: int, code: str, words: str) -> None:
+    hub.refusals[NAME] = (status, code)
+    told = refusal()
+    assert words in told
+    assert told.startswith("'owner/model' is not a folder here, and cannot be downloaded from the")
+
+
+def test_a_hub_that_cannot_be_reached(
+    hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the cache is used all the same, if it is whole."""
+    hub.put(NAME, files_of(root, "qwen3"))
+    hub.put("owner/described", files_of(root, "qwen3"))
+    obtain()
+    locate_model("owner/described")
+    given = len(hub.given)
+    fake_hub.use(monkeypatch, "http://127.0.0.1:9")
+    assert obtain().generates
+    for name in ("owner/other", "owner/described"):
+        told = refusal(name)
+        assert "no connection to http://127.0.0.1:9" in told
+        assert "HTTPS_PROXY" in told and "HF_ENDPOINT" in told
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert obtain().generates
+    for name in ("owner/other", "owner/described"):
+        assert "HF_HUB_OFFLINE is set, and the cache" in refusal(name)
+    assert len(hub.given) == given
+
+
+def test_a_name_that_the_hub_cannot_have(hub: FakeHub) -> None:
+    assert "a name on the hub is OWNER/NAME" in refusal("owner/model:Q8_0")
+
+
+@pytest.fixture
+def folder(root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_models.cached("qwen2", root), tmp_path / "model"))
+
+
+def test_a_folder_that_was_half_downloaded(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[3]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    assert f"{shard} ({len(whole) // 2} bytes) is truncated" in refusal(str(folder))
+    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    assert f"{shard} is a Git LFS pointer and not the file itself" in refusal(str(folder))
+    shard.unlink()
+    assert f"{shard} is missing, and {INDEX} lists it: resume the download" in refusal(str(folder))
+    (folder / INDEX).unlink()
+    assert f"which {INDEX} lists: download that too" in refusal(str(folder))
+
+
+def test_a_folder_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    told = refusal(str(tmp_path))
+    assert f"{tmp_path / 'config.json'} is missing: it is a LoRA adapter" in told
+
+
+def test_an_embedding_model_without_a_head_is_known_as_one(root: Path, tmp_path: Path) -> None:
+    """Its names lack the first part, as those of Qwen3-Embedding do."""
+    folder = Path(shutil.copytree(tiny_models.cached("qwen3", root), tmp_path / "model"))
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    del weights["lm_head.weight"]
+    save_file(weights, file)
+    assert obtain(str(folder)).generates  # rather a damaged one, which ranks will refuse
+    save_file({name.removeprefix("model."): value for name, value in weights.items()}, file)
+    assert not obtain(str(folder)).generates
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
+    assert obtain(str(folder)).generates
