@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from ..errors import ModelError
 
@@ -113,11 +115,12 @@ def _reason(name: str, error: Exception) -> str:
                 f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "
                 f"it"
             )
-    if any("Proxy" in type(cause).__name__ for cause in causes):
-        return f"the proxy of HTTPS_PROXY does not lead to {hub} ({_first_line(causes[-1])})"
+    said = _first_line(causes[-1])
+    if getproxies().get(urlsplit(hub).scheme) or "Proxy" in type(causes[-1]).__name__:
+        return f"no connection to {hub} through the proxy that HTTPS_PROXY names ({said})"
     return (
-        f"no connection to {hub} ({_first_line(causes[-1])}): without a network, download it "
-        f"elsewhere and give the folder; a proxy is set by HTTPS_PROXY, a mirror by HF_ENDPOINT"
+        f"no connection to {hub} ({said}): without a network, download it elsewhere and give the "
+        f"folder; HTTPS_PROXY sets a proxy, HF_ENDPOINT a mirror"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -52,3 +53,13 @@ async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
 async def test_invalid_options_are_refused(fields: dict[str, Any], word: str) -> None:
     with pytest.raises(AbortedError, match=word):
         await events_of(FakeNode("d", 7), request(**fields))
+
+
+async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
+    node = FakeNode("d", 7)
+    node.engine = replace(node.engine, generates=False)
+    assert len(await events_of(node, request())) == 4
+    asked = request()
+    asked.ClearField("embed")
+    with pytest.raises(AbortedError, match="has no lm_head, so that it serves embeddings only"):
+        await events_of(node, asked)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandem import Embedding, Engine, EngineConfig, SamplingParams
 from tandem.shared.engine.hidden_states import check_result_size
@@ -159,3 +161,18 @@ def test_a_preempted_prompt_starts_its_hidden_states_anew() -> None:
     assert one.hidden == [] and one.computed == 0
     plan = scheduler.schedule()
     assert plan is not None and plan.sequences[0].start == 0
+
+
+def test_a_model_without_a_head_embeds_and_does_not_generate(folder: Path, tmp_path: Path) -> None:
+    """As Qwen3-Embedding-8B is saved: without a head, and without the first part of all names."""
+    headless = Path(shutil.copytree(folder, tmp_path / "model"))
+    weights = load_file(headless / "model.safetensors")
+    del weights["lm_head.weight"]
+    short = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(short, headless / "model.safetensors")
+    config = EngineConfig(model=str(headless), dtype="float32", threads=1, num_blocks=24)
+    with Engine(config) as engine:
+        [found] = engine.encode([prompt_of(33)])
+        check(found, states(folder, prompt_of(33))[-1])
+        with pytest.raises(RequestError, match="has no lm_head, so that it serves"):
+            engine.generate_sync([prompt_of(33)], SamplingParams(max_tokens=1))

@@ -380,3 +380,32 @@ def test_json_in_a_template_is_the_same_for_many_values(
     monkeypatch.setattr(chat_template, "MAX_IN_C", 3)
     given = {"ensure_ascii": False} | options
     assert chat_template.to_json(value, **options) == json.dumps(value, **given)
+
+    assert chat_template._tojson(value, **options) == json.dumps(value, **given)
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [
+        ((), "needs a tokenizer.json: download it too"),
+        (("tokenizer.model",), ": make it from tokenizer.model with transformers, AutoTokenizer."),
+        (("tekken.json",), "make it from tekken.json with transformers, AutoTokenizer.from_pretra"),
+        (("tekken.json",), ", mistral_format=False).save_pretrained("),
+        (("vocab.json", "merges.txt"), "make it from vocab.json with transformers"),
+        (("tiktoken.model", "tokenizer.model"), "tiktoken.model lacks the rule by which texts are"),
+    ],
+)
+def test_a_tokenizer_in_another_form_says_how_it_is_converted(
+    tmp_path: Path, beside: tuple[str, ...], words: str
+) -> None:
+    for name in beside:
+        (tmp_path / name).touch()
+    with pytest.raises(ModelError) as caught:
+        read_tokenizer_files(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_a_tokenizer_that_git_lfs_left_out_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid 0\n")
+    with pytest.raises(ModelError, match=r"tokenizer.json is a Git LFS pointer"):
+        read_tokenizer_files(tmp_path)

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from tandem.shared.errors import ModelError
 from tandem.shared.models.decoder import LoadedPart
 from tandem.shared.models.parallel import TensorParallel, WeightSlot
+from tandem.shared.models.registry import FAMILIES
+from tandem.shared.models.weight_names import target_of, with_short_names
 from tandem.shared.weights.checkpoint_weights import CheckpointWeights
 from tandem.shared.weights.load import load_model, resolve_dtype
 from tandem.shared.weights.random_weights import RandomWeights
@@ -119,6 +121,66 @@ def test_an_unknown_weight(folder: Path, name: str) -> None:
     """The scales of a calibrated fp8 cache are not implemented: without them it would be wrong."""
     change_weights(folder, {f"model.layers.0.{name}": torch.zeros(2)})
     assert f"model.layers.0.{name} is unknown" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("model.layers.0.self_attn.k_scale", "KV cache is calibrated for 8 bits"),
+        ("model.layers.0.mlp.down_proj.input_scale", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.weight_scale_inv", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.qweight", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.scales", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.biases", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.weight.absmax", "the weights look quantized"),
+        ("model.layers.0.mlp.down_proj.weight_packed", "the weights look quantized"),
+        ("vision_tower.blocks.0.weight", "a model of images or audio around a text model"),
+        ("visual.patch_embed.proj.weight", "a model of images or audio around a text model"),
+        ("language_model.model.norm.weight", "a model of images or audio around a text model"),
+        ("model.multi_modal_projector.weight", "a model of images or audio around a text model"),
+        ("base_model.model.model.norm.weight", "it belongs to an adapter: merge that"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", "it belongs to an adapter: merge that"),
+        ("_orig_mod.model.norm.weight", "a training framework has left a prefix"),
+        ("module.model.norm.weight", "a training framework has left a prefix"),
+        ("mtp.layers.0.input_layernorm.weight", "it predicts further tokens"),
+        ("score.weight", "a head that classifies or scores"),
+        ("model.layers.0.mlp.experts.0.up_proj.weight", "a mixture of experts"),
+        ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "a mixture of experts"),
+        ("transformer.wte.weight", "names are those of another format"),
+        ("layers.0.attention.wq.weight", "names are those of another format"),
+        ("model.layers.0.mlp.twist.weight", "another version of this one, or a variant"),
+    ],
+)
+def test_an_unknown_weight_has_a_likely_cause(name: str, cause: str) -> None:
+    names = with_short_names(FAMILIES["Qwen3ForCausalLM"].weights)
+    with pytest.raises(ModelError, match=rf"model: tensor {name} is unknown .* matter: .*{cause}"):
+        target_of(name, names, "model")
+
+
+def test_tables_of_rope_that_were_saved_are_ignored(folder: Path) -> None:
+    tables = ("rotary_emb.inv_freq", "layers.1.self_attn.rotary_emb.inv_freq")
+    change_weights(folder, {f"model.{name}": torch.zeros(4) for name in tables})
+    change_weights(folder, {"model.layers.0.self_attn.rotary_emb.cos_cached": torch.zeros(4, 4)})
+    assert load_model(folder)
+
+
+def test_names_of_a_base_model(folder: Path) -> None:
+    whole = load_model(folder)
+    file = folder / "model.safetensors"
+    weights = {name.removeprefix("model."): value for name, value in load_file(file).items()}
+    save_file(weights, file)
+    change_config(folder, architectures=["Qwen3Model"])
+    short = load_model(folder)
+    assert torch.equal(embeddings(short), embeddings(whole)) and short.head is not None
+    change_weights(folder, drop="lm_head.weight")
+    assert load_model(folder).head is None
+    change_weights(folder, {"model.norm.weight": torch.ones(64)})
+    assert "has no place in this model" in refusal(folder)  # there twice
+
+
+def test_a_head_that_is_missing_among_whole_names_is_a_damage(folder: Path) -> None:
+    change_weights(folder, drop="lm_head.weight")
+    assert "lacks 1 weights (head.weight)" in refusal(folder)
 
 
 def test_weights_of_a_larger_model(folder: Path) -> None:

@@ -1,45 +1,13 @@
-"""The files of a model that are downloaded."""
+"""Models on disk, by what users call them."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import pytest
-from huggingface_hub.utils import filter_repo_objects
 
 from tandem.shared.errors import ModelError
 from tandem.shared.weights.locate import display_name, locate_model
-
-# Of a repository such as Mistral-7B-Instruct-v0.3.
-FILES = [
-    "config.json",
-    "consolidated.safetensors",
-    "model-00001-of-00002.safetensors",
-    "model.safetensors.index.json",
-    "onnx/model.safetensors",
-    "original/params.json",
-    "pytorch_model.bin",
-    "tokenizer.json",
-]
-
-
-def test_weights_are_downloaded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    taken: list[str] = []
-
-    def download(name: str, *, etag_timeout: float, **patterns: Any) -> str:
-        taken.extend(filter_repo_objects(FILES, **patterns))
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert locate_model("owner/model") == tmp_path
-    assert taken == [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-    ]
 
 
 def test_a_model_of_a_package_is_known_by_name(
@@ -68,3 +36,23 @@ def test_a_gguf_file_is_a_model_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "model.bin").touch()
     with pytest.raises(ModelError, match=r"neither .gguf nor .safetensors"):
         locate_model(str(tmp_path / "model.bin"))
+    (tmp_path / "model.gguf.part1of2").touch()
+    with pytest.raises(ModelError, match=r"join them in their order: cat PART1 PART2"):
+        locate_model(str(tmp_path / "model.gguf.part1of2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("owner/model/file.gguf", "hf download owner/model file.gguf --local-dir ., and served by"),
+        ("https://huggingface.co/owner/model/tree/main", "give 'owner/model', its name on the hub"),
+        ("hf.co/owner/model", "give 'owner/model', its name on the hub"),
+        ("./file.gguf", "give 'builtin', a folder, a .gguf file"),
+        ("/models/owner/file.gguf", "give 'builtin', a folder, a .gguf file"),
+        ("model", "give 'builtin', a folder, a .gguf file"),
+    ],
+)
+def test_what_to_give_instead(name: str, remedy: str) -> None:
+    with pytest.raises(ModelError, match="does not exist") as caught:
+        locate_model(name)
+    assert remedy in str(caught.value)

@@ -201,10 +201,12 @@ def test_a_hub_that_cannot_be_reached(
     given = len(hub.given)
     fake_hub.use(monkeypatch, "http://127.0.0.1:9")
     assert obtain().generates
-    for name in ("owner/other", "owner/described"):
-        told = refusal(name)
-        assert "no connection to http://127.0.0.1:9" in told
-        assert "HTTPS_PROXY" in told and "HF_ENDPOINT" in told
+    told = refusal("owner/other")
+    assert "no connection to http://127.0.0.1:9" in told
+    assert "HTTPS_PROXY" in told and "HF_ENDPOINT" in told
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    told = refusal("owner/other")
+    assert "through the proxy that HTTPS_PROXY names" in told and "secret" not in told
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert obtain().generates
     for name in ("owner/other", "owner/described"):

@@ -185,6 +185,17 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
     [
         (lambda w: w.add_uint32("split.count", 3), "is one of 3 parts of a model; merge them"),
         (
+            lambda w: w.add_expert_count(8),
+            "llama.expert_count is 8: it is a mixture of experts under the name llama, as Mixtral",
+        ),
+        (lambda w: w.add_causal_attention(False), "is_causal is False; supported: True"),
+        (
+            lambda w: w.add_pooling_type(gguf.PoolingType.MEAN),
+            "pooling_type is 'mean', and routers pool by 'last' unless they are started with "
+            "--pooling; add --ignore-config-keys pooling_type and --pooling mean",
+        ),
+        (lambda w: w.add_pooling_type(gguf.PoolingType.RANK), "pooling_type is 'rank'"),
+        (
             lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
             "--ignore-config-keys llama.rope",
         ),
@@ -216,6 +227,81 @@ def test_a_model_that_cannot_be_run_says_why(
     folder: Path, tmp_path: Path, change: Change, reason: str
 ) -> None:
     assert reason in changed(folder, tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: w.add_pooling_type(gguf.PoolingType.LAST),
+        lambda w: w.add_causal_attention(True),
+        lambda w: (w.add_expert_count(0), w.add_expert_used_count(0)),
+    ],
+)
+def test_metadata_that_says_what_is_done_anyway(
+    folder: Path, tmp_path: Path, change: Change
+) -> None:
+    assert load_model(write_gguf(folder, tmp_path / "model.gguf", change=change))
+
+
+def of_metadata(tmp_path: Path, **metadata: str) -> str:
+    """The refusal of a file with nothing but some texts."""
+    entries = b"".join(entry(f"general.{key}", 8, text(value)) for key, value in metadata.items())
+    file = tmp_path / "model.gguf"
+    file.write_bytes(start(entries=len(metadata)) + entries + PADDING)
+    with pytest.raises(ModelError) as caught:
+        open_source(file).config()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"architecture": "clip"}, "'clip': it is the vision or audio part (mmproj) of a model"),
+        ({"architecture": "clip", "type": "mmproj"}, "(mmproj)"),
+        ({"architecture": "llama", "type": "adapter"}, "it is a LoRA adapter; merge it into"),
+        ({"architecture": "bert"}, "it is an encoder, which embeds texts"),
+        ({"architecture": "nomic-bert-moe"}, "it is an encoder, which embeds texts"),
+        ({"architecture": "gemma-embedding"}, "it is an encoder, which embeds texts"),
+        ({"architecture": "t5"}, "it is an encoder-decoder"),
+        ({"architecture": "flux"}, "it is a diffusion model"),
+        ({"architecture": "wavtokenizer-dec"}, "it is a model of audio"),
+        ({"architecture": "eagle3"}, "it drafts tokens for another model"),
+        ({"architecture": "deepseek2"}, "supported: llama, qwen2"),
+        ({"architecture": "llama"}, "lacks token_embd.weight: it is no whole model"),
+        ({}, "general.architecture is None; supported: llama"),
+    ],
+)
+def test_a_file_of_another_kind_says_so(
+    tmp_path: Path, metadata: dict[str, str], words: str
+) -> None:
+    assert words in of_metadata(tmp_path, **metadata)
+
+
+def test_types_that_are_not_read_are_named_with_what_is(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    tensors = [
+        tensor("a", kind=12),
+        tensor("b", kind=13),
+        tensor("c", kind=12),
+        tensor("d", kind=777),
+    ]
+    for architecture, words in (
+        ("llama", "a is of type Q4_K and b is of type Q5_K and d is of type 777; supported: F32, "),
+        ("mamba", "general.architecture is 'mamba'"),  # no other file of it would do
+    ):
+        content = start(len(tensors), 1) + entry("general.architecture", 8, text(architecture))
+        file.write_bytes(content + b"".join(tensors) + PADDING)
+        with pytest.raises(ModelError) as caught:
+            open_source(file).config()
+        assert words in str(caught.value)
+        named = "use the Q8_0, Q6_K or Q4_0 file of the same model" in str(caught.value)
+        assert named == (architecture == "llama")
+
+
+def test_a_pointer_of_git_lfs_is_no_broken_file(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    assert "is a Git LFS pointer and not the file itself" in refusal(tmp_path, pointer)
 
 
 def test_a_format_that_was_asked_for_must_be_the_file_s(folder: Path, tmp_path: Path) -> None:

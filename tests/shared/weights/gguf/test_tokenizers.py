@@ -200,3 +200,5 @@ def test_a_tokenizer_that_cannot_be_built_says_why(
     with pytest.raises(ModelError) as caught:
         source.tokenizer_files()
     assert reason in str(caught.value)
+    otherwise = "use the model's folder with safetensors, whose tokenizer.json has the rule"
+    assert (otherwise in str(caught.value)) == (key in ("model", "pre"))
