@@ -118,7 +118,7 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     ranks = LoadingRanks(CPU)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
     identity = NodeIdentity("node", 1)
-    options = {"model": str(tmp_path), "load_format": "dummy"}
+    options: dict[str, Any] = {"model": str(tmp_path), "load_format": "dummy"}
     with pytest.raises(ModelError, match="--ignore-config-keys query_scale"):
         await start_engine(EngineConfig(**options), identity)
     await start_engine(EngineConfig(**options, ignore_config_keys="other, query_scale"), identity)
