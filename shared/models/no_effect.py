@@ -39,48 +39,29 @@ _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
 _FEATURES = (
     "add_cross_attention alibi attention_bias attention_gate attention_sink attention_sinks "
     "attn_output_gate bias bidirectional bidirectional_attention clip_qkv gated_attention "
-    "is_bidirectional lm_head_bias mlp_bias norm_bias norm_topk_prob parallel_attn "
-    "parallel_residual qk_layernorm qk_norm qkv_bias rope_interleaved rotary_interleaved "
-    "scale_attn_by_inverse_layer_idx use_alibi use_attention_sinks use_bias use_bidirectional "
-    "use_bidirectional_attention use_gated_attention use_mrope use_parallel_residual use_qk_norm "
-    "use_qkv_bias use_sliding_window use_sliding_window_attention"
+    "is_bidirectional is_encoder_decoder lm_head_bias mlp_bias norm_bias norm_topk_prob "
+    "parallel_attn parallel_residual qk_layernorm qk_norm qkv_bias rope_interleaved "
+    "rotary_interleaved scale_attn_by_inverse_layer_idx use_alibi use_attention_sinks use_bias "
+    "use_bidirectional use_bidirectional_attention use_gated_attention use_mrope "
+    "use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window "
+    "use_sliding_window_attention"
 )
 _OFF = frozenset(_FEATURES.split())
-# What all models here do, and the value that says so; without it they would be other models.
+# What all models here do.
+_ON = (
+    "causal causal_attention causal_mask decoder_only gated_mlp is_causal is_decoder_only "
+    "pre_norm rms_norm rope scale_attn_weights unidirectional use_causal_mask use_gated_mlp "
+    "use_glu use_pre_norm use_rms_norm use_rmsnorm use_rope use_rotary use_rotary_embedding "
+    "use_rotary_embeddings"
+)
+# The values that say what is done anyway, of keys that with any other one would be of other models.
 SUPPORTED: dict[str, object] = {
-    **dict.fromkeys(
-        (
-            "causal",
-            "causal_attention",
-            "causal_mask",
-            "decoder_only",
-            "gated_mlp",
-            "is_causal",
-            "is_decoder_only",
-            "pre_norm",
-            "rms_norm",
-            "rope",
-            "scale_attn_weights",
-            "unidirectional",
-            "use_causal_mask",
-            "use_gated_mlp",
-            "use_glu",
-            "use_pre_norm",
-            "use_rms_norm",
-            "use_rmsnorm",
-            "use_rope",
-            "use_rotary",
-            "use_rotary_embedding",
-            "use_rotary_embeddings",
-        ),
-        True,
-    ),
-    "is_encoder_decoder": False,
+    **dict.fromkeys(_ON.split(), True),
     "rope_ratio": 1,
     "rotary_pct": 1,
 }
 # Names of ways to compute the same.
-_IMPLEMENTATION = re.compile(r"flash|fused|kernel|memory_efficient|sdpa|xformers")
+_IMPLEMENTATION = re.compile(r"flash|fused|memory_efficient|sdpa|xformers")
 # Parts of the computation that are on in any model: a switch with such a name may be for turning
 # one off.
 _COMPUTATION = re.compile(
@@ -98,7 +79,7 @@ def has_no_effect(key: str, value: object) -> bool:
     switch with null or an empty value is as one with ``false``.
     """
     if key in SUPPORTED:
-        return value is not None and value == SUPPORTED[key]
+        return value == SUPPORTED[key] or (value is None and SUPPORTED[key] is not True)
     if key in _OFF:
         return not value
     about_else = key.startswith("_") or key.endswith("_token_id") or "dropout" in key
@@ -106,4 +87,5 @@ def has_no_effect(key: str, value: object) -> bool:
         return True
     if value is None or value in ({}, [], ""):
         return not (_SWITCH.search(key) and _COMPUTATION.search(key))
-    return value is False and not _COMPUTATION.search(key)
+    # Biases that are there all the same have tensors, which are refused.
+    return value is False and (key.endswith("bias") or not _COMPUTATION.search(key))

@@ -90,6 +90,8 @@ def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> Deco
         config.one_of(key, (False,), False)
     for key in _NO_EFFECT:
         config.get(key)
+    for key in ("rope_interleaved", "rotary_interleaved"):
+        config.one_of(key, (rope_interleaved,), rope_interleaved)
     rope = _read_rope(config)
     attention = _read_attention(config, rope, rope_interleaved)
     dense = DenseSpec(

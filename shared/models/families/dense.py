@@ -78,6 +78,9 @@ def read_dense(
     Layers have ``attention`` with their own window; by default they have the config's rope and its
     dense feed-forward. Read last: keys that nothing has read are rejected.
     """
+    if any(windows):
+        for key in ("use_sliding_window", "use_sliding_window_attention"):
+            config.one_of(key, (True,), True)
     ropes = ropes or [read_rope(config, attention.head_dim)] * len(windows)
     mlps = mlps or [read_mlp(config)] * len(windows)
     layers = tuple(

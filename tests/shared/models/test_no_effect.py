@@ -64,6 +64,8 @@ def test_an_unknown_switch_for_a_part_of_every_model_is_refused_if_it_is_off(key
         ("Llama", "scale_embedding", True),
         ("Gemma2", "tie_word_embeddings", None),  # transformers takes null for false
         ("DeepseekV3", "norm_topk_prob", None),
+        ("DeepseekV3", "rope_interleaved", False),
+        ("Gemma2", "use_sliding_window", False),
         ("Llama", "is_encoder_decoder", True),
         ("Llama", "rope_ratio", 2),
         ("Llama", "rotary_pct", 0.5),
@@ -88,6 +90,7 @@ def test_a_value_that_changes_the_computation_is_refused(
     [
         *(("use_cache", value) for value in (False, True, None)),
         *((key, False) for key in ("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "bias")),
+        ("attention_out_bias", False),
         *((key, False) for key in ("add_cross_attention", "use_mrope", "parallel_attn", "use_moe")),
         *((key, False) for key in ("use_sliding_window", "use_qk_norm", "bidirectional", "alibi")),
         *((key, False) for key in ("norm_topk_prob", "is_decoder", "is_encoder_decoder")),
@@ -106,6 +109,8 @@ def test_a_value_that_changes_the_computation_is_refused(
         ("add_bos_token", True),
         ("rope_ratio", 1),
         ("rope_ratio", 1.0),
+        ("rope_ratio", None),
+        ("is_encoder_decoder", None),
         ("rotary_pct", 1.0),
         ("output_router_logits", True),
         ("logits_to_keep", 0),
