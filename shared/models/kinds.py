@@ -25,7 +25,7 @@ _ENCODER = re.compile(
     re.IGNORECASE,
 )
 _ENCODER_DECODER = re.compile(
-    r"(?<!p)t5(for|model|gemma|encoder|$)|bart(for|model|$)|marian|pegasus|m2m_?100|blenderbot"
+    r"(?<!p)t5|bart(for|model|$)|marian|pegasus|m2m_?100|blenderbot"
     r"|prophetnet|^led(for|model|$)|whisper|speech_?to_?text|moonshine",
     re.IGNORECASE,
 )
@@ -49,11 +49,12 @@ _HEADS = {
 }
 
 
-def kind_of(values: dict[str, Any], served: Collection[str]) -> str:
+def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -> str:
     """What a config without a supported architecture belongs to, and what would work instead; empty
     if it seems to be a decoder of an unsupported family.
 
-    ``served`` are the supported architectures and model types.
+    ``served`` are the supported architectures and model types, ``embedder`` is a supported model of
+    embeddings.
     """
     name, inside = _name(values), _text_part(values)
     if "_diffusers_version" in values:
@@ -76,7 +77,7 @@ def kind_of(values: dict[str, Any], served: Collection[str]) -> str:
     if _ENCODER.search(name):
         return (
             "it is an encoder, which embeds or classifies texts and generates none; for embeddings "
-            "use a decoder such as Qwen/Qwen3-Embedding-0.6B"
+            f"use a decoder such as {embedder}"
         )
     for suffix, does in _HEADS.items():
         if name.endswith(suffix):

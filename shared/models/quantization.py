@@ -19,23 +19,16 @@ QUANTIZATION_FILES = {
 # What a description says about a method.
 _DETAILS = ("quant_algo", "format", "fmt", "bits", "w_bit", "group_size")
 
-_OTHER_VERSION = "use the model's bfloat16 or float16 version"
-_GGUF = ", or a GGUF file of it in Q8_0, Q6_K or Q4_0"
-_FP8_ALONE = (
-    "models of this size are often published in fp8 alone; DeepSeek's repositories have "
-    "inference/fp8_cast_bf16.py, which converts them to bfloat16 of twice the size"
-)
 
-
-def refuse_quantized(config: Config) -> None:
-    """Raise ``ModelError`` if the weights are not numbers, by a config.json or a file beside it."""
+def refuse_quantized(config: Config, remedy: str) -> None:
+    """Raise ``ModelError`` if the weights are not numbers, by a config.json or a file beside it.
+    ``remedy`` says what to use instead."""
     for key in (*_KEYS, *QUANTIZATION_FILES):
         if how := config.get(key):
             file = Path(config.file).with_name(key) if key in QUANTIZATION_FILES else config.file
-            method = _method(key, how)
             raise ModelError(
-                f"{file}: the weights are quantized ({key}, method {method}), which is not "
-                f"supported: {_remedy(config, method)}"
+                f"{file}: the weights are quantized ({key}, method {_method(key, how)}), which is "
+                f"not supported: {remedy}"
             )
 
 
@@ -51,11 +44,3 @@ def _method(key: str, how: Any) -> str:
     details += [name for name in ("load_in_4bit", "load_in_8bit") if how.get(name) is True]
     named = f"{name or 'not named'}"
     return f"{named}: {', '.join(details)}" if details else named
-
-
-def _remedy(config: Config, method: str) -> str:
-    """What can be served instead. No GGUF file of DeepSeek's models can."""
-    names = str(config.values.get("architectures"))
-    if "DeepseekV3" in names and method.startswith("fp8"):
-        return _FP8_ALONE
-    return _OTHER_VERSION if "Deepseek" in names else _OTHER_VERSION + _GGUF

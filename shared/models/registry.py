@@ -31,6 +31,7 @@ from .weight_names import WeightNames
 @dataclass(frozen=True)
 class Family:
     """One kind of checkpoint: its names in a config, how to read that, and its weight names.
+    ``unquantized`` says what to use instead of quantized weights.
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
     tokens and are not used.
@@ -41,11 +42,27 @@ class Family:
     read: Callable[[Config], DecoderSpec]
     weights: WeightNames
     more_layers: bool = False
+    unquantized: str = (
+        "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
+    )
 
 
 _FAMILIES = (
-    Family("DeepseekV2ForCausalLM", "deepseek_v2", deepseek.read_v2, deepseek.WEIGHTS),
-    Family("DeepseekV3ForCausalLM", "deepseek_v3", deepseek.read_v3, deepseek.WEIGHTS, True),
+    Family(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        deepseek.read_v2,
+        deepseek.WEIGHTS,
+        unquantized=deepseek.UNQUANTIZED_V2,
+    ),
+    Family(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        deepseek.read_v3,
+        deepseek.WEIGHTS,
+        more_layers=True,
+        unquantized=deepseek.UNQUANTIZED_V3,
+    ),
     Family("Gemma2ForCausalLM", "gemma2", gemma2.read, gemma2.WEIGHTS),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read, gemma3.WEIGHTS),
     Family("LlamaForCausalLM", "llama", llama.read, llama.WEIGHTS),
@@ -67,18 +84,19 @@ _HEADLESS = {
     ): family
     for family in _FAMILIES
 }
-_BY_ARCHITECTURE = FAMILIES | _HEADLESS
+# An embedding model that is supported, for those who ask for an encoder.
+_EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     """The family of ``architectures``, or of ``model_type`` if that is missing."""
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
-    known = _BY_ARCHITECTURE if name else _BY_MODEL_TYPE
+    known = {**_HEADLESS, **FAMILIES} if name else _BY_MODEL_TYPE
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
         return known[wanted]
-    kind = kind_of(values, {*_BY_ARCHITECTURE, *_BY_MODEL_TYPE})
+    kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
         f"{file}: architectures is {names!r} and model_type {model_type!r}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
@@ -97,7 +115,7 @@ def spec_of(
     """
     values = Config(config.values, config.file, ignored_keys, max_model_len)
     family = family_of(config.values, config.file)
-    refuse_quantized(values)
+    refuse_quantized(values, family.unquantized)
     spec = family.read(values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))

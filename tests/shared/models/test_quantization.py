@@ -10,7 +10,8 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.model_config import read_config
-from tandem.shared.models.registry import spec_of
+from tandem.shared.models.registry import FAMILIES, spec_of
+from tandem.shared.weights.gguf.architectures import ARCHITECTURES
 from tandem.tests.shared.models.families.test_families import BASE
 
 OTHER = "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
@@ -99,10 +100,17 @@ def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
     """DeepSeek V3 and Kimi K2 are published in fp8; no GGUF file of their architecture loads."""
     fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     told = refusal(tmp_path, {}, **DEEPSEEK, **fp8)
-    assert "in fp8 alone" in told and "fp8_cast_bf16.py" in told
-    assert "use the model's" not in told and "GGUF" not in told
-    told = refusal(tmp_path, {}, **DEEPSEEK, quantization_config={"quant_method": "awq"})
+    assert "version, if it has one; those that are published in fp8 alone" in told
+    assert "fp8_cast_bf16.py" in told and "GGUF" not in told
+    told = refusal(tmp_path, {}, architectures=["DeepseekV2ForCausalLM"], **fp8)
     assert told.endswith("use the model's bfloat16 or float16 version")
+
+
+def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
+    in_gguf = {each.family for each in ARCHITECTURES.values()}
+    for name, family in FAMILIES.items():
+        # Mistral's files have the name of Llama's architecture.
+        assert ("GGUF" in family.unquantized) == (name in in_gguf | {"MistralForCausalLM"})
 
 
 @pytest.mark.parametrize("value", [None, {}, False])
