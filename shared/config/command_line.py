@@ -180,7 +180,7 @@ def read_yaml(
     import yaml
 
     try:
-        content = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=_unambiguous_loader())
+        content = _unambiguous_loader()(path.read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except UsageError as error:
