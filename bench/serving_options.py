@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ..shared.errors import UsageError
+from ..shared.host_port import join_host_port
 from .grouped_command import Groups, choice, flag, number, several, text, whole
 
 BACKENDS = ("openai", "openai-chat", "vllm", "sglang", "llama.cpp")
@@ -62,8 +63,7 @@ def url_of(values: Mapping[str, Any]) -> str:
     """The URL that the options name."""
     if values["base_url"]:
         return str(values["base_url"])
-    host = f"[{values['host']}]" if ":" in values["host"] else values["host"]
-    return f"http://{host}:{values['port']}"
+    return f"http://{join_host_port(values['host'], values['port'])}"
 
 
 def dataset_options(count: int, *names: str) -> list[click.Parameter]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -12,6 +11,7 @@ import httpx
 
 from ..shared.config.client_config import ConnectionConfig
 from ..shared.errors import TandemError, UsageError
+from ..shared.host_port import is_loopback
 from .printable import printable
 
 CONNECT_SECONDS = 10.0
@@ -38,7 +38,7 @@ class OpenAIServer:
                 headers=headers,
                 timeout=httpx.Timeout(config.timeout, connect=CONNECT_SECONDS),
                 limits=httpx.Limits(max_connections=None),
-                trust_env=not is_own(self.url.host),
+                trust_env=not is_loopback(self.url.host),
                 transport=transport,
             )
         except ValueError as error:  # a header that is none
@@ -142,11 +142,3 @@ def _base(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UsageError(f"--url {url!r} is not an address such as http://127.0.0.1:8000/v1")
     return parsed if parsed.path.strip("/") else parsed.copy_with(path="/v1")
-
-
-def is_own(host: str) -> bool:
-    """True for this machine, which no proxy for the internet can reach."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Protocol
 
+from ..shared.host_port import join_host_port
 from ..shared.process.parts import first_end
 from ..shared.process.probe import ProbeServer
 from ..shared.security.credentials import INSECURE, Credentials
@@ -198,7 +199,7 @@ async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[]
         return
     # Imported objects live as long as the process: keep them out of garbage collections.
     gc.freeze()
-    log.info("listening on %s:%d", process.options.host, process.http_port)
+    log.info("listening on %s", join_host_port(process.options.host, process.http_port))
     if process.metrics_port:
         log.info("metrics on port %d", process.metrics_port)
 

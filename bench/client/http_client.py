@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...shared.errors import UsageError
+from ...shared.host_port import join_host_port
 from .http_connection import ExchangeFailed, HttpConnection, OnBody
 
 CONNECT_SECONDS = 30.0
@@ -44,8 +45,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
 
 def _tls(insecure: bool) -> ssl.SSLContext:

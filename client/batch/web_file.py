@@ -14,8 +14,9 @@ from typing import IO
 import httpx
 
 from ...shared.errors import TandemError, UsageError
+from ...shared.host_port import is_loopback
 from ...shared.process.backoff import Backoff
-from ..openai_server import CONNECT_SECONDS, is_own
+from ..openai_server import CONNECT_SECONDS
 
 SCHEMES = ("http://", "https://")
 # Of a whole transfer, and without a byte in between.
@@ -101,7 +102,7 @@ def _repeat(flag: str, url: str, transfer: Callable[[httpx.Client], None]) -> No
     """Run ``transfer``, again if it fails in a way that may pass."""
     backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
     timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(timeout=timeout, trust_env=not is_own(httpx.URL(url).host)) as client:
+    with httpx.Client(timeout=timeout, trust_env=not is_loopback(httpx.URL(url).host)) as client:
         for left in reversed(range(MAX_ATTEMPTS)):
             try:
                 transfer(client)

@@ -17,6 +17,7 @@ from ...shared.errors import TransferError
 from ...shared.handoff.carriers.transport import Endpoints
 from ...shared.handoff.lease import LeaseTrust
 from ...shared.handoff.wire.head_parts import HeadPart
+from ...shared.host_port import is_wildcard, join_host_port, split_host_port
 from ...shared.unix_sockets import folder_of, kv_endpoint_of
 from .link import MeasuredLink
 
@@ -100,6 +101,6 @@ def reachable(endpoint: str, address: str) -> str:
     parts = urlsplit(endpoint)
     if parts.scheme != "tcp" or parts.port is None:
         raise ValueError(f"{endpoint[:100]!r} is not tcp://host:port")
-    if parts.hostname in ("0.0.0.0", "*", None, "::"):
-        return f"tcp://{address.rpartition(':')[0]}:{parts.port}"
+    if is_wildcard(parts.hostname or ""):
+        return f"tcp://{join_host_port(split_host_port(address)[0], parts.port)}"
     return endpoint

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from ...shared.security.credentials import is_loopback
+from ...shared.host_port import LOCALHOST, is_loopback, split_host_port
 from ..errors import ApiError
 from ..options import RouterOptions
 
@@ -29,7 +29,7 @@ class AllowedHosts:
         if not self._checked or not header:
             return
         name = _name(header.decode("latin-1"))
-        if name in self._names or name == "localhost" or name.endswith(".localhost"):
+        if name in self._names or name == LOCALHOST or name.endswith(f".{LOCALHOST}"):
             return
         try:
             ipaddress.ip_address(name)
@@ -45,7 +45,4 @@ class AllowedHosts:
 
 def _name(host: str) -> str:
     """The host without its port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".")
+    return split_host_port(host.strip().lower())[0].rstrip(".")

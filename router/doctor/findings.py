@@ -10,7 +10,7 @@ from ...proto import tandem_pb2 as pb
 from ...proto.roles import ROLES, role_name
 from ...shared.causes import Cause
 from ...shared.handoff.carriers.tcp import NAME as TCP
-from ...shared.security.credentials import is_loopback
+from ...shared.host_port import is_loopback, split_host_port
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known_reason
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ...shared.telemetry.prompt_metrics import PROMPTS, RECENT, RECENT_SECONDS
@@ -372,7 +372,7 @@ def _of_exposure(survey: Survey) -> Iterator[Finding]:
 
 
 def _host(address: str) -> str:
-    return address if address.startswith(UNIX) else address.rpartition(":")[0].strip("[]")
+    return address if address.startswith(UNIX) else split_host_port(address)[0]
 
 
 _REMEDIES: dict[str, str] = {

@@ -16,6 +16,7 @@ from rich.table import Table
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import role_name
 from ...shared.errors import UsageError
+from ...shared.host_port import bracketed
 from .findings import Finding
 from .survey import Survey, SurveyedNode
 
@@ -48,7 +49,7 @@ def host_of(url: str) -> str:
         usable = False
     if not usable or parts.hostname is None:
         raise UsageError(f"{url!r} is not a router's address, such as http://127.0.0.1:8000")
-    return f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return bracketed(parts.hostname)
 
 
 def as_text(survey: Survey, found: Sequence[Finding]) -> str:

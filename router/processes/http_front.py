@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ...shared.errors import StartupError
+from ...shared.host_port import join_host_port
 from ...shared.telemetry.logs import RateLimitedFilter, logger
 from ..app import App
 from ..http.protocol import bounded
@@ -130,7 +131,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise StartupError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another --host or "
-            f"--port"
+            f"cannot listen on {join_host_port(host, port)} for HTTP: {error.strerror}; choose "
+            "another --host or --port"
         ) from error
     return listener

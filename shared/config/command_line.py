@@ -22,6 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..errors import UsageError
+from ..host_port import without_brackets
 from .fields import range_in_words
 from .refused_options import REFUSED
 
@@ -271,6 +272,13 @@ class NumberRange(click.FloatRange):
         return _checked(self, number, param, ctx)
 
 
+class _Host(click.types.StringParamType):
+    """A host to listen on, as sockets have it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return without_brackets(super().convert(value, param, ctx))
+
+
 def _checked(
     kind: IntRange | NumberRange,
     number: float,
@@ -345,7 +353,7 @@ def _type(kind: type, meta: Any) -> Any:
         return IntRange(meta["minimum"], meta["maximum"])
     if kind is float:
         return NumberRange(meta["minimum"], meta["maximum"])
-    return str
+    return _Host() if meta["host"] else str
 
 
 def _plain(hint: Any) -> type:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from math import inf
 from typing import Any
 
 from ..errors import UsageError
+from ..host_port import split_host_port
+
+_PORT = re.compile("[0-9]{1,5}")
 
 
 def option(
@@ -21,11 +25,13 @@ def option(
     maximum: float | None = None,
     environment: tuple[str, ...] = (),
     secret: bool = False,
+    host: bool = False,
 ) -> Any:
     """A dataclass field that is also a flag; the first of ``flags`` is its name.
 
     ``environment`` lists variables besides ``TANDEM_...``, which takes precedence. For a
-    ``secret``, an empty variable differs from a missing one."""
+    ``secret``, an empty variable differs from a missing one. A ``host`` may be written with the
+    brackets that an IPv6 address has in URLs."""
     metadata = {
         "flags": flags.split(),
         "help": help,
@@ -34,6 +40,7 @@ def option(
         "maximum": maximum,
         "environment": environment,
         "secret": secret,
+        "host": host,
     }
     return field(default=default, metadata=metadata)
 
@@ -143,7 +150,9 @@ def split_addresses(flag: str, value: str | None) -> tuple[str, ...]:
         return ()
     addresses = tuple(part.strip() for part in value.split(","))
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 <= int(port) <= 65535:
-            raise UsageError(f"{flag} {address!r} is not host:port, such as 127.0.0.1:8100")
+        host, port = split_host_port(address)
+        if not host or not _PORT.fullmatch(port) or int(port) > 65535:
+            raise UsageError(
+                f"{flag} {address!r} is not host:port, such as 127.0.0.1:8100 or [::1]:8100"
+            )
     return addresses

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..host_port import bracketed, split_host_port
 from . import fields
 from .fields import option, split_addresses
 from .limits import MAX_PEERS, MOST_PEERS
@@ -15,7 +16,10 @@ class HandoffConfig:
     """Options of the handoff."""
 
     kv_host: str = option(
-        "127.0.0.1", "--kv-host", "Address on which the data plane of a prefill node listens."
+        "127.0.0.1",
+        "--kv-host",
+        "Address on which the data plane of a prefill node listens.",
+        host=True,
     )
     kv_port: int = option(
         0,
@@ -95,8 +99,9 @@ class HandoffConfig:
         addresses = split_addresses("--kv-advertise", self.kv_advertise)
         if len(addresses) != 1:
             raise UsageError(f"--kv-advertise {self.kv_advertise!r}: a node has one first port")
-        host, _, port = addresses[0].rpartition(":")
+        host, port = split_host_port(addresses[0])
         first = int(port) + 2 * rank
         if not 0 < int(port) <= first < 65535:
             raise UsageError(f"--kv-advertise {self.kv_advertise!r}: rank {rank} has no port")
+        host = bracketed(host)
         return f"tcp://{host}:{first}", f"tcp://{host}:{first + 1}"

@@ -39,7 +39,9 @@ class TelemetryConfig:
 class NodeConfig:
     """Options of a node's head process: where it listens, and which routers it joins."""
 
-    host: str = option("127.0.0.1", "--host", "Address on which the control plane listens.")
+    host: str = option(
+        "127.0.0.1", "--host", "Address on which the control plane listens.", host=True
+    )
     port: int = option(
         0, "--port", "Port of the control plane (0: any free port).", minimum=0, maximum=65535
     )

@@ -27,9 +27,11 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
     served_model_name: str | None = fields.served_model_name()
-    host: str = option("127.0.0.1", "--host", "Address on which HTTP is served.")
+    host: str = option("127.0.0.1", "--host", "Address on which HTTP is served.", host=True)
     port: int = option(8000, "--port", "HTTP port (0: any free port).", minimum=0, maximum=65535)
-    registry_host: str = option("127.0.0.1", "--registry-host", "Address at which nodes join.")
+    registry_host: str = option(
+        "127.0.0.1", "--registry-host", "Address at which nodes join.", host=True
+    )
     registry_port: int = option(
         8001,
         "--registry-port",
@@ -53,7 +55,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         maximum=65535,
     )
     metrics_host: str | None = option(
-        None, "--metrics-host", "Address of --metrics-port (default: --host)."
+        None, "--metrics-host", "Address of --metrics-port (default: --host).", host=True
     )
     pooling: str = option(
         "last",

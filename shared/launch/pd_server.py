@@ -11,6 +11,7 @@ import click
 
 from ..config import NodeConfig, prefill_addresses
 from ..errors import StartupError, UsageError
+from ..host_port import split_host_port
 from ..unix_sockets import folder_of, reserved_folder
 from .cluster import Restarts
 from .serve import SAME_HOST
@@ -28,7 +29,7 @@ def serve_prefill(values: Values, run: RunPrefillNode) -> None:
         raise UsageError(f"--pd-url {url!r}: a prefill node listens on one address")
     host, port = addresses[0], "0"
     if not folder_of(host):
-        host, _, port = host.rpartition(":")
+        host, port = split_host_port(host)
     common = {name: values[name] for name in ("drain_timeout", "stats_interval")}
     node = NodeConfig(host=host, port=int(port), **common)
     with reserved_folder(host):
@@ -56,5 +57,5 @@ def _keep(values: Values, run: RunPrefillNode) -> None:
             if pause is None:
                 raise
         if not folder_of(served_at):
-            values = values | {"port": int(served_at.rpartition(":")[2])}
+            values = values | {"port": int(split_host_port(served_at)[1])}
         time.sleep(pause)

@@ -24,9 +24,10 @@ from ..config import (
 )
 from ..config.command_line import fill, to_arguments
 from ..errors import PeerRefusedError, StartupError, UnavailableError, UsageError
+from ..host_port import is_loopback, is_wildcard, join_host_port
 from ..node.announce import announce_to_router
 from ..process.cores import share_of_cores
-from ..security.credentials import Credentials, is_loopback, open_url, read_credentials
+from ..security.credentials import Credentials, open_url, read_credentials
 from ..security.local_token import left_token, make_token
 from ..weights.obtain import obtain_model
 from .cluster import LocalCluster, ProcessSpec
@@ -189,11 +190,11 @@ def start_router(cluster: LocalCluster, values: Values, deadline: float) -> tupl
     arguments = ["router", *public, *security, *telemetry]
     part = cluster.start("router", arguments, **secrets, **keys)
     port = cluster.wait_starting(part, deadline)["registry"]
-    return part, f"{_reachable(front.registry_host)}:{port}"
+    return part, join_host_port(_reachable(front.registry_host), port)
 
 
 def _url_of(front: RouterConfig, ports: Mapping[str, int]) -> str:
-    return f"http://{_reachable(front.host)}:{ports['http']}"
+    return f"http://{join_host_port(_reachable(front.host), ports['http'])}"
 
 
 def start_nodes(
@@ -236,10 +237,10 @@ def _security_of_parts(values: Values) -> tuple[list[str], dict[str, str]]:
 
 
 def _reachable(host: str) -> str:
-    """The host, as a URL has it, at which this machine reaches a server that listens on
-    ``host``."""
-    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{own}]" if ":" in own else own
+    """The host at which this machine reaches a server that listens on ``host``."""
+    if not is_wildcard(host):
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
 
 
 def await_ready(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..config.fields import WILDCARDS
 from ..errors import UsageError
-from ..security.credentials import is_loopback
+from ..host_port import is_loopback
 
 RESOLVE_SECONDS = 2.0
 # Addresses elsewhere, reserved for documents (RFC 5737, RFC 3849). A datagram socket that is

@@ -28,11 +28,12 @@ from ..errors import StartupError
 from ..handoff.carriers import kinds as carriers
 from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
+from ..host_port import is_loopback, join_host_port
 from ..models.fingerprint import fingerprint_text
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
 from ..security.connection_limits import connection_limits
-from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure, is_loopback
+from ..security.credentials import INSECURE, PINGED, Credentials, check_exposure
 from ..security.token_interceptor import TokenInterceptor
 from ..telemetry.process_metrics import ProcessMetrics
 from ..telemetry.stats_line import log_rates
@@ -185,8 +186,7 @@ class _Front:
         server = grpc.aio.server(options=options, interceptors=(interceptor,))
         port = credentials.bind(server, node.host, node.port, "the control plane")
         folder = folder_of(node.host)
-        shown = f"[{node.host}]" if ":" in node.host else node.host
-        address = node.host if folder else f"{shown}:{port}"
+        address = node.host if folder else join_host_port(node.host, port)
         probe = ProbeServer()
         host = "127.0.0.1" if folder else node.host
         probe_port = await probe.start(host, node.health_port)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from ..errors import StartupError
+from ..host_port import join_host_port
 
 Page = bytes | Awaitable[bytes]
 
@@ -43,8 +44,8 @@ class ProbeServer:
             self._server = await asyncio.start_server(self._serve, host, port, limit=_LIMIT)
         except OSError as error:
             raise StartupError(
-                f"cannot listen on {host}:{port} for probes: {error.strerror}; choose another "
-                f"{self._flag}"
+                f"cannot listen on {join_host_port(host, port)} for probes: {error.strerror}; "
+                f"choose another {self._flag}"
             ) from None
         return int(self._server.sockets[0].getsockname()[1])
 

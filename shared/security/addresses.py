@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
+from ..host_port import split_host_port
 from ..unix_sockets import is_socket_address
 
 MAX_HOST = 253
@@ -18,8 +19,8 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 def is_host_port(text: str) -> bool:
     """True for a port after a host name, an IPv4 address, or an IPv6 address in brackets."""
-    host, _, port = text.rpartition(":")
-    return _is_port(port) and (_is_name(host) or _is_bracketed(host))
+    host, port = split_host_port(text)
+    return _is_port(port) and (_is_name(host) or _is_ipv6(host))
 
 
 def is_candidate(text: str) -> bool:
@@ -35,11 +36,9 @@ def _is_name(host: str) -> bool:
     return len(host) <= MAX_HOST and bool(_NAME.fullmatch(host))
 
 
-def _is_bracketed(host: str) -> bool:
-    if not (host.startswith("[") and host.endswith("]") and len(host) <= MAX_HOST):
-        return False
+def _is_ipv6(host: str) -> bool:
     try:
-        ipaddress.IPv6Address(host[1:-1])
+        ipaddress.IPv6Address(host)
     except ValueError:
         return False
-    return True
+    return len(host) <= MAX_HOST

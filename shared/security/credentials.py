@@ -19,6 +19,7 @@ import grpc
 
 from ..config import SecurityConfig
 from ..errors import StartupError, UsageError
+from ..host_port import is_loopback, join_host_port
 from ..unix_sockets import UNIX
 from .watched_files import WatchedFiles
 
@@ -277,14 +278,8 @@ def check_exposure(credentials: Credentials, insecure: bool, hosts: dict[str, st
         log.warning("%s %s is open to other machines without %s (--insecure)", flag, host, lacks)
 
 
-def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith(("127.", UNIX))
-
-
 def _listening(host: str, port: int) -> str:
-    if host.startswith(UNIX):
-        return host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host if host.startswith(UNIX) else join_host_port(host, port)
 
 
 def _configuration(files: CredentialFiles) -> grpc.ServerCertificateConfiguration:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -23,12 +23,14 @@ from urllib.parse import urlsplit
 from ..config import SecurityConfig
 from ..config.fields import split_addresses
 from ..errors import StartupError, UsageError
+from ..host_port import join_host_port, loopback_ip, split_host_port
 from .credentials import Credentials, read_credentials
 
 # Prefix of files that are still being written and may not be locked yet.
 _UNFINISHED = "."
 _MAX_BYTES = 4096
 _PORTS = {"http": 80, "https": 443}
+_PORT = re.compile("[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def find_router(fallback: str, url: str = "") -> str:
     if len(serving) == 1:
         return serving[0]
     elsewhere = wanted and not _name(wanted)
-    if not found or elsewhere or _bracketed(_name(fallback)) in found:
+    if not found or elsewhere or _name(fallback) in found:
         return fallback
     if len(found) > 1:
         shown = ", ".join(f"{address} ({left.url})" for address, left in found.items())
@@ -121,8 +123,10 @@ def _server(url: str) -> str:
         port = parts.port or _PORTS.get(parts.scheme)
     except ValueError:
         return ""
-    address = f"{parts.hostname}:{port}"
-    return (_name(address) or address) if parts.hostname and port else ""
+    if not parts.hostname or not port:
+        return ""
+    address = join_host_port(parts.hostname, port)
+    return _name(address) or address
 
 
 def _addresses() -> set[str]:
@@ -131,12 +135,7 @@ def _addresses() -> set[str]:
     for folder in _folders():
         if _ours(folder):
             names |= {entry.name for entry in folder.iterdir() if _name(entry.name) == entry.name}
-    return {_bracketed(name) for name in names}
-
-
-def _bracketed(name: str) -> str:
-    host, _, port = name.rpartition(":")
-    return f"[{host}]:{port}" if ":" in host else name
+    return names
 
 
 @contextlib.contextmanager
@@ -164,14 +163,11 @@ def left_token(address: str, token: str, url: str) -> Iterator[None]:
 
 
 def _name(address: str) -> str:
-    """The file name of a registry; empty for one on another machine, which never gets a generated
-    token."""
-    host, _, port = address.rpartition(":")
-    try:
-        parsed = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
-        return f"{parsed.compressed}:{int(port)}" if parsed.is_loopback else ""
-    except ValueError:
-        return ""
+    """The file name of a registry, which is its address; empty for one on another machine, which
+    never gets a generated token."""
+    host, port = split_host_port(address)
+    host = loopback_ip(host)
+    return join_host_port(host, int(port)) if host and _PORT.fullmatch(port) else ""
 
 
 def _folders() -> Iterator[Path]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from tandem.__main__ import cli
 from tandem.shared.config import EngineConfig, HandoffConfig
 from tandem.shared.config.fields import split_addresses
 from tandem.shared.errors import StartupError, UsageError
@@ -84,8 +86,21 @@ def test_devices_and_ranks_must_agree() -> None:
 
 def test_addresses() -> None:
     assert split_addresses("--join", "a:1, [::1]:2") == ("a:1", "[::1]:2")
-    with pytest.raises(UsageError, match="--join 'a'"):
-        split_addresses("--join", "b:1,a")
+    for wrong in ("a", "::1:8001", "[::1]", "a:65536", "a:８", ":1", "[a]:1"):
+        with pytest.raises(UsageError, match=re.escape(f"--join '{wrong}' is not host:port")):
+            split_addresses("--join", f"b:1,{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        *(("serve", flag) for flag in ("host", "registry-host", "metrics-host", "kv-host")),
+        ("decode-node", "host"),
+    ],
+)
+def test_a_host_to_listen_on_may_have_brackets(command: str, flag: str) -> None:
+    values = cli.commands[command].make_context(command, [f"--{flag}=[::1]"]).params
+    assert values[flag.replace("-", "_")] == "::1"
 
 
 def test_advertised_ports_follow_the_first() -> None:
@@ -93,6 +108,8 @@ def test_advertised_ports_follow_the_first() -> None:
     config = HandoffConfig(kv_advertise="kv.example:8200")
     assert config.kv_advertised(0) == ("tcp://kv.example:8200", "tcp://kv.example:8201")
     assert config.kv_advertised(3) == ("tcp://kv.example:8206", "tcp://kv.example:8207")
+    config = HandoffConfig(kv_advertise="[fd00::5]:8200")
+    assert config.kv_advertised(0) == ("tcp://[fd00::5]:8200", "tcp://[fd00::5]:8201")
 
 
 @pytest.mark.parametrize("value", ["kv.example", "a:1,b:2", "a:0", "a:65535", "a:65530"])

@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from ....errors import PeerRefusedError, TransferError
+from ....host_port import split_host_port
 from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
@@ -113,7 +114,7 @@ class ZmqDialer:
                 if not endpoint.startswith(("tcp://", "ipc://")):
                     self._lose(dial, f"endpoint {endpoint!r} is not tcp://", refused=True)
                     return
-                if ":" in endpoint.removeprefix("tcp://").rpartition(":")[0]:
+                if ":" in split_host_port(endpoint.removeprefix("tcp://"))[0]:
                     socket.setsockopt(zmq.IPV6, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, -1)
                 if self._keys is not None:

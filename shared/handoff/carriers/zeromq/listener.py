@@ -13,6 +13,7 @@ import zmq
 from ....causes import Cause
 from ....config.limits import MAX_PEERS
 from ....errors import PeerRefusedError, StartupError, TransferError
+from ....host_port import join_host_port
 from ....unix_sockets import UNIX, kv_endpoint
 from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
@@ -136,7 +137,9 @@ class ZmqListener:
     def _listen(self, at: ListeningPort, name: str, port: int, send_buffer: int = 0) -> str:
         folder = self._host.removeprefix(UNIX) if self._host.startswith(UNIX) else ""
         where = (
-            kv_endpoint(folder, self._me.rank, name) if folder else f"{self._host}:{port or '*'}"
+            kv_endpoint(folder, self._me.rank, name)
+            if folder
+            else join_host_port(self._host, port or "*")
         )
         try:
             if folder:

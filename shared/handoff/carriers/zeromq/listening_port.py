@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ....host_port import join_host_port
 from .sockets import CONTROL_BATCH, Socket
 
 # Connections that are not a peer's (yet). Each ends when its handshake times out.
@@ -62,10 +63,9 @@ class ListeningPort:
             self._port.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         self._port.bind(address)
         self._port.listen(_QUEUE)
-        shown = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
         if family == socket.AF_INET6:
             self._socket.setsockopt(zmq.IPV6, 1)
-        endpoint = f"tcp://{shown}:{self._port.getsockname()[1]}"
+        endpoint = f"tcp://{join_host_port(str(address[0]), self._port.getsockname()[1])}"
         self._socket.setsockopt(zmq.USE_FD, os.dup(self._port.fileno()))  # which ZeroMQ closes
         self._socket.bind(endpoint)
         return endpoint

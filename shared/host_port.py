@@ -1,0 +1,67 @@
+"""Hosts and ports as addresses and URLs write them: localhost:8100, 127.0.0.1:8100, [::1]:8100."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from .unix_sockets import UNIX
+
+# An IPv6 address has brackets, as its colons would be taken for that of the port.
+_ADDRESS = re.compile(r"(?:\[([^][]*:[^][]*)\]|([^][:]*))(?::(.*))?", re.DOTALL)
+LOCALHOST = "localhost"
+
+
+def split_host_port(address: str) -> tuple[str, str]:
+    """The host, without the brackets of an IPv6 address, and the port, which is empty if there is
+    none. Both are empty for what is no address, such as an IPv6 address without brackets."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        return "", ""
+    return found[1] or found[2] or "", found[3] or ""
+
+
+def join_host_port(host: str, port: int | str) -> str:
+    """The address of a port of a host, which may have brackets."""
+    return f"{bracketed(host)}:{port}"
+
+
+def bracketed(host: str) -> str:
+    """The host as addresses and URLs have it."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def without_brackets(host: str) -> str:
+    """The host as sockets have it."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def is_wildcard(host: str) -> bool:
+    """True for a host to listen on that stands for all interfaces of a machine."""
+    if host in ("", "*"):
+        return True
+    parsed = _ip(host)
+    return parsed is not None and parsed.is_unspecified
+
+
+def is_loopback(host: str) -> bool:
+    """True for a host, or a Unix socket, that only this machine reaches."""
+    return host.startswith(UNIX) or bool(loopback_ip(host))
+
+
+def loopback_ip(host: str) -> str:
+    """The loopback address that a host stands for, in its shortest form; empty for other hosts."""
+    if without_brackets(host).lower().removesuffix(".") == LOCALHOST:
+        return "127.0.0.1"
+    parsed = _ip(host)
+    return parsed.compressed if parsed is not None and parsed.is_loopback else ""
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address, without the zone of IPv6, and as IPv4 if that is embedded in it."""
+    try:
+        parsed = ipaddress.ip_address(without_brackets(host).partition("%")[0])
+    except ValueError:
+        return None
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return mapped or parsed
