@@ -41,6 +41,7 @@ from .shared.config.client_config import (
 from .shared.config.command_line import NumberRange, check_variable, command_options, fill
 from .shared.errors import UsageError
 from .shared.process.imports import lasting_imports
+from .shared.process.init import run_under_init
 from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
@@ -421,6 +422,7 @@ cli.add_command(completion)
 def main() -> None:
     """Entry point. Options alone are those of ``tandem serve``, as in vLLM.rs."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own errors say it, in one line
+    run_under_init()
     allow_many_files()
     arguments = sys.argv[1:] or ["--help"]
     try:
