@@ -8,7 +8,7 @@ import re
 from .unix_sockets import UNIX
 
 # An IPv6 address has brackets, as its colons would be taken for that of the port.
-_ADDRESS = re.compile(r"(?:\[([^][]*:[^][]*)\]|([^][:]*))(?::(.*))?", re.DOTALL)
+_ADDRESS = re.compile(r"(?:\[([^][]*:[^][]*)\]|([^][:]*))(?::([^]:]*))?")
 LOCALHOST = "localhost"
 
 

@@ -35,10 +35,10 @@ def test_an_address_is_a_host_and_a_port(address: str, host: str, port: str) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["::1:8100", "::1", "[::1]8100", "[::1", "::1]:8100", "[localhost]:8100", "a:b:1:2]"]
+    "text", ["::1:8100", "::1", "[::1]8100", "[::1", "::1]:8100", "[localhost]:8100"]
 )
 def test_what_could_be_split_in_two_ways_is_not_split(text: str) -> None:
-    assert split_host_port(text)[0] in ("", "a")
+    assert split_host_port(text) == ("", "")
 
 
 @pytest.mark.parametrize(
