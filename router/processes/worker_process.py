@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...shared.errors import StartupError
 from ...shared.process.backoff import Backoff
+from ...shared.process.ending import ending
 from ...shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 from ...shared.telemetry.logs import logger
 from .process_link import Link
@@ -97,13 +98,13 @@ class WorkerProcess:
                 self._backoff.reset()
             self._restarts += 1
             if not served_once or self._restarts > MAX_RESTARTS:
-                raise StartupError(f"worker {self.number} of the router ended with status {status}")
+                raise StartupError(f"worker {self.number} of the router {ending(status)}")
             pause = self._backoff.pause()
             log.error(
-                "worker %d ended with status %d, and its requests with it; it is restarted in "
-                "%.1f s (restart %d of %d)",
+                "worker %d %s, and its requests are lost; it is restarted in %.1f s (restart %d "
+                "of %d)",
                 self.number,
-                status,
+                ending(status),
                 pause,
                 self._restarts,
                 MAX_RESTARTS,

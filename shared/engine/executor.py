@@ -16,13 +16,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from signal import SIGKILL
 from typing import Protocol, TypeVar
 
 from ..errors import ModelError, StartupError
 from ..handoff.plane import messages as plane
 from ..handoff.wire.codec import CodecError
 from ..kv.planning import RankDevice, RankMemory
+from ..process.ending import ending
 from .channel import PREFIX_BYTES, body_length, framed
 from .messages import (
     CODEC,
@@ -290,7 +290,7 @@ class MultiprocessExecutor:
             log.exception("a message of rank %d could not be handled", rank.index)
             reason = f"a message of rank {rank.index} could not be handled; see this node's log"
         else:
-            reason = f"rank {rank.index} {end}; its log has the cause"
+            reason = f"rank {rank.index} {end}"
         self._lose(rank, reason)
 
     def _lose(self, rank: Rank, reason: str) -> None:
@@ -336,9 +336,9 @@ class MultiprocessExecutor:
         except (asyncio.IncompleteReadError, ConnectionError):
             with contextlib.suppress(TimeoutError):
                 status = await asyncio.wait_for(rank.process.wait(), STOP_SECONDS)
-                killed = " (killed; often out of memory)" if status == -SIGKILL else ""
-                return f"ended with exit status {status}{killed}"
-        return "closed its channel"
+                # A rank that was killed could log nothing.
+                return ending(status) if status < 0 else f"{ending(status)}; its log has the cause"
+        return "closed its channel; its log has the cause"
 
     async def _loading(self, rank: Rank, wanted: type[T]) -> T:
         try:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
+from ..process.ending import ending
 from ..process.lifeline import LIFELINE_FD, READY_FD, read_announcements
 from .part_log import PartLog
 
@@ -39,6 +40,8 @@ GOOD_SECONDS = 60.0
 # When this cluster has no decode node of its own left, one started elsewhere may still join.
 UNSERVED_SECONDS = 5.0
 DECODE_NODE = "decode-node"
+# The beginning of the line with which a command gives the reason for its end.
+OF_COMMAND = "tandem: "
 
 
 @dataclass(slots=True)
@@ -312,5 +315,12 @@ class LocalCluster:
 
 
 def _death_notice(part: ProcessSpec, status: int) -> str:
-    said = part.log.last_line()
-    return f"{part.name} ended with exit status {status}: {said} (log: {part.log.path})"
+    """How the part ended. Its last line is the cause only if the command itself has ended it."""
+    how = f"{part.name} {ending(status)}"
+    if status < 0:
+        return f"{how}; see its log {part.log.path}"
+    line = part.log.last_line()
+    said = f": {line.removeprefix(OF_COMMAND)}"
+    if not line.startswith(OF_COMMAND):
+        said = f"; its log ends with: {line}" if line else "; its log is empty"
+    return f"{how}{said} (log: {part.log.path})"

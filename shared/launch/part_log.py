@@ -42,10 +42,10 @@ class PartLog:
                 os.truncate(self.path, 0)
 
     def last_line(self) -> str:
-        """The last line: a part that cannot start gives its reason there."""
+        """The last line, where a part that cannot start gives its reason; empty without one."""
         end = b""
         with contextlib.suppress(OSError), open(self.path, "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - END_BYTES))
             end = log.read()
         lines = end.decode(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("tandem: ") if lines else "its log is empty"
+        return lines[-1] if lines else ""

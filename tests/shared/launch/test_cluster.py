@@ -33,6 +33,11 @@ if what == "misled":
     sys.exit(2)
 if what == "speechless":
     sys.exit(3)
+if what == "raises":
+    raise ValueError("odd")
+if what in ("killed", "crashes"):
+    print("2026-01-01 INFO tandem.node all is well", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSEGV)
 if what == "drains":
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
 if what in ("decode-node", "serves"):
@@ -109,7 +114,18 @@ def test_a_part_that_ends_before_it_serves_has_not_started(cluster: LocalCluster
     [
         ("fails", StartupError, "one ended with exit status 1: no memory; buy some .*one.log"),
         ("misled", UsageError, "one ended with exit status 2: --colour is not an option"),
-        ("speechless", StartupError, "one ended with exit status 3: its log is empty"),
+        (
+            "speechless",
+            StartupError,
+            r"one ended with exit status 3; its log is empty \(log: .*one",
+        ),
+        ("raises", StartupError, "one ended with exit status 1; its log ends with: .*Error: odd"),
+        (
+            "killed",
+            StartupError,
+            r"^one was killed \(SIGKILL\), possibly for lack of memory; see its log \S*one.log$",
+        ),
+        ("crashes", StartupError, r"^one was killed \(SIGSEGV\); see its log \S*one.log$"),
     ],
 )
 def test_a_part_that_cannot_start_has_the_last_word(
@@ -191,7 +207,7 @@ def test_a_node_that_dies_is_started_again_with_its_arguments(keeping: Keeping) 
     assert again.pid != first.pid and again.poll() is None
     assert psutil.Process(again.pid).cmdline()[-2:] == ["prefill-node", "--flag"]
     assert other.poll() is None and not kept.kept.done()
-    assert "node-0 ended with exit status -9" in kept.told[0]
+    assert "node-0 was killed (SIGKILL), possibly for lack of memory; see" in kept.told[0]
     assert "it is restarted" in kept.told[0] and "(restart 1 of 5)" in kept.told[0]
 
 
@@ -230,7 +246,7 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     kept.until_told("is not restarted")
     assert [
         f"restart {n} of 5" in line
-        for n, line in enumerate((line for line in kept.told if "ended with" in line), 1)
+        for n, line in enumerate((line for line in kept.told if "(log:" in line or "see its log" in line), 1)
     ] == [True] * 5 + [False]
     assert not kept.kept.done(), "somebody else's decode node serves"
     kept.another = False
@@ -262,7 +278,7 @@ def test_a_node_that_is_not_ready_in_time_again_has_died(
 def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
     kept = keeping(["decode-node"])
     kept.router.process.kill()
-    with pytest.raises(StartupError, match="router ended with exit status -9"):
+    with pytest.raises(StartupError, match="router was killed"):
         kept.kept.result(30)
 
 
