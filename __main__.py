@@ -308,13 +308,13 @@ def _serve_while(
     from .client.openai_server import OpenAIServer
     from .router.cluster import admin
     from .shared.launch.serve import RegistryClient, serve_cluster
-    from .shared.launch.temporary import end_on_sigterm
+    from .shared.launch.temporary import end_on_signals
 
     done = False
 
     def talk(address: str) -> None:
         nonlocal done
-        end_on_sigterm()
+        end_on_signals()
         with contextlib.closing(OpenAIServer(replace(connection, url=address))) as server:
             use(server)
         done = True

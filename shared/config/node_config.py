@@ -61,7 +61,8 @@ class NodeConfig:
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",
-        "Seconds for running requests to finish after SIGTERM.",
+        "Seconds for running requests to finish after SIGTERM, SIGINT or SIGHUP; a second SIGTERM "
+        "or SIGINT ends them at once.",
         minimum=0.0,
     )
     max_connections: int = option(

@@ -96,8 +96,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     shutdown_delay: float = option(
         0.0,
         "--shutdown-delay",
-        "Seconds after SIGTERM during which /ready is 503 and requests are still accepted: as long "
-        "as a load balancer needs to notice.",
+        "Seconds after SIGTERM, SIGINT or SIGHUP during which /ready is 503 and requests are still "
+        "accepted: as long as a load balancer needs to notice.",
         minimum=0.0,
     )
     router_workers: int = option(
@@ -243,7 +243,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",
-        "Seconds for running requests to finish after SIGTERM.",
+        "Seconds for running requests to finish after SIGTERM, SIGINT or SIGHUP; a second SIGTERM "
+        "or SIGINT ends them at once.",
         minimum=0.0,
     )
     stats_interval: float = fields.stats_interval()

@@ -401,10 +401,10 @@ def _stuck(rank: Rank) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process, *, at_once: bool) -> None:
-    for signal in (process.kill,) if at_once else (None, process.terminate, process.kill):
-        if signal is not None:
+    for kill in (True,) if at_once else (False, True):
+        if kill:
             with contextlib.suppress(ProcessLookupError):
-                signal()
+                process.kill()
         try:
             await asyncio.wait_for(process.wait(), STOP_SECONDS)
             return

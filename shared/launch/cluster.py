@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from ..errors import StartupError, UsageError
 from ..process.backoff import Backoff
 from ..process.ending import ending
 from ..process.lifeline import LIFELINE_FD, READY_FD, read_announcements
+from ..process.signals import DRAIN
 from .part_log import PartLog
 
 # Time that parts may take to end beyond their --drain-timeout.
@@ -114,7 +114,7 @@ class LocalCluster:
         start_seconds: float = 600.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``drain_seconds`` is how long a part may finish its requests after SIGTERM,
+        """``drain_seconds`` is how long a part may finish its requests when it is told to end,
         ``start_seconds`` how long a restarted node may take to be ready. ``tell`` receives a line
         whenever a node comes or goes."""
         self._start_seconds = start_seconds
@@ -285,12 +285,15 @@ class LocalCluster:
         elif now - node.begun > self._start_seconds:
             node.part.process.kill()  # counted as a death at the next look
 
-    def stop(self) -> None:
-        """End every part in the order of starting: the router drains while nodes still serve.
+    def stop(self, tell: Callable[[], None] | None = None) -> None:
+        """Call ``tell``, then end every part in the order of starting: the router drains while
+        nodes still serve.
 
         ``KeyboardInterrupt`` kills the parts that are left.
         """
         try:
+            if tell is not None:
+                tell()
             self._drain()
         except KeyboardInterrupt:
             for part in self._parts:
@@ -304,7 +307,7 @@ class LocalCluster:
         deadline = time.monotonic() + self._stop_seconds
         for part in self._parts:
             with contextlib.suppress(ProcessLookupError):
-                part.process.send_signal(signal.SIGTERM)
+                part.process.send_signal(DRAIN)
             try:
                 part.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

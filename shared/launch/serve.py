@@ -27,6 +27,7 @@ from ..errors import PeerRefusedError, StartupError, UnavailableError, UsageErro
 from ..host_port import is_loopback, is_wildcard, join_host_port
 from ..node.announce import announce_to_router
 from ..process.cores import share_of_cores
+from ..process.signals import CaughtSignals, Meaning
 from ..security.credentials import Credentials, open_url, read_credentials
 from ..security.local_token import left_token, make_token
 from ..weights.obtain import obtain_model
@@ -45,6 +46,8 @@ JOIN_SECONDS = 300.0
 # Interval at which the router is asked whether it rejects one of the nodes.
 REFUSAL_SECONDS = 1.0
 READY_POLL_SECONDS = 0.05
+# The series of a router that count its requests.
+IN_PROGRESS = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +86,16 @@ def serve_cluster(
     if own_token:
         values = values | {"cluster_token": make_token()}
         credentials = read_credentials(fill(SecurityConfig, values))
-    # Scripts start background processes with SIGINT ignored, and the parts would outlive them.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    _interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     cluster = LocalCluster(
         Path(config.log_dir),
         environment,
         front.shutdown_delay + front.drain_timeout,
         start_seconds=start_seconds,
-        tell=lambda line: click.echo(f"tandem: {line}", err=True),
+        tell=lambda line: _tell(f"tandem: {line}"),
     )
+    address, interrupted = "", False
     with contextlib.ExitStack() as until_end:
         try:
             _obtain(fill(EngineConfig, values))
@@ -117,9 +119,9 @@ def serve_cluster(
             else:
                 _use_while_kept(cluster, router, address, use)
         except KeyboardInterrupt:
-            click.echo("stopping ...", err=True)
+            interrupted = True
         finally:
-            cluster.stop()
+            cluster.stop(partial(_tell_stopping, address, front) if interrupted else None)
 
 
 def _obtain(engine: EngineConfig) -> None:
@@ -306,5 +308,47 @@ def _greet(address: str, registry: str, config: ServeConfig, front: RouterConfig
         click.echo(line)
 
 
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt
+def _interrupt_on_signals() -> None:
+    """Raise ``KeyboardInterrupt`` at the first signal, and at the second one that counts."""
+    caught = CaughtSignals()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if caught.take(number) is not Meaning.NOTHING:
+            raise KeyboardInterrupt
+
+    for number in caught.numbers:
+        signal.signal(number, interrupt)
+
+
+def _tell(line: str) -> None:
+    """Print a line for who watches the command, if there is anybody: a terminal may be closed."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+def _tell_stopping(address: str, front: RouterConfig) -> None:
+    """Tell how long the end may take; ``address`` is empty if nothing serves yet."""
+    _tell(stopping(requests_at(address) if address else 0, front))
+
+
+def stopping(requests: int | None, front: RouterConfig) -> str:
+    """The line for a router with so many ``requests`` in progress; ``None``: unknown."""
+    seconds = front.shutdown_delay + front.drain_timeout
+    if not requests and (requests is not None or not seconds):
+        return "stopping ..."
+    what = "responses" if requests is None else f"{requests} response{'s'[: requests != 1]}"
+    return (
+        f"stopping: waiting up to {seconds:g} s for {what} to finish; press Ctrl-C again to stop "
+        "now"
+    )
+
+
+def requests_at(address: str) -> int | None:
+    """The number of requests in progress at a router; ``None`` if it does not tell everybody."""
+    try:
+        with open_url(f"{address}/metrics", seconds=1) as page:
+            lines = page.read().decode().splitlines()
+    except OSError:
+        return None
+    counts = (line.rpartition(" ")[2] for line in lines if line.startswith(IN_PROGRESS))
+    return int(sum(map(float, counts)))

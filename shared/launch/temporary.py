@@ -26,7 +26,6 @@ from ..config.client_config import ConnectionConfig
 
 Values = dict[str, Any]
 
-TERMINATED = 128 + signal.SIGTERM
 # A part that is not drained at the end: its only client has left.
 NO_DRAIN = {"drain_timeout": 0.0, "shutdown_delay": 0.0}
 
@@ -73,6 +72,14 @@ def log_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_on_sigterm() -> None:
-    """Let SIGTERM end this process rather than only what it waits for."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+def end_on_signals() -> None:
+    """Let SIGTERM, and a terminal that is closed, end this process rather than only what it waits
+    for."""
+
+    def end(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it comes from the shell and from the kernel
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, end)

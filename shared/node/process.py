@@ -70,7 +70,7 @@ async def run_node(
     on_ready: Callable[[str], None] = lambda address: None,
     tracer: Tracer = NO_TRACER,
 ) -> None:
-    """Run until SIGTERM or SIGINT, in the first of the ``playable`` roles until a router requests
+    """Run until a signal, in the first of the ``playable`` roles until a router requests
     another.
 
     Raises ``StartupError`` if the node cannot start or loses its ranks, so that a supervisor

@@ -1,8 +1,9 @@
-"""SIGTERM, SIGINT and SIGHUP: the first drains, a second SIGTERM or SIGINT ends the process."""
+"""Signals: the first drains a process, a second SIGTERM or SIGINT ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import os
 import signal
@@ -10,35 +11,60 @@ from collections.abc import Callable
 
 log = logging.getLogger("tandem")
 
-# They cannot be ignored: background processes of scripts start with SIGINT ignored.
-ENDING = (signal.SIGTERM, signal.SIGINT)
+_COUNTED = (signal.SIGTERM, signal.SIGINT)
+# With which a launcher drains its parts: a service manager may have sent them SIGTERM as well.
+DRAIN = signal.SIGUSR1
 
 
-def draining_signals() -> tuple[signal.Signals, ...]:
-    """The signals that begin a drain. SIGHUP, which comes when a terminal is closed, is one unless
-    it was ignored from the start, as by ``nohup``."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return ENDING if ignored else (*ENDING, signal.SIGHUP)
+class Meaning(enum.Enum):
+    """What a signal asks for."""
+
+    DRAIN = enum.auto()
+    END_AT_ONCE = enum.auto()
+    NOTHING = enum.auto()
+
+
+class CaughtSignals:
+    """The signals that a process has got so far.
+
+    SIGHUP, which comes when a terminal is closed, begins a drain, and is nothing after that: a
+    shell and its terminal may each send one, and systemd sends it after SIGTERM. It is not caught
+    if it was ignored from the start, as by ``nohup``; the others are: scripts start background
+    processes with SIGINT ignored, which would outlive them.
+    """
+
+    def __init__(self) -> None:
+        hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        self.numbers = (*_COUNTED, DRAIN, *([signal.SIGHUP] if hangs_up else []))
+        self._draining = False
+        self._counted = 0
+
+    def take(self, number: int) -> Meaning:
+        """Count a signal; returns what it asks for."""
+        self._counted += number in _COUNTED
+        if self._counted > 1:
+            return Meaning.END_AT_ONCE
+        draining, self._draining = self._draining, True
+        return Meaning.NOTHING if draining else Meaning.DRAIN
 
 
 def catch_signals(stop: Callable[[], None]) -> None:
     """Call ``stop`` at the first signal; at the second, exit at once with the status that a shell
-    reports for a process killed by it. SIGHUP does not count: a shell and its terminal may each
-    send one, and systemd sends it after SIGTERM.
+    reports for a process killed by it.
 
     Child processes end too: ranks when their head's channel closes, parts of a cluster when their
     launcher's pipe does.
     """
     loop = asyncio.get_running_loop()
-    caught: list[int] = []
+    caught = CaughtSignals()
 
     def catch(number: int) -> None:
-        if number in ENDING:
-            caught.append(number)
-        if len(caught) > 1:
-            log.warning("second signal: exiting at once, running requests are cut off")
-            os._exit(128 + number)
-        stop()
+        match caught.take(number):
+            case Meaning.DRAIN:
+                stop()
+            case Meaning.END_AT_ONCE:
+                log.warning("second signal: exiting at once, running requests are cut off")
+                os._exit(128 + number)
 
-    for number in draining_signals():
+    for number in caught.numbers:
         loop.add_signal_handler(number, catch, number)

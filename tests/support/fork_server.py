@@ -181,15 +181,9 @@ class ForkedRank:
     async def wait(self) -> int:
         return await asyncio.shield(self._status)
 
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
         if not self._status.done():
-            os.kill(self.pid, number)
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def _close_but(kept: int) -> None:

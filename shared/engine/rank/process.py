@@ -228,7 +228,9 @@ def _failure(error: Exception) -> StepFailure:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Only its head ends a rank: service managers send these to all processes of a service.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
 
 

@@ -25,6 +25,7 @@ FAKE = """
 import os, signal, sys, time
 from tandem.shared.process import lifeline
 from tandem.shared.process.lifeline import announce_ready, announce_start, end_with_launcher
+from tandem.shared.process.signals import DRAIN
 what = sys.argv[1]
 if what == "fails":
     sys.exit("tandem: no memory; buy some")
@@ -38,13 +39,14 @@ if what == "raises":
 if what in ("killed", "crashes"):
     print("2026-01-01 INFO tandem.node all is well", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGSEGV)
-if what == "drains":
-    signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
-if what in ("decode-node", "serves"):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-if what == "stubborn":
-    lifeline.GRACE_SECONDS = 0.1
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in (signal.SIGTERM, DRAIN):
+    if what == "drains":
+        signal.signal(number, lambda *_: (time.sleep(1), sys.exit(0)))
+    if what in ("decode-node", "serves"):
+        signal.signal(number, lambda *_: sys.exit(0))
+    if what == "stubborn":
+        lifeline.GRACE_SECONDS = 0.1
+        signal.signal(number, signal.SIG_IGN)
 if what in ("half", "halting"):
     announce_start({"registry": 8001})
 if what == "halting":
@@ -246,7 +248,9 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     kept.until_told("is not restarted")
     assert [
         f"restart {n} of 5" in line
-        for n, line in enumerate((line for line in kept.told if "(log:" in line or "see its log" in line), 1)
+        for n, line in enumerate(
+            (line for line in kept.told if "(log:" in line or "see its log" in line), 1
+        )
     ] == [True] * 5 + [False]
     assert not kept.kept.done(), "somebody else's decode node serves"
     kept.another = False
