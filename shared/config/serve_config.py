@@ -57,7 +57,9 @@ class ServeConfig:
     log_dir: str = option(
         "logs",
         "--log-dir",
-        "Folder of the log files, one per process; one longer than 64 MiB becomes NAME.log.1.",
+        "Folder of the logs, with a folder for each start, of which the last ten are kept; the "
+        "link latest leads to the newest. Each process has a file; one longer than 64 MiB becomes "
+        "NAME.log.1.",
     )
     start_timeout: float | None = option(
         None,

@@ -132,16 +132,16 @@ class LocalCluster:
         among the arguments.
         """
         log = PartLog(self._log_dir / f"{name}.log")
-        process, ready = self._launch(log, arguments, environment, fresh=True)
+        process, ready = self._launch(log, arguments, environment)
         part = ProcessSpec(name, arguments, environment, log, process, ready)
         self._parts.append(part)
         return part
 
     def _launch(
-        self, log: PartLog, arguments: list[str], environment: Mapping[str, str], *, fresh: bool
+        self, log: PartLog, arguments: list[str], environment: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], int]:
         try:
-            written = log.open(fresh=fresh)
+            written = log.open()
         except OSError as error:
             raise StartupError(
                 f"cannot write logs to {self._log_dir}: {error.strerror}; see --log-dir"
@@ -270,7 +270,7 @@ class LocalCluster:
         part = node.part
         node.restart_at, node.begun = None, now
         try:
-            process, ready = self._launch(part.log, part.arguments, part.environment, fresh=False)
+            process, ready = self._launch(part.log, part.arguments, part.environment)
         except (StartupError, OSError) as error:
             self._tell(f"{part.name} cannot be started: {error}; {node.died(now)}")
             return

@@ -22,15 +22,10 @@ class PartLog:
         self.path = path
         self._earlier = path.with_name(f"{path.name}.1")
 
-    def open(self, *, fresh: bool) -> BinaryIO:
-        """The file for a process to append to, so that it goes on at the start of an emptied one;
-        ``fresh`` without the lines of an earlier one. Raises ``OSError``."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        log = open(self.path, "ab")  # noqa: SIM115
-        if fresh:
-            log.truncate(0)
-            self._earlier.unlink(missing_ok=True)
-        return log
+    def open(self) -> BinaryIO:
+        """The file for a process to append to, so that it goes on at the start of an emptied one.
+        Raises ``OSError``."""
+        return open(self.path, "ab")
 
     def shorten(self) -> None:
         """Set the lines aside if there are many. What is written between the copy and the end of

@@ -34,6 +34,7 @@ from ..weights.obtain import obtain_model
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 from .greeting import greeting
+from .log_folders import log_folder_of_start
 
 Values = dict[str, Any]
 
@@ -88,15 +89,16 @@ def serve_cluster(
         credentials = read_credentials(fill(SecurityConfig, values))
     _interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
-    cluster = LocalCluster(
-        Path(config.log_dir),
-        environment,
-        front.shutdown_delay + front.drain_timeout,
-        start_seconds=start_seconds,
-        tell=lambda line: _tell(f"tandem: {line}"),
-    )
     address, interrupted = "", False
     with contextlib.ExitStack() as until_end:
+        logs = until_end.enter_context(log_folder_of_start(Path(config.log_dir)))
+        cluster = LocalCluster(
+            logs,
+            environment,
+            front.shutdown_delay + front.drain_timeout,
+            start_seconds=start_seconds,
+            tell=lambda line: _tell(f"tandem: {line}"),
+        )
         try:
             _obtain(fill(EngineConfig, values))
             deadline = time.monotonic() + start_seconds
@@ -114,7 +116,7 @@ def serve_cluster(
             await_ready(cluster, address, join_deadline, refusal)
             _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
             if use is None:
-                _greet(address, joins_at, config, front)
+                _greet(address, joins_at, logs, config, front)
                 cluster.keep(router, lambda: is_ready(address))
             else:
                 _use_while_kept(cluster, router, address, use)
@@ -301,10 +303,11 @@ def _announce_prefill_nodes(
         click.echo(f"tandem: {problem}; it will be used once it answers", err=True)
 
 
-def _greet(address: str, registry: str, config: ServeConfig, front: RouterConfig) -> None:
+def _greet(
+    address: str, registry: str, logs: Path, config: ServeConfig, front: RouterConfig
+) -> None:
     apart = config.prefill_nodes > 0 or bool(front.prefill_addresses)
-    logs = Path(config.log_dir).resolve()
-    for line in greeting(address, registry, front, logs, prefill_nodes=apart):
+    for line in greeting(address, registry, front, logs.resolve(), prefill_nodes=apart):
         click.echo(line)
 
 

@@ -54,6 +54,7 @@ def serving(
 ) -> Iterator[int]:
     """The side's processes, nodes with ``more_flags``; gives the router's port."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+    logs.mkdir(parents=True, exist_ok=True)
     cluster, deadline = LocalCluster(logs, environment), time.monotonic() + START_SECONDS
     try:
         router = cluster.start("router", ["router", "--port=0", "--registry-port=0"])

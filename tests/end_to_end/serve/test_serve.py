@@ -19,6 +19,7 @@ import pytest
 from tandem.__main__ import cli
 from tandem.router.cluster import admin
 from tandem.shared.errors import RequestError
+from tandem.shared.launch.log_folders import LATEST
 from tandem.shared.security.local_token import find_router, find_token
 from tandem.tests.end_to_end.support.cluster import get, until
 from tandem.tests.support.documents import ShownCommand, shown_commands
@@ -167,7 +168,7 @@ def test_another_user_is_refused_at_the_registry(served: ServeProcess) -> None:
         admin.list_nodes(registry)
     seen = [psutil.Process(served.process.pid), *served.children]
     shown = [*(" ".join(process.cmdline()) for process in seen), *served.greeting]
-    shown += [log.read_text() for log in served.logs.iterdir()]
+    shown += [log.read_text() for log in (served.logs / LATEST).iterdir()]
     assert not [text for text in shown if token in text]
 
 

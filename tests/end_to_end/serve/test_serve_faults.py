@@ -206,7 +206,7 @@ class ServedCluster:
 
     def _probe_ports(self) -> list[str]:
         """Of each node the one of its last start."""
-        logs = self.folder.glob("*-node-*.log")
+        logs = self.folder.glob("latest/*-node-*.log")
         return [re.findall(r"probes on port (\d+)", log.read_text())[-1] for log in logs]
 
     def told(self) -> str:

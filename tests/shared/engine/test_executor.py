@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -72,7 +73,7 @@ async def test_a_rank_that_is_too_slow_is_an_error_of_the_start() -> None:
         await start_engine(config, IDENTITY)
 
 
-async def test_ranks_listen_on_loopback_answer_pings_and_end_when_they_are_asked_to(
+async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_head_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "PING_SECONDS", 0.01)
@@ -87,7 +88,10 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_they_are_asked
         assert os.stat(meeting).st_mode & 0o077 == 0
         heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
         assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
-        for one in engine.ranks._ranks:
+        for one, process in zip(engine.ranks._ranks, ranks(), strict=True):
+            # As a service manager or a terminal sends them, to all of a group.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                process.send_signal(number)
             for _ in range(3):
                 await until(lambda one=one: one.unanswered > 0)  # type: ignore[misc]
                 await until(lambda one=one: one.unanswered == 0)  # type: ignore[misc]

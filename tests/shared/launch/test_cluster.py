@@ -81,7 +81,7 @@ def package(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path: Path, package: Path) -> Iterator[LocalCluster]:
-    made = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    made = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
     yield made
     made.stop()
 
@@ -95,7 +95,7 @@ def test_a_part_announces_itself_and_ends_on_sigterm(cluster: LocalCluster, tmp_
     assert cluster.wait_ready(part, soon()) == {"address": "a:1", "key": "s3"}
     assert "s3" not in psutil.Process(part.process.pid).cmdline()
     cluster.check()
-    assert (tmp_path / "logs" / "one.log").is_file()
+    assert (tmp_path / "one.log").is_file()
 
 
 def test_a_part_can_be_used_before_it_serves(cluster: LocalCluster) -> None:
@@ -160,7 +160,7 @@ class Kept:
         self.told: list[str] = []
         self.another = False  # a decode node that another command has started
         environment = os.environ | {"PYTHONPATH": str(package)}
-        self.cluster = LocalCluster(folder / "logs", environment, tell=self.told.append)
+        self.cluster = LocalCluster(folder, environment, tell=self.told.append)
         self.router = self.cluster.start("router", ["serves"])
         self.nodes = [
             self.cluster.start(f"node-{number}", arguments)
@@ -218,7 +218,7 @@ def test_the_log_of_a_part_that_writes_a_lot_stays_small(
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.part_log.MAX_BYTES", 1200)
     keeping(["decode-node", "chatty"])
-    log, earlier = tmp_path / "logs" / "node-0.log", tmp_path / "logs" / "node-0.log.1"
+    log, earlier = tmp_path / "node-0.log", tmp_path / "node-0.log.1"
 
     def lines(path: Path) -> list[int]:
         return [int(number) for number in re.findall(r"line (\d{6})\n", path.read_text())]
@@ -297,7 +297,7 @@ def test_a_part_that_ignores_its_end_is_killed(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.5)
-    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    cluster = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
     part = cluster.start("one", ["stubborn"])
     try:
         cluster.wait_ready(part, soon())
@@ -310,7 +310,7 @@ def test_a_part_has_its_own_time_to_drain(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.1)
-    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)}, 30.0)
+    cluster = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)}, 30.0)
     part = cluster.start("one", ["drains"])
     try:
         cluster.wait_ready(part, soon())
@@ -322,7 +322,7 @@ def test_a_part_has_its_own_time_to_drain(
 def test_an_interrupted_stop_kills_the_parts_that_still_run(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = LocalCluster(tmp_path / "logs", os.environ | {"PYTHONPATH": str(package)})
+    cluster = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
     parts = [cluster.start("one", ["stubborn"]), cluster.start("two", ["serves"])]
     for part in parts:
         cluster.wait_ready(part, soon())
@@ -363,7 +363,7 @@ def test_a_part_ends_with_its_launcher_however_that_ends(
     tmp_path: Path, package: Path, what: str
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path / "logs"), what],
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), what],
         env=os.environ | {"PYTHONPATH": str(package)},
         stdout=subprocess.PIPE,
     ) as launcher:

@@ -12,12 +12,12 @@ from tandem.shared.launch.part_log import END_BYTES, PartLog
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartLog:
     monkeypatch.setattr("tandem.shared.launch.part_log.MAX_BYTES", 10)
-    return PartLog(tmp_path / "logs" / "router.log")
+    return PartLog(tmp_path / "router.log")
 
 
 def test_a_long_log_is_set_aside_and_goes_on_at_its_start(log: PartLog) -> None:
     earlier = log.path.with_name("router.log.1")
-    with log.open(fresh=True) as written:
+    with log.open() as written:
         written.write(b"ten bytes\n")
         written.flush()
         log.shorten()
@@ -31,22 +31,15 @@ def test_a_long_log_is_set_aside_and_goes_on_at_its_start(log: PartLog) -> None:
     assert earlier.read_text() == "second more\n"
 
 
-def test_a_restarted_part_goes_on_and_a_new_cluster_begins_anew(log: PartLog) -> None:
-    with log.open(fresh=True) as written:
-        written.write(b"it was too much, tandem: no memory\n")
-    log.shorten()
-    with log.open(fresh=False) as written:
-        written.write(b"1\n")
-    with log.open(fresh=False) as written:
-        written.write(b"2\n")
+def test_a_part_that_is_started_again_goes_on(log: PartLog) -> None:
+    for line in (b"1\n", b"2\n"):
+        with log.open() as written:
+            written.write(line)
     assert log.path.read_text() == "1\n2\n"
-    with log.open(fresh=True):
-        assert list(log.path.parent.iterdir()) == [log.path]
-    assert log.path.read_text() == ""
 
 
 def test_a_log_that_cannot_be_set_aside_stays_whole(log: PartLog) -> None:
-    with log.open(fresh=True) as written:
+    with log.open() as written:
         written.write(b"more than ten bytes\n")
     log.path.with_name("router.log.1").mkdir()
     log.shorten()
@@ -55,6 +48,6 @@ def test_a_log_that_cannot_be_set_aside_stays_whole(log: PartLog) -> None:
 
 def test_the_last_line_of_a_long_log(log: PartLog) -> None:
     assert log.last_line() == ""
-    with log.open(fresh=True) as written:
+    with log.open() as written:
         written.write(b"x" * 2 * END_BYTES + b"\ntandem: no memory; buy some\n")
     assert log.last_line() == "tandem: no memory; buy some"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
 
 from tandem.__main__ import cli
 from tandem.commands.option_variables import environment_of_parts
-from tandem.shared.config import EngineConfig, ServeConfig
+from tandem.shared.config import EngineConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill
 from tandem.shared.errors import StartupError
 from tandem.shared.launch import serve
@@ -156,3 +158,57 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
 
 def parse_node(arguments: list[str]) -> dict[str, Any]:
     return cli.commands[arguments[0]].make_context(arguments[0], arguments[1:]).params
+
+
+@pytest.mark.parametrize(
+    ("requests", "flags", "line"),
+    [
+        (0, [], "stopping ..."),
+        (1, [], "stopping: waiting up to 30 s for 1 response to finish; press Ctrl-C again to "),
+        (2, ["--drain-timeout=1.5", "--shutdown-delay=4"], "up to 5.5 s for 2 responses to finish"),
+        (None, [], "stopping: waiting up to 30 s for responses to finish"),
+        (None, ["--drain-timeout=0"], "stopping ..."),
+    ],
+)
+def test_who_stops_it_is_told_what_it_waits_for(
+    requests: int | None, flags: list[str], line: str
+) -> None:
+    values = cli.commands["serve"].make_context("serve", flags).params
+    assert line in serve.stopping(requests, fill(RouterConfig, values))
+
+
+class MetricsPage(http.server.BaseHTTPRequestHandler):
+    page: ClassVar[bytes] = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.page and self.path == "/metrics" else 404)
+        self.end_headers()
+        self.wfile.write(self.page)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("page", "requests"),
+    [
+        (b"", None),
+        (b'# HELP vllm:num_requests_running Requests.\nvllm:prompt_tokens_total{a="b"} 7.0\n', 0),
+        (
+            b'vllm:num_requests_running{model_name="a"} 2.0\n'
+            b'vllm:num_requests_waiting{model_name="a"} 1.0\n'
+            b'vllm:num_requests_waiting_by_reason{model_name="a"} 9.0\n',
+            3,
+        ),
+    ],
+)
+def test_requests_in_progress_are_counted_where_the_router_shows_them(
+    page: bytes, requests: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MetricsPage, "page", page)
+    with http.server.HTTPServer(("127.0.0.1", 0), MetricsPage) as server:
+        serving = threading.Thread(target=server.handle_request)
+        serving.start()
+        assert serve.requests_at(f"http://127.0.0.1:{server.server_port}") == requests
+        serving.join()
+    assert serve.requests_at(f"http://127.0.0.1:{server.server_port}") is None
