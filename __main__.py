@@ -97,10 +97,12 @@ def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], cl
 
 def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
     """Configure logging; returns the tracer, which the caller closes last."""
+    from .shared.process.queued_stderr import queue_stderr
     from .shared.telemetry.logs import LogSettings, setup_logging
     from .shared.telemetry.start_tracer import start_tracer
 
     config = fill(TelemetryConfig, values)
+    queue_stderr()
     setup_logging(
         LogSettings(form=config.log_format, level=config.log_level, role=role, node_id=node_id)
     )
@@ -211,7 +213,9 @@ def serve(values: Values) -> None:
         return
     from .router.cluster import admin
     from .shared.launch.serve import RegistryClient, serve_cluster
+    from .shared.process.queued_stderr import queue_stderr
 
+    queue_stderr()
     registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
     serve_cluster(config, values, environment_of_parts(cli), registry)
 

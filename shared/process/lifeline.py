@@ -12,6 +12,8 @@ import threading
 import time
 from typing import Any
 
+from .queued_stderr import end_stderr
+
 READY_FD = "TANDEM_READY_FD"
 LIFELINE_FD = "TANDEM_LIFELINE_FD"
 # What a worker of a router inherits from its keeper.
@@ -60,6 +62,7 @@ def end_with_launcher() -> None:
         os.read(int(number), 1)  # nothing is ever written: returns at the launcher's death
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
+        end_stderr()
         os._exit(1)
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()

@@ -9,6 +9,8 @@ import os
 import signal
 from collections.abc import Callable
 
+from .queued_stderr import end_stderr
+
 log = logging.getLogger("tandem")
 
 _COUNTED = (signal.SIGTERM, signal.SIGINT)
@@ -64,6 +66,7 @@ def catch_signals(stop: Callable[[], None]) -> None:
                 stop()
             case Meaning.END_AT_ONCE:
                 log.warning("second signal: exiting at once, running requests are cut off")
+                end_stderr()
                 os._exit(128 + number)
 
     for number in caught.numbers:

@@ -13,9 +13,10 @@ from functools import cache
 from importlib import metadata
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..process.queued_stderr import dropped_lines
 from ..security.credentials import INSECURE, Credentials
 from ..version import version
 
@@ -26,6 +27,7 @@ DAY = 86400.0
 # Automatic renewal has happened by then.
 SOON_SECONDS = 14 * DAY
 EXPIRY = "tandem_certificate_expiry_timestamp_seconds"
+DROPPED = "tandem_log_lines_dropped"
 # Interval of lag measurements.
 PAUSE_SECONDS = 0.25
 
@@ -37,6 +39,7 @@ class ProcessMetrics:
         self._credentials = credentials
         ProcessCollector(registry=registry)
         registry.register(_Certificates(credentials))
+        registry.register(_DroppedLines())
         build = Gauge(
             "tandem_build_info",
             "Always 1; the labels identify the build.",
@@ -82,6 +85,16 @@ class _Certificates(Collector):
         for flag, ends in self._credentials.expiries().items():
             family.add_metric([flag], ends)
         yield family
+
+
+class _DroppedLines(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            DROPPED,
+            "Lines of this process's log that could not be written: its reader was too slow, or "
+            "the disk full.",
+            value=dropped_lines(),
+        )
 
 
 @cache

@@ -23,6 +23,7 @@ from ...errors import ModelError, TandemError
 from ...handoff.plane.messages import Command, Expect, LayerReady
 from ...handoff.wire.codec import VersionError
 from ...process.imports import lasting_imports
+from ...process.queued_stderr import end_stderr, queue_stderr
 from ...telemetry.logs import setup_logging
 from ..channel import BlockingChannel
 from ..messages import (
@@ -106,6 +107,7 @@ class RankProcess:
         except Exception:
             log.exception("the head's messages cannot be read")
         finally:
+            end_stderr()
             os._exit(status)  # the main thread may be deep in a forward pass; nothing needs saving
 
     def _sort(self) -> None:
@@ -231,6 +233,7 @@ def main() -> None:
     # Only its head ends a rank: service managers send these to all processes of a service.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    queue_stderr()
     RankProcess(BlockingChannel(socket.socket(fileno=int(sys.argv[1])))).serve()
 
 
