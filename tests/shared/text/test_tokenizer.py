@@ -381,8 +381,6 @@ def test_json_in_a_template_is_the_same_for_many_values(
     given = {"ensure_ascii": False} | options
     assert chat_template.to_json(value, **options) == json.dumps(value, **given)
 
-    assert chat_template._tojson(value, **options) == json.dumps(value, **given)
-
 
 @pytest.mark.parametrize(
     ("beside", "words"),
