@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with the limits that it lacks: header size and time, connections.
+"""uvicorn's HTTP protocol with the limits that it lacks: header size and time.
 
 Requests that are rejected before their head is complete get an error body too. Offers to upgrade to
 another protocol, which JDK's clients make with every request, are ignored.
@@ -78,10 +78,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._served: Any = None  # the request that is served, before those that are pipelined
 
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= self.options.max_connections:
-            self.transport = transport
-            transport.abort()
-            return
         transport.max_size = READ_BYTES
         super().connection_made(transport)
         self.transport = _Lingering(transport, self.loop, self._unread)  # type: ignore[assignment]

@@ -7,12 +7,13 @@ So a process that has more connections than another one leaves a new one to it f
 
 from __future__ import annotations
 
-import asyncio
 import mmap
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+
+from ...shared.process.acceptor import Acceptor
 
 # How long others have to take a connection. One of them may be busy, or stopped.
 PATIENCE_SECONDS = 0.003
@@ -41,8 +42,8 @@ class ConnectionCounts:
         return min(self._counts)
 
 
-class FairAccept:
-    """Accepts connections for one process, and hands them to ``take``."""
+class FairAccept(Acceptor):
+    """Accepts connections for one process."""
 
     def __init__(
         self,
@@ -53,26 +54,19 @@ class FairAccept:
         take: Callable[[socket.socket], None],
     ) -> None:
         """``own`` gives the number of connections of this process."""
-        self._listener = listener
+        super().__init__(listener, take, "a connection")
         self._counts = counts
         self._process = process
         self._own = own
-        self._take = take
-        self._loop = asyncio.get_running_loop()
         self._waited = False
-        self._waiting: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self.count()
-        self._loop.add_reader(self._listener, self._readable)
+        super().start()
 
     def stop(self) -> None:
-        """Accept nothing more, and close the socket."""
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._loop.remove_reader(self._listener)
+        super().stop()
         self._counts.gone(self._process)
-        self._listener.close()
 
     def count(self) -> None:
         """Tell the others how many connections this process has."""
@@ -82,18 +76,8 @@ class FairAccept:
         self.count()
         if not self._waited and self._own() > self._counts.fewest():
             self._waited = True
-            self._loop.remove_reader(self._listener)
-            self._waiting = self._loop.call_later(PATIENCE_SECONDS, self._resume)
+            self._leave(PATIENCE_SECONDS)
             return
         self._waited = False
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError:  # another process has it, or it is gone
-            return
-        accepted.setblocking(False)
-        self._take(accepted)
-        self.count()
-
-    def _resume(self) -> None:
-        self._waiting = None
-        self._loop.add_reader(self._listener, self._readable)
+        if self._accept():
+            self.count()

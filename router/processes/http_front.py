@@ -15,6 +15,9 @@ from starlette.types import ASGIApp
 
 from ...shared.errors import StartupError
 from ...shared.host_port import join_host_port
+from ...shared.process import acceptor
+from ...shared.process.acceptor import Acceptor
+from ...shared.process.open_files import room_for_connections, warn_of_few_connections
 from ...shared.telemetry.logs import RateLimitedFilter, logger
 from ..app import App
 from ..http.protocol import bounded
@@ -38,14 +41,25 @@ class _HttpServer(uvicorn.Server):
 class HttpFront:
     """Serves an application on sockets that listen."""
 
-    def __init__(self, options: RouterOptions, app: App, outermost: ASGIApp | None = None) -> None:
-        """``outermost`` is an application around ``app``, if there is one."""
+    def __init__(
+        self,
+        options: RouterOptions,
+        app: App,
+        outermost: ASGIApp | None = None,
+        *,
+        warns: bool = True,
+    ) -> None:
+        """``outermost`` is an application around ``app``, if there is one. ``warns``: of few
+        connections, which one of several workers does."""
         self._options = options
         self._app = app
         self._outermost = outermost or app
         # uvicorn logs every invalid request and upgrade, which any client can send.
         self._log_filter = RateLimitedFilter()
+        self._warns = warns
+        self._room = 0  # for connections
         self._http: _HttpServer | None = None
+        self._acceptor: Acceptor | None = None
         self.serving: asyncio.Task[None] | None = None
         self.taking: set[asyncio.Task[Any]] = set()
 
@@ -56,6 +70,10 @@ class HttpFront:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections. Raises ``StartupError`` if the server ends at once."""
+        wanted = self._options.max_connections
+        self._room = room_for_connections(wanted)
+        if self._warns:
+            warn_of_few_connections(wanted, self._room)
         config = uvicorn.Config(
             self._outermost,
             http=bounded(self._options, error_body, self._app.services.metrics.count_error),
@@ -68,22 +86,26 @@ class HttpFront:
             timeout_keep_alive=int(self._options.keep_alive_timeout),
             # After ``abort``; whatever has not ended by then is cancelled.
             timeout_graceful_shutdown=int(self._options.drain_timeout) + 2,
-            backlog=BACKLOG,
         )
         uvicorn_log.addFilter(self._log_filter)
         if self._app.mcp is not None:
             self._app.mcp.start()
         self._http = server = _HttpServer(config)
-        self.serving = asyncio.create_task(server.serve(sockets=[listener]))
+        self._acceptor = Acceptor(listener, self.take, "a connection")
+        self.serving = asyncio.create_task(server.serve(sockets=[]))
         while not server.started:
             if self.serving.done():
                 await self.serving
                 raise StartupError("the HTTP server ended while it was starting")
             await asyncio.sleep(0.005)
+        self._acceptor.start()
 
     def take(self, accepted: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere."""
+        """Serve an accepted connection, unless there are as many as there may be."""
         assert self._http is not None
+        if len(self.connections) + len(self.taking) >= self._room:
+            accepted.close()
+            return
         config, server = self._http.config, self._http
         protocol: Callable[..., asyncio.Protocol] = config.http_protocol_class
         make = functools.partial(
@@ -105,6 +127,8 @@ class HttpFront:
             self._app.handler.active,
             self._options.drain_timeout,
         )
+        if self._acceptor is not None:
+            self._acceptor.stop()
         if self._http is not None and self.serving is not None:
             loop = asyncio.get_running_loop()
             deadline = loop.call_later(self._options.drain_timeout, self._app.handler.abort)
@@ -119,19 +143,10 @@ class HttpFront:
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises ``StartupError``."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With an explicit protocol, asyncio turns off Nagle's algorithm for accepted connections; it
-    # would delay tokens by up to 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        return acceptor.listen(host, port, BACKLOG)
     except OSError as error:
-        listener.close()
         raise StartupError(
             f"cannot listen on {join_host_port(host, port)} for HTTP: {error.strerror}; choose "
             "another --host or --port"
         ) from error
-    return listener

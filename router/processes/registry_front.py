@@ -8,6 +8,7 @@ import grpc
 from prometheus_client.registry import Collector
 
 from ...proto.tandem_pb2_grpc import add_RegistryServicer_to_server
+from ...shared.process.open_files import KEPT_PART, most_open_files
 from ...shared.security.connection_limits import connection_limits
 from ...shared.security.credentials import PINGED, Credentials, check_exposure
 from ...shared.security.token_interceptor import TokenInterceptor
@@ -45,9 +46,10 @@ class RegistryFront:
         options, host = self._options, self._options.registry_host
         check_exposure(self._credentials, options.insecure, {"--registry-host": host})
         most = max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes)
+        connections = min(most, most_open_files() // KEPT_PART)
         # With SO_REUSEPORT a second router on the port would silently take half of the calls.
         self._grpc = grpc.aio.server(
-            options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(most)),
+            options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(connections)),
             interceptors=(self._interceptor,),
             maximum_concurrent_rpcs=most,
         )

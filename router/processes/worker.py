@@ -78,7 +78,7 @@ class Worker:
         responses = self._join_services()
         forwarding = Forwarding(self.app, place.folder, responses.keeper_of)
         self._accept: FairAccept | None = None
-        self._http = HttpFront(options, self.app, forwarding)
+        self._http = HttpFront(options, self.app, forwarding, warns=place.number == 0)
 
     def _new_link(self) -> Link:
         """The link to the keeper, with what each message does."""

@@ -30,6 +30,7 @@ from ..handoff.epoch import new_epoch
 from ..handoff.inbox import Inbox
 from ..host_port import is_loopback, join_host_port
 from ..models.fingerprint import fingerprint_text
+from ..process.open_files import room_for_connections, warn_of_few_connections
 from ..process.probe import ProbeServer
 from ..process.signals import catch_signals
 from ..security.connection_limits import connection_limits
@@ -182,7 +183,9 @@ class _Front:
     async def open(cls, node: NodeConfig, credentials: Credentials) -> _Front:
         """Raises ``StartupError`` if a port is taken."""
         interceptor = TokenInterceptor(credentials, "tandem_calls_refused")
-        options = [*_SERVER_OPTIONS, *connection_limits(node.max_connections)]
+        room = room_for_connections(node.max_connections)
+        warn_of_few_connections(node.max_connections, room)
+        options = [*_SERVER_OPTIONS, *connection_limits(room)]
         server = grpc.aio.server(options=options, interceptors=(interceptor,))
         port = credentials.bind(server, node.host, node.port, "the control plane")
         folder = folder_of(node.host)

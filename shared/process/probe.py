@@ -1,24 +1,29 @@
 """``/health``, ``/ready`` and ``/metrics``, for kubelets and Prometheus.
 
 A node has no other HTTP, and a router's HTTP port is for its clients, so this is a few lines on
-asyncio's server instead of a framework: one GET per connection, bounded in number, size and time.
+asyncio's streams instead of a framework: one GET per connection, bounded in number, size and time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable
 
 from ..errors import StartupError
 from ..host_port import join_host_port
+from .acceptor import Acceptor, listen
+from .open_files import most_open_files
 
 Page = bytes | Awaitable[bytes]
 
 _LIMIT = 8192
 _SECONDS = 5.0
-# At once; each ends within a few seconds.
+# At once, of a sixteenth of the files that the process may open; each ends within a few seconds.
 MAX_PROBES = 2048
+PART_OF_FILES = 16
+BACKLOG = 128
 
 
 class ProbeServer:
@@ -29,8 +34,8 @@ class ProbeServer:
         self._flag = flag
         self._unready: Callable[[], str] = lambda: "starting"
         self._metrics: Callable[[], Page] = lambda: b""
-        self._server: asyncio.Server | None = None
-        self._open = 0
+        self._acceptor: Acceptor | None = None
+        self._open: set[asyncio.Task[None]] = set()
 
     def show(self, unready: Callable[[], str], metrics: Callable[[], Page]) -> None:
         """Answer ``/ready`` and ``/metrics`` by these from now on; ``unready`` returns the reason
@@ -41,25 +46,33 @@ class ProbeServer:
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port. Raises ``StartupError`` if it is taken."""
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, limit=_LIMIT)
+            listener = listen(host, port, BACKLOG)
         except OSError as error:
             raise StartupError(
                 f"cannot listen on {join_host_port(host, port)} for probes: {error.strerror}; "
                 f"choose another {self._flag}"
             ) from None
-        return int(self._server.sockets[0].getsockname()[1])
+        self._acceptor = Acceptor(listener, self._take, "a probe")
+        self._acceptor.start()
+        return int(listener.getsockname()[1])
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+    def _take(self, accepted: socket.socket) -> None:
+        if len(self._open) >= min(MAX_PROBES, most_open_files() // PART_OF_FILES):
+            accepted.close()
+            return
+        task = asyncio.create_task(self._serve(accepted))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=accepted, limit=_LIMIT)
         try:
-            if self._open <= MAX_PROBES:
-                await self._answer(reader, writer)
+            await self._answer(reader, writer)
         finally:
-            self._open -= 1
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
