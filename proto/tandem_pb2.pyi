@@ -245,16 +245,20 @@ class AbsentNode(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ..., failed: _Optional[bool] = ..., returned: _Optional[bool] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("nodes", "absent", "version", "heartbeat_seconds")
+    __slots__ = ("nodes", "absent", "version", "heartbeat_seconds", "open_files", "most_open_files")
     NODES_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    MOST_OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     absent: _containers.RepeatedCompositeFieldContainer[AbsentNode]
     version: str
     heartbeat_seconds: float
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    open_files: int
+    most_open_files: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., open_files: _Optional[int] = ..., most_open_files: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id", "timeout_seconds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ import grpc
 from ...proto import tandem_pb2 as pb
 from ...proto.roles import ROLES, role_name
 from ...proto.tandem_pb2_grpc import RegistryServicer
-from ...shared.config.fields import WILDCARDS
 from ...shared.config.sampling_defaults import read_defaults
 from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
+from ...shared.host_port import is_wildcard, split_host_port
+from ...shared.process.open_files import most_open_files, open_files
 from ...shared.security.addresses import is_host_port
 from ...shared.telemetry.logs import logger
 from ...shared.version import version
@@ -53,6 +54,7 @@ class Registry(RegistryServicer):
         self._nodes = nodes
         self.commands = NodeCommands(options, nodes)
         self.reachability = Reachability(nodes, nodes.credentials)
+        self.files_of_workers: Callable[[], Awaitable[int]] = _no_files
         self._epoch = secrets.randbits(64)
         self._tokenizer: Tokenizer | None = None
         self._pinned: PinnedModel | None = None
@@ -212,6 +214,8 @@ class Registry(RegistryServicer):
             absent=self._nodes.absent.all(),
             version=version(),
             heartbeat_seconds=self._options.heartbeat_period,
+            open_files=max(open_files(), await self.files_of_workers()),
+            most_open_files=most_open_files(),
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
@@ -258,7 +262,7 @@ class Registry(RegistryServicer):
         named = request.address in self._options.prefill_addresses
         if not named and not is_host_port(request.address):
             return f"address must be host:port, not {request.address[:MAX_NAME]!r}"
-        if not named and request.address.rpartition(":")[0] in WILDCARDS:
+        if not named and is_wildcard(split_host_port(request.address)[0]):
             return f"address {request.address} is where a node listens, and leads to none"
         if request.role == pb.ROLE_DECODE and not request.model.max_model_len:
             return "a decode node's model card needs max_model_len"
@@ -354,6 +358,10 @@ class Registry(RegistryServicer):
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
         )
+
+
+async def _no_files() -> int:
+    return 0
 
 
 def _name_problem(request: pb.JoinRequest) -> str:

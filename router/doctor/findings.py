@@ -11,6 +11,7 @@ from ...proto.roles import ROLES, role_name
 from ...shared.causes import Cause
 from ...shared.handoff.carriers.tcp import NAME as TCP
 from ...shared.host_port import is_loopback, split_host_port
+from ...shared.process.open_files import REMEDY
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, known_reason
 from ...shared.telemetry.process_metrics import DAY, EXPIRY, SOON_SECONDS
 from ...shared.telemetry.prompt_metrics import PROMPTS, RECENT, RECENT_SECONDS
@@ -34,6 +35,9 @@ MIN_PROMPTS = 5
 # it.
 LATE_HEARTBEATS = 2.0
 USUAL_SECONDS = 1.0
+# Parts of the files that a process may open: from the first on it is a note.
+FULL, VERY_FULL = 0.8, 0.95
+OPEN_FILES, MOST_OPEN_FILES = "process_open_fds", "process_max_fds"
 # More absent nodes than these are only counted.
 MAX_ABSENT_SHOWN = 64
 
@@ -58,6 +62,7 @@ def findings(survey: Survey) -> list[Finding]:
         *_of_versions(survey),
         *_of_capabilities(survey.nodes),
         *_of_placement(survey),
+        *_of_files(survey),
         *_of_certificates(survey),
         *_of_pairs(survey),
         *_of_unexamined(survey),
@@ -256,6 +261,25 @@ def _of_certificates(survey: Survey) -> Iterator[Finding]:
                 "replace the file, which is read again without a restart; if it was replaced, the "
                 "node's log says why it is not used",
                 wrong=left <= 0,
+            )
+
+
+def _of_files(survey: Survey) -> Iterator[Finding]:
+    """Find processes that can soon open no file, and accept no connection."""
+    reply = survey.listed.reply
+    counts = {} if reply is None else {"router": (reply.open_files, reply.most_open_files)}
+    for seen in survey.nodes:
+        if seen.status.reply is not None:
+            series = {metric.name: int(metric.value) for metric in seen.status.reply.metrics}
+            subject = f"{role_name(seen.info.role)} node {seen.info.node_id}"
+            counts[subject] = series.get(OPEN_FILES, 0), series.get(MOST_OPEN_FILES, 0)
+    for subject, (files, most) in counts.items():
+        if files > FULL * most:
+            yield Finding(
+                subject,
+                f"has {files} of the {most} files open that it may have, connections included",
+                REMEDY,
+                wrong=files > VERY_FULL * most,
             )
 
 

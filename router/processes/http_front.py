@@ -26,6 +26,7 @@ from ..options import RouterOptions
 
 log = logger("router")
 uvicorn_log = logging.getLogger("uvicorn.error")
+connections_log = logger("router.connections")
 
 BACKLOG = 2048
 
@@ -54,7 +55,7 @@ class HttpFront:
         self._options = options
         self._app = app
         self._outermost = outermost or app
-        # uvicorn logs every invalid request and upgrade, which any client can send.
+        # Any client can send invalid requests, and open too many connections.
         self._log_filter = RateLimitedFilter()
         self._warns = warns
         self._room = 0  # for connections
@@ -87,7 +88,8 @@ class HttpFront:
             # After ``abort``; whatever has not ended by then is cancelled.
             timeout_graceful_shutdown=int(self._options.drain_timeout) + 2,
         )
-        uvicorn_log.addFilter(self._log_filter)
+        for filtered in (uvicorn_log, connections_log):
+            filtered.addFilter(self._log_filter)
         if self._app.mcp is not None:
             self._app.mcp.start()
         self._http = server = _HttpServer(config)
@@ -104,6 +106,9 @@ class HttpFront:
         """Serve an accepted connection, unless there are as many as there may be."""
         assert self._http is not None
         if len(self.connections) + len(self.taking) >= self._room:
+            connections_log.warning(
+                "closed a new connection: there are %d, as many as may be", self._room
+            )
             accepted.close()
             return
         config, server = self._http.config, self._http
@@ -138,7 +143,8 @@ class HttpFront:
             deadline.cancel()
         if self._app.mcp is not None:
             await self._app.mcp.close()
-        uvicorn_log.removeFilter(self._log_filter)
+        for filtered in (uvicorn_log, connections_log):
+            filtered.removeFilter(self._log_filter)
 
 
 def listen(host: str, port: int) -> socket.socket:

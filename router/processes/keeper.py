@@ -81,6 +81,7 @@ class Keeper:
             self.nodes, self.registry, options.prefill_addresses, credentials
         )
         self._page = MergedPage(self.metrics, self._gather_by_number)
+        self.registry.files_of_workers = self._page.most_open_files
         self._usage = MergedUsage(self._gather_by_number)
         self._metrics_page = ProbeServer("--metrics-port")
         self._loads = PlacedLoads()

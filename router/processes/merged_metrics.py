@@ -21,11 +21,13 @@ from .process_link import Topic
 
 # A page is reused for so long: several servers may scrape.
 PAGE_SECONDS = 1.0
+OPEN_FILES = "process_open_fds"
 # Series of which a sum would mean nothing.
 LARGEST = frozenset(
     (
         "tandem_build_info",
         "process_max_fds",
+        OPEN_FILES,
         "tandem_certificate_expiry_timestamp_seconds",
     )
 )
@@ -81,6 +83,18 @@ class MergedPage:
         if self._page is None or (self._page.done() and time.monotonic() >= self._until):
             self._page = asyncio.create_task(self._new_page())
         return await asyncio.shield(self._page)
+
+    async def most_open_files(self) -> int:
+        """The number of files that the worker with the most has open."""
+        await self.get()
+        counts = (
+            value
+            for families in self._told.values()
+            for name, _, _, samples in families
+            if name == OPEN_FILES
+            for _, _, value in samples
+        )
+        return int(max(counts, default=0))
 
     def worker_ended(self, number: int) -> None:
         """Go on counting what a worker has counted: a sum that falls would look like a restart."""

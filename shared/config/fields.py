@@ -140,10 +140,6 @@ def split_list(flag: str, value: str | None) -> tuple[str, ...]:
     return tuple(words)
 
 
-# Hosts of a server that listens at every address; nobody can call them.
-WILDCARDS = ("0.0.0.0", "::", "[::]")
-
-
 def split_addresses(flag: str, value: str | None) -> tuple[str, ...]:
     """``host:port[,host:port]`` as a tuple. Raises ``UsageError`` for anything else."""
     if value is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from ..host_port import is_wildcard, split_host_port
 from . import fields
-from .fields import WILDCARDS, option, split_addresses
+from .fields import option, split_addresses
 from .limits import MAX_CONNECTIONS
 
 
@@ -68,7 +69,8 @@ class NodeConfig:
     max_connections: int = option(
         MAX_CONNECTIONS,
         "--max-connections",
-        "Maximum number of connections to the control plane; further ones are closed at once.",
+        "Maximum number of connections to the control plane, fewer if the limit of open files "
+        "leaves no room for them; further ones are closed at once.",
         minimum=1,
     )
     stats_interval: float = fields.stats_interval()
@@ -83,7 +85,7 @@ class NodeConfig:
         addresses = split_addresses("--advertise", self.advertise)
         if len(addresses) > 1:
             raise UsageError(f"--advertise {self.advertise!r}: a node has one address")
-        if addresses and addresses[0].rpartition(":")[0] in WILDCARDS:
+        if addresses and is_wildcard(split_host_port(addresses[0])[0]):
             raise UsageError(
                 f"--advertise {self.advertise!r} is where a server listens, and nobody can call "
                 f"it; name this machine's address, or leave the option out"

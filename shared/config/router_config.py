@@ -118,7 +118,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     max_connections: int = option(
         MAX_CONNECTIONS,
         "--max-connections",
-        "Maximum number of HTTP connections; further ones are closed at once.",
+        "Maximum number of HTTP connections, fewer if the limit of open files leaves no room for "
+        "them; further ones are closed at once.",
         minimum=1,
     )
     max_held_body_bytes: int = option(

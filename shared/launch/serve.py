@@ -89,7 +89,7 @@ def serve_cluster(
         credentials = read_credentials(fill(SecurityConfig, values))
     _interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
-    address, interrupted = "", False
+    metrics, interrupted = "", False
     with contextlib.ExitStack() as until_end:
         logs = until_end.enter_context(log_folder_of_start(Path(config.log_dir)))
         cluster = LocalCluster(
@@ -104,7 +104,12 @@ def serve_cluster(
             deadline = time.monotonic() + start_seconds
             router, joins_at = start_router(cluster, values, deadline)
             nodes = start_nodes(cluster, config, values, joins_at)
-            address = _url_of(fill(RouterConfig, values), cluster.wait_ready(router, deadline))
+            ports = cluster.wait_ready(router, deadline)
+            address = _url_of(front.host, ports["http"])
+            if "metrics" in ports:
+                metrics = _url_of(front.metrics_host or front.host, ports["metrics"])
+            else:
+                metrics = address
             if credentials.encrypted:
                 # Reports a certificate for another name, with which no node could join.
                 registry.check(joins_at, credentials)
@@ -123,7 +128,7 @@ def serve_cluster(
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            cluster.stop(partial(_tell_stopping, address, front) if interrupted else None)
+            cluster.stop(partial(_tell_stopping, metrics, front) if interrupted else None)
 
 
 def _obtain(engine: EngineConfig) -> None:
@@ -197,8 +202,8 @@ def start_router(cluster: LocalCluster, values: Values, deadline: float) -> tupl
     return part, join_host_port(_reachable(front.registry_host), port)
 
 
-def _url_of(front: RouterConfig, ports: Mapping[str, int]) -> str:
-    return f"http://{join_host_port(_reachable(front.host), ports['http'])}"
+def _url_of(host: str, port: int) -> str:
+    return f"http://{join_host_port(_reachable(host), port)}"
 
 
 def start_nodes(
@@ -329,9 +334,10 @@ def _tell(line: str) -> None:
         click.echo(line, err=True)
 
 
-def _tell_stopping(address: str, front: RouterConfig) -> None:
-    """Tell how long the end may take; ``address`` is empty if nothing serves yet."""
-    _tell(stopping(requests_at(address) if address else 0, front))
+def _tell_stopping(metrics: str, front: RouterConfig) -> None:
+    """Tell how long the end may take. ``metrics`` is the URL of the router's metrics, empty if it
+    does not serve yet."""
+    _tell(stopping(requests_at(metrics) if metrics else 0, front))
 
 
 def stopping(requests: int | None, front: RouterConfig) -> str:
@@ -339,17 +345,17 @@ def stopping(requests: int | None, front: RouterConfig) -> str:
     seconds = front.shutdown_delay + front.drain_timeout
     if not requests and (requests is not None or not seconds):
         return "stopping ..."
-    what = "responses" if requests is None else f"{requests} response{'s'[: requests != 1]}"
+    what = "running responses" if requests is None else f"{requests} response{'s'[: requests != 1]}"
     return (
         f"stopping: waiting up to {seconds:g} s for {what} to finish; press Ctrl-C again to stop "
         "now"
     )
 
 
-def requests_at(address: str) -> int | None:
+def requests_at(url: str) -> int | None:
     """The number of requests in progress at a router; ``None`` if it does not tell everybody."""
     try:
-        with open_url(f"{address}/metrics", seconds=1) as page:
+        with open_url(f"{url}/metrics", seconds=1) as page:
             lines = page.read().decode().splitlines()
     except OSError:
         return None

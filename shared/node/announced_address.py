@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from dataclasses import dataclass
 
-from ..config.fields import WILDCARDS
 from ..errors import UsageError
-from ..host_port import is_loopback
+from ..host_port import is_loopback, is_wildcard, join_host_port, split_host_port
 
 RESOLVE_SECONDS = 2.0
 # Addresses elsewhere, reserved for documents (RFC 5737, RFC 3849). A datagram socket that is
@@ -27,7 +25,7 @@ class _Way:
     @property
     def local(self) -> bool:
         """True if it stays on this machine."""
-        return self.here == self.there or ipaddress.ip_address(self.there).is_loopback
+        return self.here == self.there or is_loopback(self.there)
 
 
 async def announced_address(host: str, port: int, router: str) -> str:
@@ -38,8 +36,8 @@ async def announced_address(host: str, port: int, router: str) -> str:
     Raises ``UsageError`` if the node listens on loopback only, and the router is elsewhere;
     ``OSError`` if the router's name does not resolve, or no way leads there.
     """
-    if host not in WILDCARDS and not is_loopback(host):
-        return _joined(host, port)
+    if not is_wildcard(host) and not is_loopback(host):
+        return join_host_port(host, port)
     way = await _way_to(router)
     if is_loopback(host):
         if not way.local:
@@ -48,17 +46,17 @@ async def announced_address(host: str, port: int, router: str) -> str:
                 f"another ({way.there}), which could not call this node; listen where it can "
                 f"(--host {way.here}), or name an address that leads here (--advertise)"
             )
-        return _joined(host, port)
+        return join_host_port(host, port)
     here = _outside_address() if way.local else ""
-    return _joined(here or way.here, port)
+    return join_host_port(here or way.here, port)
 
 
 async def _way_to(router: str) -> _Way:
-    host, _, port = router.rpartition(":")
+    host, port = split_host_port(router)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_SECONDS):
-            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+            found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)
     except TimeoutError:
         raise OSError(f"{host} does not resolve within {RESOLVE_SECONDS:g} s") from None
     except OSError as error:
@@ -88,7 +86,3 @@ def _source(family: int, address: tuple[object, ...]) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -243,6 +243,23 @@ def test_prefill_nodes_without_prompts_are_not_reported_if_none_were_long(
 
 
 @pytest.mark.parametrize(
+    ("files", "judged"), [(100, None), (800, None), (801, False), (950, False), (951, True)]
+)
+def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | None) -> None:
+    counts = metric("process_open_fds", files), metric("process_max_fds", 1000)
+    of_router = pb.ListReply(version="1", open_files=files, most_open_files=1000)
+    for subject, seen in (
+        ("prefill node p", with_node(node(PREFILL, "p", metrics=counts))),
+        ("router", healthy(listed=CallResult(0.01, of_router))),
+    ):
+        found = findings(seen)
+        assert [one.wrong for one in found] == ([] if judged is None else [judged])
+        for one in found:
+            assert one.subject == subject and f"{files} of the 1000 files" in one.problem
+            assert "ulimit" in one.remedy and "LimitNOFILE" in one.remedy
+
+
+@pytest.mark.parametrize(
     ("days", "problem"), [(15, ""), (3, "--tls-cert ends in 3 days"), (-1, "--tls-cert has ended")]
 )
 def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> None:

@@ -22,6 +22,7 @@ def worker(requests: int, seconds: float) -> bytes:
     Counter("tandem_key_requests", "Requests.", ["key"], registry=own).labels("a").inc(requests)
     Histogram("tandem_lag_seconds", "Lag.", buckets=(1,), registry=own).observe(seconds)
     Gauge("tandem_build_info", "Always 1.", registry=own).set(1)
+    Gauge("process_open_fds", "Files.", registry=own).set(100 * requests)
     metrics.requests["m"] = metrics.unstarted["m"] = requests
     return describe(metrics)
 
@@ -47,10 +48,12 @@ async def test_each_series_is_there_once_with_the_sum() -> None:
         "tandem_lag_seconds_count 2.0",
         "tandem_lag_seconds_sum 5.5",
         "tandem_build_info 1.0",
+        "process_open_fds 300.0",
         'vllm:num_requests_running{engine="0",model_name="m"} 5.0',
         'tandem_nodes{role="decode",state="ready"} 0',
     ):
         assert line in lines, line
+    assert await merged.most_open_files() == 300
     heads = [line for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(heads) == len(set(heads))
 

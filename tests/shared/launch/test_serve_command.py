@@ -166,7 +166,7 @@ def parse_node(arguments: list[str]) -> dict[str, Any]:
         (0, [], "stopping ..."),
         (1, [], "stopping: waiting up to 30 s for 1 response to finish; press Ctrl-C again to "),
         (2, ["--drain-timeout=1.5", "--shutdown-delay=4"], "up to 5.5 s for 2 responses to finish"),
-        (None, [], "stopping: waiting up to 30 s for responses to finish"),
+        (None, [], "stopping: waiting up to 30 s for running responses to"),
         (None, ["--drain-timeout=0"], "stopping ..."),
     ],
 )

@@ -7,6 +7,15 @@ import sys
 
 import pytest
 
+from tandem.shared.process.open_files import (
+    FEW,
+    KEPT_PART,
+    most_open_files,
+    open_files,
+    room_for_connections,
+    warn_of_few_connections,
+)
+
 PROGRAM = """
 import resource, sys
 from tandem.__main__ import main
@@ -25,3 +34,22 @@ def test_a_command_may_open_what_its_user_may(soft: int, hard: int) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-2:] == [str(hard), str(hard)]
+
+
+@pytest.mark.parametrize("most", [1 << 16, 8192, 4096, 1024, 160, 8])
+def test_connections_leave_files_for_everything_else(most: int) -> None:
+    room = room_for_connections(4096, most)
+    assert 1 <= room <= 4096
+    assert room == 1 or most - room >= open_files() + FEW + most // KEPT_PART
+    assert (room == 4096) == (most >= 8192)
+    assert room_for_connections(1, most) == 1
+
+
+def test_few_connections_are_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_few_connections(100, 100)
+    assert not caplog.messages
+    warn_of_few_connections(4096, 700)
+    (line,) = caplog.messages
+    assert line.startswith("at most 700 connections at a time, not the 4096 of --max-connections")
+    assert f"may open {most_open_files()} files" in line
+    assert "ulimit" in line and "LimitNOFILE" in line

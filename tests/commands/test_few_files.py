@@ -1,0 +1,83 @@
+"""A router that may open few files has few connections, and serves those."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tandem.shared.process.lifeline import read_announcements
+from tandem.tests.end_to_end.support.cluster import until
+
+FILES, CLIENTS = 160, 250
+HALF = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+CLOSED = b"closed a new connection"
+
+
+@contextmanager
+def router(log: Path, *flags: str) -> Iterator[dict[str, int]]:
+    """The ports of a router that may open that many files."""
+    read, write = os.pipe()
+    command = [*("router", "--port=0", "--registry-port=0", "--metrics-port=0"), *flags]
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [
+                *("sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh"),
+                *(sys.executable, "-P", "-m", "tandem", *command),
+            ],
+            pass_fds=[write],
+            env=os.environ | {"TANDEM_READY_FD": str(write)},
+            stderr=file,
+        )
+    os.close(write)
+    with process:
+        try:
+            with os.fdopen(read, "rb") as pipe:
+                _, ports = read_announcements(pipe.read())
+            assert ports, log.read_text()
+            yield ports
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            for part in psutil.Process(process.pid).children() if process.poll() is None else ():
+                part.kill()
+            process.kill()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clients_beyond_its_files_cost_a_router_nothing(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    with router(log, f"--router-workers={workers}", "--header-timeout=60") as ports:
+        clients = []
+        for _ in range(CLIENTS):
+            clients.append(socket.create_connection(("127.0.0.1", ports["http"])))
+            clients[-1].sendall(HALF)
+        until(lambda: CLOSED in log.read_bytes(), "connections that are closed")
+        probes = f"http://127.0.0.1:{ports['metrics']}"
+        for _ in range(5):
+            assert httpx.get(f"{probes}/health").text == "alive\n"
+        page = httpx.get(f"{probes}/metrics").text
+        assert f"process_max_fds {FILES}.0" in page
+        for each in clients:
+            each.close()
+
+        def serves() -> bool:
+            try:
+                url = f"http://127.0.0.1:{ports['http']}/live"
+                return httpx.get(url).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(serves, "room for a client")
+    text = log.read_text()
+    assert text.count("--max-connections") == 1 and "LimitNOFILE" in text
+    assert "Traceback" not in text and "cannot be accepted" not in text
+    assert text.count(CLOSED.decode()) <= 2 * workers
