@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
+
+# Finds the registry that a command of operators talks to, and the credentials for it.
+FindRegistry = Callable[[], "tuple[str, Credentials]"]
 
 # What the commands are for.
 SECTIONS = {
@@ -347,10 +351,10 @@ def nodes(context: click.Context, registry: str | None, as_json: bool, **values:
     from .shared.security.local_token import find_registry
 
     security = fill(SecurityConfig, values)
-    registry, credentials = find_registry(security, registry, "127.0.0.1:8001")
-    context.obj = registry, credentials
+    # Looked for only once the options of a subcommand are known to be right.
+    context.obj = partial(find_registry, security, registry, "127.0.0.1:8001")
     if context.invoked_subcommand is None:
-        listed = admin.list_nodes(registry, credentials)
+        listed = admin.list_nodes(*context.obj())
         click.echo(admin.as_json(listed) if as_json else admin.as_table(listed))
 
 
@@ -362,11 +366,11 @@ def nodes(context: click.Context, registry: str | None, as_json: bool, **values:
     help="Seconds after which it ends although requests still run (default: no limit).",
 )
 @click.pass_obj
-def drain_node(router: tuple[str, Credentials], node: str, timeout: float | None) -> None:
+def drain_node(find: FindRegistry, node: str, timeout: float | None) -> None:
     """Have NODE take no more work, finish what it has, and end."""
     from .router.cluster import admin
 
-    registry, credentials = router
+    registry, credentials = find()
     admin.drain_node(registry, node, credentials, timeout=timeout)
     limit = "" if timeout is None else f", after {timeout:g} s at the latest"
     click.echo(f"{node} takes no more work, and ends when it has finished what it has{limit}")
@@ -377,11 +381,11 @@ def drain_node(router: tuple[str, Credentials], node: str, timeout: float | None
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
 @click.option("--force", is_flag=True, help="Also when it is the last decode node.")
 @click.pass_obj
-def set_role(router: tuple[str, Credentials], node: str, role: str, force: bool) -> None:
+def set_role(find: FindRegistry, node: str, role: str, force: bool) -> None:
     """Have NODE finish what it has, and go on as a prefill or a decode node."""
     from .router.cluster import admin
 
-    registry, credentials = router
+    registry, credentials = find()
     admin.set_role(registry, node, role, credentials, force=force)
     click.echo(
         f"{node} takes no more work until it has finished what it has; then it is a {role} node"

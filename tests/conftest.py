@@ -1,5 +1,5 @@
 """Settings of all tests: the search of property tests, the cache of compiled kernels for started
-processes, and the order of tests.
+processes, what tests must not see of this machine, and the order of tests.
 
 By default the same few examples every time, so that a change fails for what it changed. A long
 search draws new ones: ``make test ARGS="--hypothesis-profile=long tests/shared/handoff"``.
@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from tandem.__main__ import cli
+from tandem.commands.option_variables import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
+from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
@@ -28,6 +32,16 @@ if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
         "long", max_examples=5_000, deadline=None, suppress_health_check=list(HealthCheck)
     )
     settings.load_profile("short")
+
+# Servers that run here leave their addresses and tokens in some of these folders, and batches in
+# another; the options of a user are in the environment. Tests, and what they start, see neither.
+PRIVATE = tempfile.mkdtemp(prefix="tandem-tests-")
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+for name in ("TMPDIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
+    os.environ[name] = PRIVATE
+tempfile.tempdir = None  # so that TMPDIR is looked at again
+for name in {*option_variables(cli), READY_FD, LIFELINE_FD, WORKER}:
+    os.environ.pop(name, None)
 
 # Tests start some two hundred interpreters, and each would compile our modules for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,14 +55,6 @@ SOAK = "test_soak.py"
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """State files of this user, such as batches, are left alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
 # What is imported, and the tests themselves, are millions of objects that live as long as the
 # process; every full collection would look at all of them.
 gc.disable()
@@ -57,6 +63,10 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(PRIVATE, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

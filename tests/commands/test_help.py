@@ -14,6 +14,7 @@ from tandem.__main__ import cli, main
 from tandem.commands import failures
 from tandem.commands.failures import debugging
 from tandem.commands.help_page import option_groups
+from tandem.shared.security.local_token import left_token
 
 
 def shown(*arguments: str) -> str:
@@ -139,6 +140,28 @@ def test_wrong_usage_is_one_line_with_a_remedy(
     assert run(monkeypatch, *arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tandem: ") and words in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nodes", "drain", "n", "--timeout", "-1"], "it must be at least 0"),
+        (["nodes", "role", "n", "encode"], "'encode' is not one of 'prefill', 'decode'"),
+        (["nodes", "drain"], "Missing argument 'NODE'"),
+        (["nodes", "drian", "n"], "No such command 'drian'"),
+        (["nodes", "drain", "n"], "several routers run here; choose one with --router"),
+        (["nodes"], "several routers run here; choose one with --router"),
+    ],
+)
+def test_who_runs_two_routers_hears_of_a_wrong_option_before_choosing_one(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    with left_token("127.0.0.1:1", "one", ""), left_token("127.0.0.1:2", "two", ""):
+        assert run(monkeypatch, *arguments) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("level", "lines"), [([], 1), (["--log-level", "debug"], 9)])
