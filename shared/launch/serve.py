@@ -89,6 +89,12 @@ def serve_cluster(
         credentials = read_credentials(fill(SecurityConfig, values))
     _interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
+    try:
+        # Before there is a folder of logs: starts that come to nothing would push out older ones.
+        _obtain(fill(EngineConfig, values))
+    except KeyboardInterrupt:
+        _tell_stopping("", front)
+        return
     metrics, interrupted = "", False
     with contextlib.ExitStack() as until_end:
         logs = until_end.enter_context(log_folder_of_start(Path(config.log_dir)))
@@ -100,7 +106,6 @@ def serve_cluster(
             tell=lambda line: _tell(f"tandem: {line}"),
         )
         try:
-            _obtain(fill(EngineConfig, values))
             deadline = time.monotonic() + start_seconds
             router, joins_at = start_router(cluster, values, deadline)
             nodes = start_nodes(cluster, config, values, joins_at)

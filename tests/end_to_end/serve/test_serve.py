@@ -96,8 +96,9 @@ def test_the_commands_of_the_greeting_work(served: ServeProcess) -> None:
     spoken = [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks]
     assert "".join(filter(None, spoken)) == "7 + 5 = 12."
     assert command_of(served, "Prefill apart") == "The code of the green door is 417.\n"
-    log = (served.logs / "router.log").read_text()
-    assert re.search(r"POST /v1/chat/completions 200 .*prefilled=remote", log)
+    log = served.logs / LATEST / "router.log"
+    moved = re.compile(r"POST /v1/chat/completions 200 .*prefilled=remote")
+    until(lambda: bool(moved.search(log.read_text())), "a prompt that is prefilled apart")
     assert "Logs:" in served.greeting[3]
     rows = [row.split() for row in command_of(served, "Parts").splitlines()[1:]]
     assert sorted(row[1:3] for row in rows) == [["decode", "ready"], ["prefill", "ready"]]

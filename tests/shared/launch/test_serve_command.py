@@ -114,6 +114,18 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
     assert config.start_timeout > 3 * config.load_timeout
 
 
+def test_a_download_that_is_interrupted_ends_serve_and_leaves_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "obtain_model", MagicMock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    flags = [f"--log-dir={tmp_path / 'logs'}"]
+    values = cli.commands["serve"].make_context("serve", flags).params
+    serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
+    assert capsys.readouterr().err.endswith("stopping ...\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_serve_ends_when_its_router_refuses_one_of_its_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
