@@ -18,13 +18,15 @@ from tandem.shared.process.lifeline import read_announcements
 from tandem.tests.end_to_end.support.cluster import until
 
 FILES, CLIENTS = 160, 250
-HALF = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
+SHORT = 32768  # a line of the log for each client that is served, at most
+NO_FILE = "a connection cannot be accepted: Too many open files; raise the limit of open files"
+HALF = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
 CLOSED = b"closed a new connection"
 
 
 @contextmanager
-def router(log: Path, *flags: str) -> Iterator[dict[str, int]]:
-    """The ports of a router that may open that many files."""
+def router(log: Path, *flags: str) -> Iterator[tuple[psutil.Process, dict[str, int]]]:
+    """A router that may open that many files, and its ports."""
     read, write = os.pipe()
     command = [*("router", "--port=0", "--registry-port=0", "--metrics-port=0"), *flags]
     with log.open("wb") as file:
@@ -43,7 +45,7 @@ def router(log: Path, *flags: str) -> Iterator[dict[str, int]]:
             with os.fdopen(read, "rb") as pipe:
                 _, ports = read_announcements(pipe.read())
             assert ports, log.read_text()
-            yield ports
+            yield psutil.Process(process.pid), ports
             process.terminate()
             assert process.wait(30) == 0
         finally:
@@ -52,10 +54,17 @@ def router(log: Path, *flags: str) -> Iterator[dict[str, int]]:
             process.kill()
 
 
+def serves(ports: dict[str, int]) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{ports['http']}/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_clients_beyond_its_files_cost_a_router_nothing(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
-    with router(log, f"--router-workers={workers}", "--header-timeout=60") as ports:
+    with router(log, f"--router-workers={workers}", "--header-timeout=60") as (_, ports):
         clients = []
         for _ in range(CLIENTS):
             clients.append(socket.create_connection(("127.0.0.1", ports["http"])))
@@ -69,15 +78,25 @@ def test_clients_beyond_its_files_cost_a_router_nothing(tmp_path: Path, workers:
         for each in clients:
             each.close()
 
-        def serves() -> bool:
-            try:
-                url = f"http://127.0.0.1:{ports['http']}/live"
-                return httpx.get(url).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        until(serves, "room for a client")
+        until(lambda: serves(ports), "room for a client")
     text = log.read_text()
+    assert len(text) < SHORT
     assert text.count("--max-connections") == 1 and "LimitNOFILE" in text
     assert "Traceback" not in text and "cannot be accepted" not in text
     assert text.count(CLOSED.decode()) <= 2 * workers
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="needs prlimit(2)")
+def test_a_router_that_can_open_nothing_says_so_once_and_serves_when_it_can(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with router(log) as (process, ports):
+        process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), FILES))
+        clients = [socket.create_connection(("127.0.0.1", ports["http"])) for _ in range(40)]
+        until(lambda: NO_FILE in log.read_text(), "a line about it")
+        process.rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
+        until(lambda: serves(ports), "connections to be accepted again")
+        for each in clients:
+            each.close()
+    text = log.read_text()
+    assert len(text) < SHORT
+    assert text.count(NO_FILE) == 1 and "Traceback" not in text

@@ -40,14 +40,28 @@ from tandem.tests.support.extent import selected
 CLIENTS = 3
 PREFILL, DECODE = "prefill-node", "decode-node"
 PROMPT_TOKENS, STREAM_TOKENS = 100, 400
+ENGINE = (
+    "--max-num-batched-tokens=64",
+    "--dtype=float32",
+    "--threads=1",
+    "--block-size=16",
+    "--max-model-len=512",
+)
 # The rank's watchdog has to fire first.
 HANG_SECONDS = 2 * START_SECONDS
 
 
 class ServedCluster:
-    """A running ``tandem serve`` with one prefill node and some decode nodes."""
+    """A running ``tandem serve`` with some decode nodes; ``prefill`` are the options of its one
+    prefill node."""
 
-    def __init__(self, folder: Path, model: str, decode_nodes: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: str,
+        decode_nodes: int = 2,
+        prefill: tuple[str, ...] = ("--prefill-nodes=1",),
+    ) -> None:
         self.folder = folder
         self.errors = folder / "stderr"
         with self.errors.open("wb") as errors:
@@ -56,12 +70,11 @@ class ServedCluster:
                     *(sys.executable, "-m", "tandem", "serve", model),
                     *(
                         "--port=0",
-                        "--prefill-nodes=1",
+                        *prefill,
                         "--share-devices",
                         f"--decode-nodes={decode_nodes}",
                     ),
-                    *("--max-num-batched-tokens=64", "--dtype=float32"),
-                    *("--threads=1", "--block-size=16", "--max-model-len=512"),
+                    *ENGINE,
                     *("--prefill-threshold=1", "--no-enable-prefix-caching", "--drain-timeout=5"),
                     f"--log-dir={folder}",
                 ],
@@ -301,26 +314,39 @@ def test_a_node_whose_rank_hangs_is_started_again(served: ServedCluster, kind: s
     assert not head.is_running()
 
 
-def test_a_prefill_node_of_its_own_is_started_again_at_its_address(
+def test_a_prefill_node_of_its_own_is_started_again_at_its_address_and_used_by_pd_client(
     tmp_path: Path, tiny_model: str
 ) -> None:
     with running(tmp_path, tiny_model) as cluster:
-        part = cluster.start(
-            ["serve", tiny_model, "--pd-server", "--pd-url=127.0.0.1:0", "--threads=1"]
-        )
-        for number in (1, 2):
-            (rank,) = psutil.Process(part.process.pid).children()
-            rank.kill()
-            until(
-                lambda number=number: part.log.read_text().count(" listens on ") > number,  # type: ignore[misc]
-                "the node to be started again",
-                START_SECONDS,
-            )
-            with grpc.insecure_channel(part.details["address"]) as channel:
-                assert PrefillStub(channel).Status(pb.StatusRequest(), timeout=10).ready
-            assert f"(restart {number} of 5)" in part.log.read_text()
+        part = cluster.start(["serve", tiny_model, "--pd-server", "--pd-url=127.0.0.1:0", *ENGINE])
+        address = part.details["address"]
+        client = ServedCluster(tmp_path, tiny_model, 1, ("--pd-client", f"--pd-url={address}"))
+        try:
+            _is_used(client)
+            for number in (1, 2):
+                (rank,) = psutil.Process(part.process.pid).children()
+                rank.kill()
+                until(
+                    lambda number=number: part.log.read_text().count(" listens on ") > number,  # type: ignore[misc]
+                    "the node to be started again",
+                    START_SECONDS,
+                )
+                with grpc.insecure_channel(address) as channel:
+                    assert PrefillStub(channel).Status(pb.StatusRequest(), timeout=10).ready
+                assert f"(restart {number} of 5)" in part.log.read_text()
+            _is_used(client)
+            client.stop()
+        finally:
+            client.close()
         part.process.terminate()
         assert part.process.wait(30) == 0
+
+
+def _is_used(client: ServedCluster) -> None:
+    """Wait until KV comes from the prefill node; then a stream has the tokens of a response."""
+    until(lambda: client.prefilled_remotely(1), "the prefill node to be used", START_SECONDS)
+    want = client.complete(2, max_tokens=STREAM_TOKENS)
+    assert client.stream(2, Event()) == (want, 0)
 
 
 def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: ServedCluster) -> None:
