@@ -60,8 +60,8 @@ def warn_of_few_connections(wanted: int, room: int) -> None:
     """Log that a server may have fewer connections than its option says."""
     if room < wanted:
         log.warning(
-            "at most %d connections at a time, not the %d of --max-connections: this process may "
-            "open %d files; %s",
+            "this process has at most %d connections at a time, not its %d of --max-connections, "
+            "because it may open %d files; %s",
             room,
             wanted,
             most_open_files(),

@@ -20,7 +20,10 @@ from tandem.tests.end_to_end.support.cluster import until
 FILES, CLIENTS = 160, 250
 SHORT = 32768  # a line of the log for each client that is served, at most
 NO_FILE = "a connection cannot be accepted: Too many open files; raise the limit of open files"
-HALF = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{"
+HALF = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+)
 CLOSED = b"closed a new connection"
 
 
