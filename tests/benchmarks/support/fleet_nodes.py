@@ -15,11 +15,18 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import numpy as np
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.tandem_pb2_grpc import (
+    DecodeServicer,
+    PrefillServicer,
+    add_DecodeServicer_to_server,
+    add_PrefillServicer_to_server,
+)
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.node.registration import Registration
 from tandem.shared.process.open_files import allow_many_files
@@ -43,7 +50,7 @@ class _OwnConnection(Credentials):
         return Credentials.channel(self, address, own)
 
 
-class SimulatedNode:
+class SimulatedNode(DecodeServicer, PrefillServicer):
     """Half are decode nodes. Each keeps ``keys`` prefix keys, of which ``changes`` are replaced
     between two heartbeats, and a decode node has measured its link to ``links`` prefill nodes."""
 
@@ -59,6 +66,18 @@ class SimulatedNode:
         ]
         self._rates = rates if self._decode else []
         self._beats = 0
+        self._address = ""
+
+    async def listen(self) -> None:
+        """Answer the router that calls the node before it lets it in."""
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        add = add_DecodeServicer_to_server if self._decode else add_PrefillServicer_to_server
+        add(self, self._server)
+        self._address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return pb.StatusReply(node_id=f"node-{self._number}", epoch=self._number + 1)
 
     def describe(self) -> pb.JoinRequest:
         busy = self._random.randrange(64)
@@ -78,7 +97,7 @@ class SimulatedNode:
             node_id=f"node-{self._number}",
             epoch=self._number + 1,
             role=pb.ROLE_DECODE if self._decode else pb.ROLE_PREFILL,
-            address=f"10.{self._number >> 16}.{self._number >> 8 & 255}.{self._number & 255}:8100",
+            address=self._address,
             model=self._card,
             load=load,
             version="0.1.0",
@@ -152,6 +171,7 @@ async def simulate(arguments: argparse.Namespace) -> None:
     tasks = [asyncio.create_task(_watch_loop(joins))]
     for number in range(arguments.nodes):
         node = SimulatedNode(number, arguments.keys, arguments.changes, arguments.links, card)
+        await node.listen()
         registration = Registration(
             arguments.registry,
             node.describe,

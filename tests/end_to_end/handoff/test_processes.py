@@ -79,7 +79,7 @@ def test_a_request_outlives_a_cut_between_router_and_node(
 
 
 @pytest.mark.parametrize("fault", ["cut", "killed"])
-def test_a_stream_that_has_begun_ends_with_one_error(
+def test_a_stream_that_has_begun_is_continued_by_the_other_node(
     fault: str, campaign: Campaign, aggregated: TestCluster
 ) -> None:
     tokens = campaign.new_prompt()
@@ -87,10 +87,7 @@ def test_a_stream_that_has_begun_ends_with_one_error(
     wire = campaign.wires[DECODE].grpc
     actions = {"cut": lambda: wire.hole(*BOTH), "killed": lambda: campaign.kill(DECODE)}
     mark = wire.when(DOWN, BEGUN_BYTES, actions[fault])
-    answer = campaign.ask(tokens, LONG)
-    assert mark.fired.is_set() and answer.error
-    assert 0 < len(answer.tokens) < LONG and answer.tokens == want[: len(answer.tokens)]
-    assert answer.ended_at - mark.fired_at < DETECTION_SECONDS
+    check(campaign.ask(tokens, LONG), mark, want)
     campaign.heal()
     if fault == "killed":
         campaign.restart(DECODE)

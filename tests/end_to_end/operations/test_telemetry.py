@@ -6,6 +6,7 @@ import http.client
 import json
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.tandem_pb2_grpc import DecodeStub, RegistryStub
+from tandem.proto.tandem_pb2_grpc import (
+    DecodeStub,
+    PrefillServicer,
+    RegistryStub,
+    add_PrefillServicer_to_server,
+)
 from tandem.router.cluster.admin import list_nodes
 from tandem.tests.end_to_end.support.cluster import Part, TestCluster, node_metric, running, until
 from tandem.tests.end_to_end.support.collector import Collector, Seen, collecting
@@ -64,15 +70,29 @@ def lines(part: Part) -> list[dict[str, Any]]:
     return [json.loads(line) for line in part.log.read_text().splitlines()]
 
 
+class ShortLived(PrefillServicer):
+    """A prefill node as long as its router looks."""
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
+        return pb.StatusReply(node_id="a-dead", epoch=9)
+
+
 def join_a_dead_prefill_node(cluster: TestCluster, decode: Part) -> None:
-    """The router prefers it, and nothing listens at its address."""
+    """The router prefers it, and nothing listens at its address any more."""
     with grpc.insecure_channel(decode.details["address"]) as channel:
         model = DecodeStub(channel).Status(pb.StatusRequest(), timeout=10).model
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_PrefillServicer_to_server(ShortLived(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
     dead = pb.JoinRequest(
-        node_id="a-dead", epoch=9, role=pb.ROLE_PREFILL, address="127.0.0.1:1", model=model
+        node_id="a-dead", epoch=9, role=pb.ROLE_PREFILL, address=address, model=model
     )
-    with grpc.insecure_channel(cluster.registry) as channel:
-        RegistryStub(channel).Join(dead, timeout=10)
+    try:
+        with grpc.insecure_channel(cluster.registry) as channel:
+            RegistryStub(channel).Join(dead, timeout=10)
+    finally:
+        server.stop(grace=None).wait()
 
 
 def test_a_request_that_fails_over_is_one_trace_across_three_processes(
