@@ -75,6 +75,9 @@ class LoadNode(DecodeServicer):
         self._open.append(stream)
         await stream.run(requests, context)
 
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        return pb.StatusReply(node_id="load", epoch=1)
+
     def end(self) -> None:
         """End the streams, which routers keep open: gRPC logs an error for each that its server
         cuts off."""
