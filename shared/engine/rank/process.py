@@ -103,6 +103,7 @@ class RankProcess:
             status = 0  # the head is gone, which an answer to it has noticed before a read
         except VersionError as error:
             log.error("the head's messages cannot be read: %s", error)
+            end_stderr()  # before the answer, on which the head kills this process
             self._channel.send(Failed("startup", str(error)))  # which the head cannot read either
         except Exception:
             log.exception("the head's messages cannot be read")

@@ -52,9 +52,11 @@ class Part:
         self.process.wait()
 
     def health_port(self) -> int:
-        found = re.search(r"probes on port (\d+)", self.log.read_text())
-        assert found, f"no probe port in {self.log}"
-        return int(found[1])
+        def ports() -> list[str]:
+            return re.findall(r"probes on port (\d+)", self.log.read_text())
+
+        until(lambda: bool(ports()), f"the probe port in {self.log}")  # a thread writes the log
+        return int(ports()[0])
 
     def metrics(self) -> str:
         return get(f"http://{self.host}:{self.health_port()}/metrics")

@@ -9,6 +9,7 @@ from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
+from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
 from tandem.shared.errors import OverloadedError
 from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, run_step, sequence
@@ -36,6 +37,34 @@ def test_background_work_goes_last_and_leaves_slots_free(policy: str) -> None:
     assert all(one.phase is Phase.RUNNING for one in others)
     drain(scheduler)
     assert all(one.finish_reason is FinishReason.LENGTH for one in background)
+
+
+@pytest.mark.parametrize(("policy", "order"), [("priority", [3, 2, 1]), ("fcfs", [1, 2, 3])])
+def test_priorities_of_users_order_the_queue_and_who_gives_way(
+    policy: str, order: list[int]
+) -> None:
+    """The lowest number goes first where there is one slot, and last gives up its blocks."""
+
+    def added(scheduler: Scheduler) -> dict[int, Sequence]:
+        sequences = {n: sequence(n, 7, max_tokens=9) for n in (1, 2, 3)}
+        for one, one.priority in zip(sequences.values(), (5, 0, -5), strict=True):
+            scheduler.add(one)
+        return sequences
+
+    one_slot = make(policy=policy, max_num_seqs=1)
+    added(one_slot)
+    starts: list[int] = []
+    while not one_slot.idle:
+        plan, _ = run_step(one_slot)
+        assert plan is not None
+        starts += [row.sequence_id for row in plan.sequences if row.start == 0]
+    assert starts == order
+
+    few_blocks = make(policy=policy, blocks=8, max_model_len=16)
+    sequences = added(few_blocks)
+    drain(few_blocks)
+    first, _, last = (sequences[n].preemptions for n in order)
+    assert first == 0 and last > 0
 
 
 def test_long_prompts_are_chunked_and_decodes_go_first() -> None:
