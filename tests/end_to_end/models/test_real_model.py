@@ -20,7 +20,7 @@ from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_answers,
 
 MODEL = os.environ.get("REAL_MODEL", "")
 pytestmark = [
-    pytest.mark.skipif(not MODEL, reason="REAL_MODEL is not set"),
+    pytest.mark.asked_for("REAL_MODEL"),
     pytest.mark.timeout(900),
 ]
 TOKENS = 12

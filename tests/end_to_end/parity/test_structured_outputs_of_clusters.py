@@ -20,7 +20,7 @@ COUNT = 500 if FULL else 8
 AT_ONCE = 16
 # One that is not finished by then, though its values are short, repeats itself.
 FIELDS: dict[str, Any] = {"max_tokens": 450, "temperature": 1.0}
-full_only = pytest.mark.skipif(not FULL, reason="TANDEM_TEST_EXTENT=full has further clusters")
+full_only = pytest.mark.asked_for("TANDEM_TEST_EXTENT")
 
 
 def texts(cluster: TestCluster, number: int, schema: dict[str, Any]) -> list[str]:

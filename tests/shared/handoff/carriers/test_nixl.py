@@ -30,6 +30,7 @@ from tandem.shared.handoff.carriers.nixl.carrier import (
     agent_name,
     encode_offer,
 )
+from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane.messages import PeerJoined, PeerLost, ReceiveFailed
 from tandem.shared.handoff.wire.frame import Kind
 from tandem.shared.handoff.wire.greeting import PeerKey
@@ -308,15 +309,16 @@ def test_an_address_that_is_not_registered_loses_the_peer(
     assert "NIXL cannot read 1024 bytes of p/0/" in failed.reason and failed.retriable
 
 
-def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(
-    decode: PlaneRank, registered: Any
-) -> None:
+@pytest.mark.usefixtures("nixl")
+def test_a_sender_that_falls_silent_during_a_read_fails_the_attempt(registered: Any) -> None:
     sender, _, place = registered
-    _greet(decode, sender, place)
-    decode.log.wait(PeerJoined)
-    sender.send(doorbell(0, 1024), doorbell(2048, 1024))
-    failed = decode.log.wait(ReceiveFailed, 1, seconds=3)
-    assert "nothing heard" in failed.reason and failed.retriable
+    timing = Timing(ping_seconds=0.1, silence_seconds=0.5)
+    with PlaneRank("d", listen_host=None, carrier="nixl", timing=timing) as decode:
+        _greet(decode, sender, place)
+        decode.log.wait(PeerJoined)
+        sender.send(doorbell(0, 1024), doorbell(2048, 1024))
+        failed = decode.log.wait(ReceiveFailed, 1)
+        assert "nothing heard" in failed.reason and failed.retriable
 
 
 def test_a_killed_sender_fails_the_attempt_within_three_seconds(decode: PlaneRank) -> None:
