@@ -29,7 +29,7 @@ serve: $(VENV)/.serve $(SMOLLM2:%=$(VENV)/.%)
 	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 --share-devices $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.triton36
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -47,7 +47,8 @@ def test_priorities_of_users_order_the_queue_and_who_gives_way(
 
     def added(scheduler: Scheduler) -> dict[int, Sequence]:
         sequences = {n: sequence(n, 7, max_tokens=9) for n in (1, 2, 3)}
-        for one, one.priority in zip(sequences.values(), (5, 0, -5), strict=True):
+        for one, priority in zip(sequences.values(), (5, 0, -5), strict=True):
+            one.priority = priority
             scheduler.add(one)
         return sequences
 
