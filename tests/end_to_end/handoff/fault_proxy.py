@@ -160,6 +160,11 @@ class Wire:
 
     async def close(self) -> None:
         assert self._server is not None
+        self.target = None
+        # asyncio loses the connection that it is about to accept when a server closes.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)
         self._server.close()
         for writer in self._writers:
             _reset(writer)
@@ -259,12 +264,19 @@ class FaultProxy:
     def stop(self) -> None:
         for wire in self.wires:
             self._wait(wire.close())
+        self._wait(_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+async def _others() -> None:
+    """Wait for all other tasks of the loop, among them connections that no wire knows yet."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
 
 
 @contextmanager
