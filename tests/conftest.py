@@ -50,6 +50,11 @@ if device_count() == 0:
 # As ranks have it: Triton 3.9 warns where it is missing, and warnings are errors here.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+# Several workers share the cores, and threads that wait for each other in loops take them from all.
+# Ranks that are started set their own count.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 SOAK = "test_soak.py"
 # Clusters of several files, which follow one another: a cluster that waits costs CPU.
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"

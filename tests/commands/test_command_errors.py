@@ -9,7 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +22,57 @@ import pytest
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.tests.end_to_end.support.cluster import running, until
 from tandem.tests.support.certificates import issue
+from tandem.tests.support.forked import Forker
+
+# Of commands that are forked, which costs a tenth of an interpreter's start.
+forker = cache(Forker)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_of_forker() -> Iterator[None]:
+    yield
+    forker().close()
+    forker.cache_clear()
 
 
 def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: float = 45) -> None:
     """The command ends with ``status`` and one line on stderr that has ``words``; no process
     that it started outlives it."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    environment = os.environ | {"TANDEM_TEST_MARK": mark, "HF_HUB_OFFLINE": "1"}
+    # What starts processes is started as such: they are found by what they have from their start.
+    run = _forked if status == 2 else _executed
+    returned, told = run(arguments, folder, environment, seconds)
+    assert returned == status, told
+    (line,) = [line for line in told.splitlines() if " INFO tandem" not in line]
+    assert line.startswith("tandem: ")
+    assert [word for word in words if word not in line] == []
+    assert _left_running(mark) == []
+
+
+def _executed(
+    arguments: list[str], folder: Path, environment: Mapping[str, str], seconds: float
+) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "tandem", *arguments],
         cwd=folder,
-        env=os.environ | {"TANDEM_TEST_MARK": mark, "HF_HUB_OFFLINE": "1"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=seconds,
     )
-    assert done.returncode == status, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if " INFO tandem" not in line]
-    assert line.startswith("tandem: ")
-    assert [word for word in words if word not in line] == []
-    assert _left_running(mark) == []
+    return done.returncode, done.stderr
+
+
+def _forked(
+    arguments: list[str], folder: Path, environment: Mapping[str, str], seconds: float
+) -> tuple[int, str]:
+    with tempfile.TemporaryFile("w+") as told:
+        descriptors = (told.fileno(),) * 3
+        process = forker().start(arguments, environment, *descriptors, folder=str(folder))
+        status = process.wait(seconds)
+        told.seek(0)
+        return status, told.read()
 
 
 def _left_running(mark: str) -> list[str]:

@@ -113,11 +113,13 @@ class Forker:
         errors: int,
         ready: int,
         prelude: str = "",
+        folder: str = "",
     ) -> ForkedProcess:
-        """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``."""
+        """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``, in
+        ``folder`` (default: this process's)."""
         assert self.can_fork(environment)
         report, theirs = os.pipe()
-        request = StartRequest(arguments, dict(environment), os.getcwd(), prelude)
+        request = StartRequest(arguments, dict(environment), folder or os.getcwd(), prelude)
         socket.send_fds(self._requests, [request.encode()], [output, errors, ready, theirs])
         os.close(theirs)
         return ForkedProcess(report)

@@ -35,7 +35,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(models: Path) -> Callable[[list[int]], list[int]]:
     """The tokens of transformers for a prompt."""
-    torch.set_num_threads(1)
     folder = tiny_models.cached("deepseek_v3", models)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 

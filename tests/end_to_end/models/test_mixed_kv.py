@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-import torch
 
 from tandem.tests.end_to_end.support.clients import prompt
 from tandem.tests.end_to_end.support.cluster import (
@@ -46,7 +45,6 @@ class MixedPair:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MixedPair]:
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("mixed")
     reference = mixed_kv.Reference(request.param)
     reference.save(folder / "model")

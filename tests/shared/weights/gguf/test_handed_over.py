@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.weights.source import open_source, read_spec
@@ -35,7 +34,6 @@ def test_a_folder_and_a_file_of_one_model_have_one_fingerprint(tmp_path: Path, n
 def test_the_canary_allows_for_the_rounding_of_weights_and_for_no_other_weights(
     tmp_path: Path, kind: str
 ) -> None:
-    torch.set_num_threads(1)
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12}
     for seed in (0, 1):
         tiny_models.build("qwen3", tmp_path / str(seed), seed=seed, dtype="bfloat16", **wide)

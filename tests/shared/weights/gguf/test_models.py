@@ -54,7 +54,6 @@ LLAMA3 = tiny_models.MODELS["llama"][1]["rope_parameters"]
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return tmp_path_factory.mktemp("gguf")
 
 
