@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
 
 
+# What sampling parameters are where neither a request nor the model has any: OpenAI's.
+NEUTRAL: dict[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
 def system_fingerprint(name: str, architecture: str) -> str:
     """OpenAI's field of that name, in the form of vLLM's: the version of Tandem, and a digest of
     the model's name and architecture."""
@@ -25,7 +37,8 @@ def system_fingerprint(name: str, architecture: str) -> str:
 
 
 class ModelCard(BaseModel):
-    """A model's entry in /v1/models."""
+    """A model's entry in /v1/models. ``default_sampling_params`` are those of requests that leave
+    them out; ``max_tokens`` is among them if the operator or the model has set it."""
 
     id: str
     object: str = "model"
@@ -34,6 +47,7 @@ class ModelCard(BaseModel):
     root: str
     parent: None = None
     max_model_len: int
+    default_sampling_params: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +74,21 @@ class ServedModel:
             created=self.created,
             root=self.name,
             max_model_len=self.max_model_len,
+            default_sampling_params=self._default_parameters(),
         )
 
-    def default(self, name: str, given: float | None, otherwise: float) -> float:
-        """A sampling parameter: as ``given``, else the model's default, else ``otherwise``. Raises
+    def _default_parameters(self) -> dict[str, float]:
+        own = self.defaults.parameters
+        made = {name: own.get(name, value) for name, value in NEUTRAL.items()}
+        most = self.defaults.max_tokens or self.defaults.limit
+        return made if most is None else made | {"max_tokens": most}
+
+    def default(self, name: str, given: float | None) -> float:
+        """A sampling parameter: as ``given``, else the model's default, else OpenAI's. Raises
         ``RequestError`` for a default that no request may have."""
         if given is not None:
             return given
-        value = self.defaults.parameters.get(name, otherwise)
+        value = self.defaults.parameters.get(name, NEUTRAL[name])
         if name in POSITIVE and value <= 0:
             raise invalid(f"Invalid value for '{name}': must be above 0.", name)
         return value

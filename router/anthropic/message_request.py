@@ -131,13 +131,13 @@ def _check_size(
 
 def _sampling(asked: MessagesRequest, model: ServedModel) -> pb.Sampling:
     return pb.Sampling(
-        temperature=model.default("temperature", asked.temperature, 1.0),
-        top_p=model.default("top_p", asked.top_p, 1.0),
-        top_k=max(0, int(model.default("top_k", asked.top_k, 0))),
-        min_p=model.default("min_p", None, 0.0),
-        repetition_penalty=model.default("repetition_penalty", None, 1.0),
-        presence_penalty=model.default("presence_penalty", None, 0.0),
-        frequency_penalty=model.default("frequency_penalty", None, 0.0),
+        temperature=model.default("temperature", asked.temperature),
+        top_p=model.default("top_p", asked.top_p),
+        top_k=max(0, int(model.default("top_k", asked.top_k))),
+        min_p=model.default("min_p", None),
+        repetition_penalty=model.default("repetition_penalty", None),
+        presence_penalty=model.default("presence_penalty", None),
+        frequency_penalty=model.default("frequency_penalty", None),
         n=1,
     )
 

@@ -59,13 +59,13 @@ class OllamaOptions(BodyModel):
     def sampling(self, model: ServedModel) -> pb.Sampling:
         """The node's sampling parameters."""
         return pb.Sampling(
-            temperature=model.default("temperature", self.temperature, 1.0),
-            top_p=model.default("top_p", self.top_p, 1.0),
-            top_k=max(0, int(model.default("top_k", self.top_k, 0))),
-            min_p=model.default("min_p", self.min_p, 0.0),
-            repetition_penalty=model.default("repetition_penalty", self.repeat_penalty, 1.0),
-            presence_penalty=model.default("presence_penalty", self.presence_penalty, 0.0),
-            frequency_penalty=model.default("frequency_penalty", self.frequency_penalty, 0.0),
+            temperature=model.default("temperature", self.temperature),
+            top_p=model.default("top_p", self.top_p),
+            top_k=max(0, int(model.default("top_k", self.top_k))),
+            min_p=model.default("min_p", self.min_p),
+            repetition_penalty=model.default("repetition_penalty", self.repeat_penalty),
+            presence_penalty=model.default("presence_penalty", self.presence_penalty),
+            frequency_penalty=model.default("frequency_penalty", self.frequency_penalty),
             seed=self.seed,
             n=1,
         )

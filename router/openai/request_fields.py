@@ -85,13 +85,13 @@ def _sampling(
     _check_token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
     _check_token_ids("logprob_token_ids", body.logprob_token_ids, model.vocab_size)
     return pb.Sampling(
-        temperature=model.default("temperature", body.temperature, 1.0),
-        top_p=model.default("top_p", body.top_p, 1.0),
-        top_k=max(0, int(model.default("top_k", body.top_k, 0))),
-        min_p=model.default("min_p", body.min_p, 0.0),
-        repetition_penalty=model.default("repetition_penalty", body.repetition_penalty, 1.0),
-        presence_penalty=model.default("presence_penalty", body.presence_penalty, 0.0),
-        frequency_penalty=model.default("frequency_penalty", body.frequency_penalty, 0.0),
+        temperature=model.default("temperature", body.temperature),
+        top_p=model.default("top_p", body.top_p),
+        top_k=max(0, int(model.default("top_k", body.top_k))),
+        min_p=model.default("min_p", body.min_p),
+        repetition_penalty=model.default("repetition_penalty", body.repetition_penalty),
+        presence_penalty=model.default("presence_penalty", body.presence_penalty),
+        frequency_penalty=model.default("frequency_penalty", body.frequency_penalty),
         seed=body.seed,
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,

@@ -52,6 +52,10 @@ async def test_defaults_act_on_every_surface_and_requests_win(tmp_path: Path) ->
             assert (got.temperature, got.top_p, got.top_k) == (0.5, 0.25, 3), path
             assert (got.presence_penalty, got.max_tokens) == (1.5, 6), path
             assert (await sampling(c, path, body | own)).temperature == 0.75, path
+        [card] = (await c.client.get("/v1/models")).json()["data"]
+        shown = card["default_sampling_params"]
+        assert (shown["temperature"], shown["top_p"], shown["top_k"]) == (0.5, 0.25, 3)
+        assert (shown["presence_penalty"], shown["min_p"], shown["max_tokens"]) == (1.5, 0, 6)
 
 
 async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ function filled(node, attributes, children) {
 const SHAPES = {
   menu: "M4 7h16M4 12h16M4 17h16",
   plus: "M12 5v14M5 12h14",
+  attach: "M18 11l-6.5 6.5a3.5 3.5 0 0 1-5-5L13 6a2.3 2.3 0 0 1 3.3 3.3L10 15.6",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M6.5 6.5h11v11h-11z",
   copy: "M9 9h10v11H9zM5 15V4h10",

@@ -12,12 +12,14 @@ const NARROW = matchMedia("(max-width: 800px)");
 const THEMES = [["auto", "Theme: as the system's"], ["light", "Theme: light", "sun"],
                 ["dark", "Theme: dark", "moon"]];
 
+const NO_MODEL = { id: "", context: 0, defaults: {} };
+
 class Page {
   constructor() {
     this.store = new ChatStore();
     this.models = [];
     this.picker = at("model");
-    this.chat = new ChatView(this.store, () => this.picker.value, chat => this.onChat(chat));
+    this.chat = new ChatView(this.store, () => this.chosenModel(), chat => this.onChat(chat));
     this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
     this.cluster = null;
   }
@@ -31,6 +33,9 @@ class Page {
     addEventListener("popstate", () => this.showView());
     document.addEventListener("click", event => this.onLink(event));
     document.addEventListener("keydown", event => this.onKey(event));
+    document.addEventListener("dragover", event => this.onDrag(event));
+    document.addEventListener("drop", event => this.onDrag(event));
+    NARROW.addEventListener("change", () => this.showSidebar(!NARROW.matches));
     addEventListener("storage", event => event.key === "tandem.theme" && this.followTheme(event));
     at("shade").addEventListener("click", () => this.showSidebar(false));
     this.showSidebar(!NARROW.matches);
@@ -67,6 +72,16 @@ class Page {
     this.showView();
   }
 
+  /** Files that are dropped are attached to the message, and never opened instead of the page. */
+  onDrag(event) {
+    const { dataTransfer: data } = event;
+    if (!data.types.includes("Files")) return;
+    event.preventDefault();
+    const taken = this.view === "chat" && !document.querySelector("dialog[open]");
+    data.dropEffect = taken ? "copy" : "none";
+    if (taken && event.type === "drop") this.chat.attach(data.files);
+  }
+
   async showView() {
     const { view } = this;
     for (const name of ["chat", "cluster"]) at(`${name}-view`).hidden = name !== view;
@@ -93,7 +108,7 @@ class Page {
 
   chosenModel() {
     const { models } = this;
-    return models.find(({ id }) => id === this.picker.value) ?? models[0] ?? { id: "", context: 0 };
+    return models.find(({ id }) => id === this.picker.value) ?? models[0] ?? NO_MODEL;
   }
 
   showSidebar(shown) {

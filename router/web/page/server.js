@@ -4,9 +4,10 @@ const KEY = "tandem.key";
 
 /** An answer other than success, or none at all; `status` is 0 without one. */
 export class ServerError extends Error {
-  constructor(message, status = 0, retryAfter = null) {
+  constructor(message, status = 0, { code = "", retryAfter = null } = {}) {
     super(message);
     this.status = status;
+    this.code = code;  // OpenAI's
     this.retryAfter = retryAfter;  // seconds
   }
 }
@@ -45,14 +46,16 @@ export async function request(path, { body, signal } = {}) {
   }
   if (answer.ok) return answer;
   if (answer.status === 401) onKeyWanted();
-  throw new ServerError(await messageOf(answer), answer.status, secondsOf(answer));
+  const { message, code } = await problemOf(answer);
+  throw new ServerError(message, answer.status, { code, retryAfter: secondsOf(answer) });
 }
 
-async function messageOf(answer) {
+async function problemOf(answer) {
   try {
-    return (await answer.json()).error.message;
+    const { message, code } = (await answer.json()).error;
+    return { message, code };
   } catch {
-    return `The server answered with HTTP ${answer.status}.`;
+    return { message: `The server answered with HTTP ${answer.status}.` };
   }
 }
 
@@ -107,8 +110,9 @@ function parsed(data) {
   return event;
 }
 
-/** The served models, each with its context's length. */
+/** The served models, each with its context's length and what requests leave out. */
 export async function listModels(signal) {
   const { data } = await (await request("v1/models", { signal })).json();
-  return data.map(card => ({ id: card.id, root: card.root, context: card.max_model_len }));
+  return data.map(card => ({ id: card.id, root: card.root, context: card.max_model_len,
+                             defaults: card.default_sampling_params ?? {} }));
 }

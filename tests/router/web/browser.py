@@ -86,7 +86,9 @@ class Tab:
         return await self.answer()
 
     async def answer(self) -> str:
-        await self.page.wait_for_selector("article.assistant:last-child:not(.running) .figures")
+        last = "article.assistant:last-child:not(.running)"
+        await self.page.wait_for_selector(f"{last} .figures, {last} .error")
+        assert await self.page.locator(f"{last} .error").all_inner_texts() == []
         shown: str = await self.page.inner_text("article.assistant:last-child > .markdown")
         return shown
 

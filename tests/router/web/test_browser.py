@@ -134,24 +134,163 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
     [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
 )
 async def test_errors_can_be_tried_again(t: Tab, status: int, shown: str) -> None:
-    async def fail(route: Any) -> None:
-        if not status:
+    async def fail_once(route: Any) -> None:
+        if failed.is_set():
+            await route.continue_()
+        elif status:
+            error = {"error": {"message": "Come back later."}}
+            await route.fulfill(status=status, json=error, headers={"retry-after": "1"})
+        else:
             await route.abort()
-            return
-        error = {"error": {"message": "Come back later."}}
-        await route.fulfill(status=status, json=error, headers={"retry-after": "1"})
+        failed.set()
 
-    await t.page.route("**/v1/chat/completions", fail)
+    # It stays: a request that is made while a route goes may hang.
+    failed = asyncio.Event()
+    await t.page.route("**/v1/chat/completions", fail_once)
     await t.send("hi")
     await t.has(f".error:has-text('{shown}')")
-    await t.page.unroute("**/v1/chat/completions")
     await t.click(".error button:enabled")
     assert await t.answer() == "hello world"
     assert await t.page.locator("article.assistant").count() == 1
 
 
+async def test_an_answer_that_ended_early_is_continued(t: Tab, c: Cluster) -> None:
+    goes_on(c, asyncio.Event())
+    await t.send("go on")
+    await t.has("article.running .markdown:has-text('goes on')")
+    await t.page.keyboard.press("Escape")
+    await t.has(".note:has-text('Stopped')")
+    before = await t.answer()
+    c.node.script = None
+    says(c, " and on")
+    await t.click("button:has-text('Continue')")
+    await t.has(f"article:not(.running) .markdown:has-text('{before} and on')")
+    assert c.node.requests[-1].prompt[-len(c.encode(before)) :] == c.encode(before)
+    await t.page.wait_for_selector("button:has-text('Continue')", state="detached")
+
+
+@pytest.mark.parametrize("reason", ["length", ""])
+async def test_an_answer_that_was_cut_off_is_continued(t: Tab, reason: str) -> None:
+    bodies: list[Any] = []
+
+    async def cut(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        choice = {"index": 0, "delta": {"content": "so far"}, "finish_reason": reason or None}
+        end = "data: [DONE]\n\n" if reason else ""
+        event = f"data: {json.dumps({'choices': [choice]})}\n\n"
+        await route.fulfill(content_type="text/event-stream", body=event + end)
+
+    await t.page.route("**/v1/chat/completions", cut)
+    await t.send("hi")
+    shown = ".note:has-text('limit of tokens')" if reason else ".error:has-text('Connection lost')"
+    await t.has(f"{shown} button:has-text('Continue')")
+    await streams(t, "chat/completions", [{"content": " and on"}])
+    await t.click("button:has-text('Continue')")
+    await t.has("article:not(.running) .markdown:has-text('so far and on')")
+    assert await t.page.locator(".error").count() == 0 and len(bodies) == 1
+
+
+async def test_a_chat_longer_than_the_context_goes_on_without_its_oldest_messages(
+    chromium: Any, tmp_path: Path
+) -> None:
+    async with cluster(tmp_path, context=256) as c, tab(chromium, c) as t:
+        await t.load()
+        for number in range(4):
+            await t.send(f"message {number} " + "word " * 12)
+            await t.has(
+                f"article:nth-of-type({2 * number + 2}):not(.running) :is(.figures, .error)"
+            )
+        assert await t.page.locator(".shortened").count() == 0
+        await t.click("button:has-text('Answer without the oldest messages')")
+        await t.has(".shortened")
+        assert await t.answer() == "hello world"
+        assert await t.page.locator("article").count() == 8, "nothing is gone from the chat"
+        await t.has("article:has-text('hello') ~ .shortened ~ article.user:has-text('message 3')")
+        assert len(c.node.requests) == 4 and len(c.node.requests[-1].prompt) < 256
+        await t.page.reload()
+        await t.has(".shortened")
+        await t.page.keyboard.press("Control+Shift+O")
+        await t.send("word " * 300)
+        await t.has(".error:has-text('maximum context length') button:has-text('Try again')")
+
+
+async def test_text_files_are_attached_and_no_others(t: Tab, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("one\n```two```\n")
+    field = t.page.locator(".composer input[type=file]")
+    await field.set_input_files(notes)
+    await t.has(".attached li:has-text('notes.txt')")
+    for name, data, why in (
+        ("photo.png", b"\x89PNG", "photo.png is an image"),
+        ("paper.pdf", b"%PDF", "paper.pdf is a PDF"),
+        ("data.bin", b"\xff\x00", "data.bin is not a text file"),
+        ("long.txt", b"x" * 2_000_001, "long.txt is too large"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        await field.set_input_files(tmp_path / name)
+        await t.has(f".notice:has-text('{why}')")
+    drop = """selector => {
+        const data = new DataTransfer();
+        data.items.add(new File(["dropped"], "dropped.txt", { type: "text/plain" }));
+        const about = { dataTransfer: data, bubbles: true, cancelable: true };
+        const event = new DragEvent("drop", about);
+        document.querySelector(selector).dispatchEvent(event);
+        return event.defaultPrevented;
+    }"""
+    assert await t.page.evaluate(drop, "header")
+    await t.has(".attached li:has-text('dropped.txt')")
+    bodies = await streams(t, "chat/completions", [{"content": "read"}])
+    assert await t.ask("what is this?") == "read"
+    [message] = bodies[0]["messages"]
+    assert message["content"] == (
+        "what is this?\n\nnotes.txt:\n````\none\n```two```\n\n````\n\n"
+        "dropped.txt:\n```\ndropped\n```"
+    )
+    assert await t.page.locator("article.user .call").count() == 2
+    await t.page.wait_for_selector(".attached", state="hidden")
+    await t.click("article.user [aria-label='Edit']")
+    await t.has(".attached li:has-text('notes.txt')")
+    await t.page.keyboard.press("Escape")
+    await t.click("[data-view=cluster]")
+    assert await t.page.evaluate(drop, "main"), "the page is not left"
+    await t.click("[data-view=chat] >> nth=0")
+    await t.page.wait_for_selector(".attached", state="hidden")
+
+
+async def test_the_rate_is_that_of_the_tokens_after_the_first(t: Tab) -> None:
+    stats = await t.page.evaluate(r"""async () => {
+        const { stream } = await import("./web/chat/answer.js");
+        let now = 1000, controller;
+        const token = { choices: [{ index: 0, delta: { content: "a" } }] };
+        const usage = { prompt_tokens: 7, completion_tokens: 5 };
+        const events = [token, token, token, token, token, { choices: [], usage }].map(event =>
+            `data: ${JSON.stringify(event)}\n\n`);
+        // Each event comes when the page has taken the one before.
+        const next = () => {
+            now += 250;
+            controller.enqueue(new TextEncoder().encode(events.shift() ?? "data: [DONE]\n\n"));
+        };
+        performance.now = () => now;
+        const body = new ReadableStream({ start(it) { controller = it; } });
+        window.fetch = async () => new Response(body);
+        const message = { text: "" };
+        const streamed = stream(message, { messages: [] }, null, next);
+        next();
+        await streamed;
+        return message.stats;
+    }""")
+    assert (stats["first"], stats["rate"]) == (0.25, 4)
+    assert (stats["tokens"], stats["prompt"]) == (5, 7)
+
+
 async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     await t.page.keyboard.press("Control+,")
+    assert await t.page.get_attribute("#setting-temperature", "placeholder") == "1"
+    await t.page.fill("#setting-temperature", "9")
+    await t.has("#setting-temperature-problem:has-text('Temperature is 2 or less.')")
+    assert await t.page.get_attribute("#setting-temperature", "aria-invalid") == "true"
+    await t.page.fill("#setting-more", "{")
+    await t.has("#setting-more-problem:has-text('not a JSON object')")
     await t.page.fill("dialog textarea >> nth=0", "be brief")
     values = {
         "temperature": 0.5,

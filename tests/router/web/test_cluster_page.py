@@ -83,6 +83,21 @@ async def test_the_page_moves_when_kv_moves(c: Cluster, device: dict[str, Any]) 
         await t.has(".streams b:has-text('ended')")
 
 
+async def test_what_is_shown_turns_grey_while_the_server_is_away(c: Cluster) -> None:
+    async with browser() as chromium, tab(chromium, c) as t:
+        await t.load("/cluster")
+        await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")
+        away = asyncio.Event()
+        away.set()
+        await t.page.route(
+            "**/cluster/state", lambda route: route.abort() if away.is_set() else route.continue_()
+        )
+        await t.has(".cluster.away .error:has-text('The server does not answer. What is shown is')")
+        await t.has(".prefill .card:has-text('prefill-0')")
+        away.clear()
+        await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")
+
+
 async def test_the_long_prompt_is_one_that_takes_a_few_seconds(tmp_path: Path) -> None:
     playwright()
     async with cluster(tmp_path, context=9000) as c:

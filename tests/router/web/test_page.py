@@ -53,7 +53,7 @@ def test_every_file_is_used_and_every_used_file_is_there() -> None:
 def test_a_first_load_is_small() -> None:
     """All files, though some are only fetched when they are needed."""
     files = page_files().values()
-    assert sum(len(file.compressed) for file in files) < 70_000
+    assert sum(len(file.compressed) for file in files) < 75_000
     assert sum(len(file.content) for file in files) < 250_000
 
 

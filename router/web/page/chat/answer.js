@@ -110,16 +110,26 @@ class Clock {
   }
 }
 
-/** The body of a request for an answer below `parent`; raises `ServerError` for further fields that
- * are not JSON. */
-export function bodyOf(chat, parent, model) {
-  const { ask, ...sampling } = chat.sampling;
-  const made = chatBody(messagesUpTo(chat, parent), model, sampling);
-  const asks = ask && made.tools?.some(tool => tool?.type === "mcp");
+/** The body of a request for an answer; raises `ServerError` for further fields that are not JSON. */
+export function bodyOf(chat, { parent }, model) {
+  const made = chatBody(messagesUpTo(chat, parent), model, chat.sampling);
+  const asks = chat.sampling.ask && made.tools?.some(tool => tool?.type === "mcp");
   return asks ? responseBody(pathTo(chat, parent), chat.system, made) : made;
 }
 
-function chatBody(messages, model, sampling) {
+/** The body of a request that continues an answer where it ended. */
+export function continuationOf(chat, message, model) {
+  const made = chatBody(messagesUpTo(chat, message.id), model, chat.sampling);
+  return { ...made, add_generation_prompt: false, continue_final_message: true };
+}
+
+/** False for an answer that cannot be continued by its text alone: thoughts that did not end, and
+ * calls; and where calls wait for the user, which only responses do. */
+export function canContinue(chat, { role, text, calls, ran, approvals }) {
+  return role === "assistant" && !!text && !calls && !ran && !approvals && !chat.sampling.ask;
+}
+
+function chatBody(messages, model, { ask, ...sampling }) {
   const body = { messages, stream: true, stream_options: { include_usage: true } };
   if (model) body.model = model;
   for (const { name } of FIELDS) {

@@ -2,12 +2,14 @@
 
 import { announce, el, fill, icon, iconButton, relabel } from "../dom.js";
 import { ServerError } from "../server.js";
-import { bodyOf, stream } from "./answer.js";
+import { bodyOf, canContinue, continuationOf, stream } from "./answer.js";
+import { Attachments } from "./attachments.js";
 import { add, choose, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
 import { MOST, RunningAnswers } from "./running.js";
 import { defaults, showSettings } from "./settings.js";
 import { SharedChats } from "./shared_chats.js";
+import { canShorten, shorten } from "./shorten.js";
 import { OtherTabs } from "./tabs.js";
 
 const SAVE_EVERY = 2_000;
@@ -17,7 +19,7 @@ const ANNOUNCED = 600;  // characters of an answer that are read out
 
 export class ChatView {
   /** `changed` is called with the shown chat when one was kept, or has a new answer; `model` returns
-   * the name of the chosen model. */
+   * the chosen model: its id, and the defaults of its parameters. */
   constructor(store, model, changed) {
     this.store = store;
     this.model = model;
@@ -43,22 +45,28 @@ export class ChatView {
                                   placeholder: "Message", enterkeyhint: "send" });
     this.field.addEventListener("input", () => this.grow());
     this.field.addEventListener("keydown", event => this.onKey(event));
+    this.field.addEventListener("paste", event => this.onPaste(event));
+    this.attachments = new Attachments(text => this.warn(text));
     this.button = el("button", { class: "send", "aria-label": "Send", title: "Send" }, icon("send"));
     this.banner = el("div", { class: "editing", hidden: true }, "Editing: the old version stays.",
                      el("button", { class: "quiet", type: "button", onclick: () => this.endEdit() },
                         "Cancel"));
     this.notice = el("p", { class: "notice", role: "alert", hidden: true });
-    const form = el("form", { class: "composer" }, this.field, this.button);
+    const form = el("form", { class: "composer" }, this.attachments.button, this.attachments.input,
+                    this.field, this.button);
     form.addEventListener("submit", event => {
       event.preventDefault();
       if (this.busy) this.stop();
       else this.send();
     });
     this.welcome = welcomeText();
+    this.shortened = el("p", { class: "note shortened" },
+                        "The model does not read what is above: it is longer than the context.");
     this.earlier = el("button", { class: "quiet earlier", type: "button",
                                   onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
-                   el("div", { class: "foot" }, this.latest, this.notice, this.banner, form));
+                   el("div", { class: "foot" }, this.latest, this.notice, this.banner,
+                      this.attachments.list, form));
   }
 
   // ---- which chat ----------------------------------------------------------------------------
@@ -76,8 +84,8 @@ export class ChatView {
     this.keepDraft();
     this.chat = chat ?? newChat(sampling, system);
     this.shared.takeTold(this.chat);
-    this.field.value = this.drafts.get(this.draftName) ?? "";
-    this.grow();
+    const { text, files } = this.drafts.get(this.draftName) ?? { text: "", files: [] };
+    this.compose(text, files);
     this.unseen.delete(this.chat.id);
     this.views.clear();
     this.from = Infinity;
@@ -93,8 +101,16 @@ export class ChatView {
 
   keepDraft() {
     if (!this.chat) return;
-    if (this.field.value) this.drafts.set(this.draftName, this.field.value);
+    const { value: text } = this.field, { files } = this.attachments;
+    if (text || files.length) this.drafts.set(this.draftName, { text, files });
     else this.drafts.delete(this.draftName);
+  }
+
+  /** Put a text and files into the message field. */
+  compose(text, files = []) {
+    this.field.value = text;
+    this.attachments.set(files);
+    this.grow();
   }
 
   /** The answers of a chat that are being streamed, here or in another tab. */
@@ -122,7 +138,9 @@ export class ChatView {
     views.forEach((view, i) => (view.last = i === views.length - 1));
     this.earlier.hidden = !this.from;
     this.earlier.textContent = `Show the ${this.from} messages before`;
-    fill(this.log, [this.earlier, ...(views.length ? views.map(view => view.node) : [this.welcome])]);
+    const nodes = views.flatMap(({ message, node }) =>
+      (message.id === this.chat.begins ? [this.shortened, node] : [node]));
+    fill(this.log, [this.earlier, ...(views.length ? nodes : [this.welcome])]);
     this.showRunning();
   }
 
@@ -150,7 +168,7 @@ export class ChatView {
   }
 
   settings() {
-    showSettings(this.chat, () => this.keep());
+    showSettings(this.chat, this.model().defaults, () => this.keep());
   }
 
   async keep(chat = this.chat) {
@@ -175,14 +193,14 @@ export class ChatView {
   // ---- asking --------------------------------------------------------------------------------
 
   send() {
-    const text = this.field.value.trim();
-    if (!text || this.busy || !this.mayAsk()) return;
+    const text = this.field.value.trim(), { files } = this.attachments;
+    if (!(text || files.length) || this.busy || !this.mayAsk()) return;
     const parent = this.editing ? this.editing.parent : this.decided(path(this.chat).at(-1));
     this.drafts.delete(this.draftName);
-    const message = add(this.chat, parent, { role: "user", text });
+    const fields = files.length ? { files } : {};
+    const message = add(this.chat, parent, { role: "user", text, ...fields });
     this.endEdit();
-    this.field.value = "";
-    this.grow();
+    this.compose("");
     this.answer(message.id);
   }
 
@@ -195,9 +213,21 @@ export class ChatView {
   }
 
   /** Have the model answer below a message, as a new version unless `message` is one that failed. */
-  async answer(parent, message = add(this.chat, parent, { role: "assistant" })) {
+  answer(parent, message = add(this.chat, parent, { role: "assistant" })) {
+    return this.generate(message, bodyOf);
+  }
+
+  /** Have the model go on where an answer has ended. */
+  goOn(message) {
+    if (!this.mayAsk()) return;
+    delete message.error;
+    this.generate(message, continuationOf);
+  }
+
+  /** Stream an answer; `bodyOf` makes its request. */
+  async generate(message, bodyOf) {
     const { chat } = this;
-    message.model = this.model();
+    message.model = this.model().id;
     message.ended = "interrupted";  // as it is found if the page is closed before
     const running = this.answers.begin(chat, message);
     chat.model = message.model;
@@ -207,7 +237,7 @@ export class ChatView {
     running.savedAt = performance.now();
     this.keep().then(() => this.answers.has(message) && this.tabs.report(running));
     try {
-      const body = bodyOf(chat, parent, message.model);
+      const body = bodyOf(chat, message, message.model);
       await stream(message, body, running.controller.signal, () => this.arrived(running));
     } catch (error) {
       this.failed(message, error);
@@ -232,10 +262,10 @@ export class ChatView {
       message.ended = "stopped";
       return;
     }
-    const { status = 500, retryAfter } = error;
+    const { status = 500, code, retryAfter } = error;
     if (!(error instanceof ServerError)) console.error(error);
     delete message.ended;
-    message.error = { message: error.message, status };
+    message.error = { message: error.message, status, code };
     if (retryAfter) message.error.until = Date.now() + retryAfter * 1000;
   }
 
@@ -323,6 +353,28 @@ export class ChatView {
     this.answer(parent, message);
   }
 
+  canContinue(message) {
+    return canContinue(this.chat, message);
+  }
+
+  canShorten(message) {
+    return canShorten(this.chat, message.parent);
+  }
+
+  /** Ask again without the oldest messages, for which the context has no room. */
+  async shorten(message) {
+    const { chat } = this;
+    try {
+      await shorten(chat, message.parent, this.model().id);
+    } catch (error) {
+      this.warn(error.message);
+      return;
+    }
+    if (chat !== this.chat) return;
+    if (this.canContinue(message)) this.goOn(message);
+    else this.retry(message);
+  }
+
   /** Add the results of an answer's calls, and have the model go on. */
   giveResults(message, results) {
     if (!this.mayAsk()) return;
@@ -349,14 +401,13 @@ export class ChatView {
   edit(message) {
     this.editing = message;
     this.banner.hidden = false;
-    this.field.value = message.text;
-    this.grow();
+    this.compose(message.text, message.files);
     this.showRunning();
     this.field.focus();
   }
 
   endEdit() {
-    if (this.editing) this.field.value = "";
+    if (this.editing) this.compose("");
     this.editing = null;
     this.banner.hidden = true;
     this.grow();
@@ -395,6 +446,20 @@ export class ChatView {
       event.stopPropagation();  // it would stop an answer too
       this.endEdit();
     }
+  }
+
+  /** Files that are pasted are attached. */
+  onPaste(event) {
+    const { files } = event.clipboardData;
+    if (!files.length || event.clipboardData.types.includes("text/plain")) return;
+    event.preventDefault();
+    this.attach(files);
+  }
+
+  attach(files) {
+    this.notice.hidden = true;
+    this.attachments.add([...files]);
+    this.field.focus();
   }
 
   grow() {

@@ -74,18 +74,34 @@ export function messagesUpTo(chat, parent) {
   return chat.system.trim() ? [{ role: "system", content: chat.system }, ...found] : found;
 }
 
-/** The messages from the beginning to this one. */
+/** The messages that the model reads down to this one: from the beginning, or from where the chat
+ * was shortened to. */
 export function pathTo(chat, id) {
   const found = [];
   for (let message = chat.messages[id]; message; message = chat.messages[message.parent]) {
     found.push(message);
+    if (message.id === chat.begins) break;
   }
   return found.reverse();
 }
 
-function asRequested({ role, text, calls, ran, callId }) {
+/** What the model reads of a message: its text, and below it the files that came with it. */
+export function contentOf({ text, files = [] }) {
+  return [text, ...files.map(({ name, text }) => `${name}:\n${fenced(text)}`)].filter(Boolean)
+    .join("\n\n");
+}
+
+/** A text between fences that are longer than any in it. */
+export function fenced(text) {
+  const longest = Math.max(2, ...(text.match(/`+/g) ?? []).map(run => run.length));
+  const fence = "`".repeat(longest + 1);
+  return `${fence}\n${text}\n${fence}`;
+}
+
+function asRequested(message) {
+  const { role, text, calls, ran, callId } = message;
   if (role === "tool") return { role, content: text, tool_call_id: callId };
-  const made = { role, content: text };
+  const made = { role, content: contentOf(message) };
   const sent = ran?.filter(call => call.server).map(ranCall);
   if (sent?.length) made.mcp_calls = sent;
   if (!calls?.length) return made;
@@ -109,7 +125,8 @@ export function inWords(decisions) {
 export function titleOf(chat) {
   if (chat.title) return chat.title;
   const first = Object.values(chat.messages).find(message => message.role === "user");
-  const line = (first?.text ?? "").trim().replace(/\s+/g, " ");
+  const said = first?.text || first?.files?.[0].name || "";
+  const line = said.trim().replace(/\s+/g, " ");
   return line.length > 60 ? `${line.slice(0, 59)}…` : line || "New chat";
 }
 

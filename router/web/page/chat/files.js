@@ -1,6 +1,6 @@
 // Chats as files: JSON, which comes back as it was, and Markdown, which people read.
 
-import { inWords, newId, path, titleOf } from "./conversation.js";
+import { contentOf, fenced, inWords, newId, path, titleOf } from "./conversation.js";
 
 const FORMAT = "tandem-chats";
 const MAX_BYTES = 50_000_000;
@@ -13,25 +13,25 @@ export function toJson(chats) {
 export function toMarkdown(chat) {
   const parts = [`# ${titleOf(chat)}`];
   if (chat.system.trim()) parts.push("## System", chat.system);
-  for (const { role, reasoning, text, calls, ran, decisions } of path(chat)) {
+  for (const message of path(chat)) {
+    const { role, reasoning, calls, ran, decisions } = message;
     if (role === "approval") {
       parts.push(inWords(decisions));
       continue;
     }
     parts.push(`## ${role[0].toUpperCase()}${role.slice(1)}`);
     if (reasoning) parts.push(reasoning.replace(/^/gm, "> "));
-    if (text) parts.push(text);
+    const content = contentOf(message);
+    if (content) parts.push(content);
     for (const call of [...(ran ?? []), ...(calls ?? [])]) parts.push(asCode(call));
   }
   return parts.join("\n\n") + "\n";
 }
 
-/** A call, with its result if the router has run it; the fence is longer than any in the text. */
+/** A call, with its result if the router has run it. */
 function asCode({ server, name, text, output }) {
-  const lines = [`${server ? `${server}: ` : ""}${name} ${text}`, ...(output ? [output] : [])].join("\n");
-  const longest = Math.max(2, ...(lines.match(/`+/g) ?? []).map(run => run.length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${lines}\n${fence}`;
+  const lines = [`${server ? `${server}: ` : ""}${name} ${text}`, ...(output ? [output] : [])];
+  return fenced(lines.join("\n"));
 }
 
 /** A name for a file of this chat. */
@@ -75,13 +75,16 @@ function imported(given) {
     .filter(([parent, id]) => id && messages[id].parent === parent);
   return { id: newId(), title: textOf(given.title), created: timeOf(given.created),
            updated: timeOf(given.updated), system: textOf(given.system), model: textOf(given.model),
-           sampling: objectOf(given.sampling), messages, chosen: Object.fromEntries(chosen) };
+           begins: ids.get(textOf(given.begins)) ?? "", sampling: objectOf(given.sampling), messages, chosen: Object.fromEntries(chosen) };
 }
 
 function cleaned(message, id, parent) {
   const { role, stats } = message;
   const made = { id, parent, role, text: textOf(message.text), at: timeOf(message.at) };
   if (message.reasoning) made.reasoning = textOf(message.reasoning);
+  if (Array.isArray(message.files) && message.files.length) {
+    made.files = message.files.map(file => ({ name: textOf(file?.name), text: textOf(file?.text) }));
+  }
   if (message.callId) made.callId = textOf(message.callId);
   if (role === "tool") made.name = textOf(message.name);
   if (Array.isArray(message.calls)) {

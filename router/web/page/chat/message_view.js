@@ -2,6 +2,7 @@
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
 import { MarkdownView } from "../markdown/render.js";
+import { filesBox } from "./attachments.js";
 import { CallsView, decisionBox, resultBox } from "./calls_view.js";
 
 const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
@@ -12,8 +13,7 @@ const NOTES = {
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` has the functions edit, again, choose, retry, stop, giveResults, decide and siblings of
- * the chat. */
+/** `actions` is the chat: what can be done with a message, and its siblings. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -46,8 +46,8 @@ export class MessageView {
     const { message } = this;
     this.node.classList.toggle("running", !!this.running);
     if (message.role === "user") {
-      const text = el("div", { class: "bubble" }, message.text);
-      this.node.replaceChildren(text, this.showBar());
+      const text = message.text ? [el("div", { class: "bubble" }, message.text)] : [];
+      this.node.replaceChildren(...filesBox(message.files ?? []), ...text, this.showBar());
       return;
     }
     const box = { tool: resultBox, approval: decisionBox }[message.role];
@@ -71,6 +71,7 @@ export class MessageView {
     if (this.isLast === isLast) return;
     this.isLast = isLast;
     this.showCalls();
+    if (this.message.role === "assistant") this.showNotes();
   }
 
   /** Results of calls are awaited where nothing follows. */
@@ -86,18 +87,35 @@ export class MessageView {
                     el("i"), el("i"), el("i")));
     }
     const note = this.running ? "" : NOTES[ended];
-    if (note) notes.push(el("p", { class: "note" }, note));
+    if (note) notes.push(el("p", { class: "note" }, note, this.buttonToContinue()));
     if (error && !this.running) notes.push(this.errorBox(error));
     this.notes.replaceChildren(...notes);
   }
 
-  errorBox({ message, status, until }) {
-    const retry = el("button", { type: "button", onclick: () => this.actions.retry(this.message) },
-                     "Try again");
-    const box = el("div", { class: "error", role: "alert" },
-                   el("p", {}, el("strong", {}, headOf(status)), " ", message), retry);
+  errorBox({ message, status, code, until }) {
+    const retry = el("button", { type: "button", onclick: () => this.actions.retry(this.message) });
     countDown(retry, until);
-    return box;
+    const tooLong = code === "context_length_exceeded" && this.actions.canShorten(this.message);
+    const buttons = tooLong ? [this.buttonToShorten()] : [this.buttonToContinue(), retry];
+    return el("div", { class: "error", role: "alert" },
+              el("p", {}, el("strong", {}, headOf(status)), " ", message),
+              el("span", { class: "buttons" }, buttons));
+  }
+
+  buttonToShorten() {
+    const onclick = async ({ target }) => {
+      target.disabled = true;
+      await this.actions.shorten(this.message);
+      target.disabled = false;
+    };
+    return el("button", { type: "button", onclick }, "Answer without the oldest messages");
+  }
+
+  /** Null where the model cannot go on. */
+  buttonToContinue() {
+    if (!this.isLast || !this.actions.canContinue(this.message)) return null;
+    return el("button", { type: "button", class: "quiet",
+                          onclick: () => this.actions.goOn(this.message) }, "Continue");
   }
 
   showBar() {

@@ -2,6 +2,7 @@
 // events as those of chats.
 
 import { ServerError } from "../server.js";
+import { contentOf } from "./conversation.js";
 
 /** The body of a request for a response below the messages of a chat's `path`, from that of a chat. */
 export function responseBody(path, instructions, chatBody) {
@@ -21,10 +22,12 @@ const asked = tool => (tool.type === "mcp" ? { ...tool, require_approval: "alway
 const formatOf = ({ type, json_schema }) => ({ type, ...json_schema });
 
 /** The items that a message stands for, in the order in which they came. */
-function itemsOf({ role, text, ran = [], calls = [], approvals = [], decisions = [], callId }) {
+function itemsOf(item) {
+  const { role, text, ran = [], calls = [], approvals = [], decisions = [], callId } = item;
   if (role === "tool") return [{ type: "function_call_output", call_id: callId, output: text }];
   if (role === "approval") return decisions.map(decisionItem);
-  const message = text ? [{ type: "message", role, content: text }] : [];
+  const content = contentOf(item);
+  const message = content ? [{ type: "message", role, content }] : [];
   return [...ran.filter(call => call.server).map(ranItem), ...message, ...calls.map(callItem),
           ...approvals.map(approvalItem)];
 }

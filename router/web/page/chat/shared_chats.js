@@ -24,8 +24,8 @@ export class SharedChats {
   takeIn(chat, kept) {
     const { view } = this;
     merge(chat, kept);
-    const { title, system, sampling, model } = kept;
-    Object.assign(chat, { title, system, sampling, model });
+    const { title, system, sampling, model, begins } = kept;
+    Object.assign(chat, { title, system, sampling, model, begins });
     if (chat !== view.chat) return;
     this.takeTold(chat);
     for (const shown of view.views.values()) shown.refresh();

@@ -1,7 +1,7 @@
 // The cluster at work, asked of the router twice a second while it is shown.
 
 import { el } from "../dom.js";
-import { request } from "../server.js";
+import { LOST, request } from "../server.js";
 import { NodeMap } from "./nodes.js";
 import { Series, Spark } from "./spark.js";
 import { Streams } from "./streams.js";
@@ -64,7 +64,7 @@ export class ClusterView {
   }
 
   recentPanel() {
-    const names = ["Prompt", "From", "To", "Took", "State"];
+    const names = ["Prompt", "From", "To", "Time", "State"];
     const head = el("thead", {}, el("tr", {}, names.map(name => el("th", { scope: "col" }, name))));
     return el("section", { class: "panel", "aria-labelledby": "recent" },
               el("h2", { id: "recent" }, "Prompts that moved"),
@@ -120,11 +120,20 @@ export class ClusterView {
     try {
       const signal = AbortSignal.timeout(PATIENCE_MS);
       this.take(await (await request("cluster/state", { signal })).json());
-      this.problem.hidden = true;
+      this.showAway("");
     } catch (error) {
-      this.problem.textContent = `${error.message} Trying again.`;
-      this.problem.hidden = false;
+      this.showAway(error.message === LOST || !error.status ? "The server does not answer." :
+        error.message);
     }
+  }
+
+  /** Say why there is no news, and grey out what was shown last; empty if there is some. */
+  showAway(why) {
+    this.node.classList.toggle("away", !!why);
+    this.problem.hidden = !why;
+    if (!why) return;
+    const old = this.at ? `What is shown is ${Math.round((performance.now() - this.at) / 1000)} s old. ` : "";
+    this.problem.textContent = `${why} ${old}Trying again.`;
   }
 
   take(state) {

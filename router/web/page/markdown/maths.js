@@ -7,6 +7,7 @@ import { ACCENTS, DELIMITERS, FONTS, FUNCTIONS, LARGE, SPACES, SYMBOLS } from ".
 const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
 const LONGEST = 5_000;
 const DEEPEST = 40;
+const LOW = 1.3;  // how much higher its row is than a fence that is stretched
 const TOKEN = /\\(?:[a-zA-Z]+\*?|[^])|\s+|[^]/gu;
 const ENVIRONMENTS = {
   matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"],
@@ -21,12 +22,25 @@ export function mathsOf(source, display) {
   try {
     if (text.length > LONGEST) throw new UnknownMaths("too long");
     const row = new Formula(text).whole();
-    return mathml("math", { display: display ? "block" : "inline", "aria-label": text }, row);
+    const node = mathml("math", { display: display ? "block" : "inline", "aria-label": text }, row);
+    requestAnimationFrame(() => stretchFences(node));
+    return node;
   } catch (error) {
     if (!(error instanceof UnknownMaths)) throw error;
     return el("code", { class: "tex" }, text);
   }
 }
+
+/** Make fences as high as what they enclose where the browser has not: only fonts for mathematics have
+ * their parts. */
+function stretchFences(node) {
+  for (const sign of node.querySelectorAll("mo[fence]")) {
+    const ratio = heightOf(sign.parentNode) / heightOf(sign);
+    if (ratio > LOW) sign.style.transform = `scaleY(${ratio.toFixed(2)})`;
+  }
+}
+
+const heightOf = node => node.getBoundingClientRect().height;
 
 class UnknownMaths extends Error {}
 
@@ -172,7 +186,8 @@ class Formula {
       case "not": return this.negated();
       case "displaystyle": case "textstyle": case "limits": case "nolimits": case "nonumber":
         return mathml("mrow", {});
-      case "tag": return mathml("mtext", {}, `  (${this.rawArgument()})`);
+      case "tag": return mathml("mrow", {}, mathml("mspace", { width: "2em" }),
+                                mathml("mtext", {}, `(${this.rawArgument()})`));
       case "pmod": return mathml("mrow", {}, operator("("), mathml("mi", {}, "mod"),
                                  mathml("mspace", { width: "0.3em" }), this.argument(),
                                  operator(")"));

@@ -1,0 +1,71 @@
+// Files that go with a message: texts, which the model reads below what was typed.
+
+import { announce, el, iconButton } from "../dom.js";
+
+// Characters of all files of a message: far more than any context has.
+const MOST_CHARACTERS = 2_000_000;
+const NAMES = { image: "an image", audio: "audio", video: "a video" };
+
+export class Attachments {
+  /** `warn` gets what is wrong with a file, in words. */
+  constructor(warn) {
+    this.warn = warn;
+    this.files = [];
+    this.input = el("input", { type: "file", multiple: true, hidden: true,
+                               onchange: () => this.add([...this.input.files]) });
+    this.button = iconButton("attach", "Attach text files", () => this.input.click());
+    this.list = el("ul", { class: "attached", "aria-label": "Attached files", hidden: true });
+  }
+
+  /** Add files, each unless it is not text, or too much. */
+  async add(files) {
+    this.input.value = "";
+    for (const file of files) {
+      try {
+        this.set([...this.files, await read(file, MOST_CHARACTERS - size(this.files))]);
+        announce(`Attached ${file.name}`);
+      } catch (error) {
+        this.warn(error.message);
+      }
+    }
+  }
+
+  set(files) {
+    this.files = files;
+    this.list.hidden = !files.length;
+    this.list.replaceChildren(...files.map(file => el("li", {}, labelOf(file),
+      iconButton("close", `Remove ${file.name}`,
+                 () => this.set(this.files.filter(other => other !== file))))));
+  }
+}
+
+const size = files => files.reduce((sum, { text }) => sum + text.length, 0);
+
+async function read(file, room) {
+  const kind = file.type === "application/pdf" ? "a PDF" : NAMES[file.type.split("/")[0]];
+  if (kind) throw new Error(`${file.name} is ${kind}; only text files can be attached.`);
+  // A character of UTF-8 has at most three bytes where JavaScript counts one.
+  if (file.size > 3 * room) throw tooMuch(file);
+  let text;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+  } catch {
+    throw new Error(`${file.name} is not a text file in UTF-8.`);
+  }
+  if (text.includes("\0")) throw new Error(`${file.name} is not a text file.`);
+  if (text.length > room) throw tooMuch(file);
+  return { name: file.name, text };
+}
+
+function tooMuch({ name }) {
+  const most = MOST_CHARACTERS.toLocaleString("en");
+  return new Error(`${name} is too large: the files of a message may have ${most} characters.`);
+}
+
+const labelOf = ({ name, text }) => `${name}, ${text.length.toLocaleString("en")} characters`;
+
+/** The files of a message that was sent. */
+export function filesBox(files) {
+  return files.map(file => el("details", { class: "call" }, el("summary", {}, labelOf(file)),
+                              el("pre", { tabindex: "0" }, file.text)));
+}
