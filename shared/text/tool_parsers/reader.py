@@ -44,6 +44,7 @@ class Reader:
         self.verbatim = False  # reading text that only the end of the output ends
         self.thinking = False  # reading text of the reasoning
         self.new_id = new_call_id
+        self.call_ids: set[str] = set()  # that the model has given
         self._parallel = parallel
         self._stray = stray
         self._found: list[TextDelta] = []
@@ -93,6 +94,9 @@ class Reader:
         self.marked = True
         self._space.clear()
         self.recognised()
+        if call_id in self.call_ids:
+            call_id = ""
+        self.call_ids.add(call_id)
         if self._reports_call:
             call = CallDelta(self.calls - 1, call_id or self.new_id(), name)
             self._find(TextDelta(calls=(call,)))

@@ -85,9 +85,7 @@ class SchemaTypes:
     def _of_property(self, schema: Any, name: str, seen: set[str], depth: int) -> Types | None:
         if not isinstance(schema, Mapping) or not depth:
             return None
-        properties, others = schema.get("properties"), schema.get("additionalProperties")
-        own = properties.get(name, others) if isinstance(properties, Mapping) else others
-        said = [self._of(own, depth - 1)]
+        said = [self._of_own_property(schema, name, depth)]
         said += [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, "allOf")]
         for word in _ANY_OF:
             each = [self._of_property(part, name, seen, depth - 1) for part in _parts(schema, word)]
@@ -99,6 +97,17 @@ class SchemaTypes:
             target = self.resolved(reference)
             said.append(self._of_property(target, name, seen, depth - 1))
         return _common(said)
+
+    def _of_own_property(self, schema: Mapping[str, Any], name: str, depth: int) -> Types | None:
+        """By ``properties``, or what the schema has for others. Patterns come from clients and are
+        not searched for: any of them may match."""
+        properties, patterns = schema.get("properties"), schema.get("patternProperties")
+        if isinstance(properties, Mapping) and name in properties:
+            return self._of(properties[name], depth - 1)
+        others = list(patterns.values()) if isinstance(patterns, Mapping) else []
+        if isinstance(schema.get("additionalProperties"), Mapping):
+            others.append(schema["additionalProperties"])
+        return self._of_any(others, depth)
 
 
 def fits(value: Any, types: Types) -> bool:

@@ -194,6 +194,14 @@ OUTPUTS = (
         ids=("functions.get_weather:3", "functions.now:4"),
     ),
     Recorded(
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_call_begin|>functions.now:0"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        [NOW, NOW],
+        ids=("functions.now:0", "functions.now:1"),
+    ),
+    Recorded(
         "openai",
         "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary"
         "<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather "

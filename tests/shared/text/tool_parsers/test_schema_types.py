@@ -107,7 +107,9 @@ SCHEMAS: tuple[tuple[dict[str, Any], str, Any], ...] = (
 
 
 @pytest.mark.parametrize("parser", ["glm45", "qwen3_xml"])
-@pytest.mark.parametrize("way", ["properties", "allOf", "additionalProperties"])
+@pytest.mark.parametrize(
+    "way", ["properties", "allOf", "additionalProperties", "patternProperties"]
+)
 def test_texts_are_values_of_their_types(parser: str, way: str) -> None:
     for schema, text, value in SCHEMAS:
         own = {"x": schema}
@@ -115,6 +117,7 @@ def test_texts_are_values_of_their_types(parser: str, way: str) -> None:
             "properties": own,
             "allOf": [{"properties": own}],
             "additionalProperties": schema,
+            "patternProperties": {"^x": schema},
         }
         definitions = {"color": {"enum": ["red", "5"]}, "place": OBJECT}
         root: dict[str, Any] = {way: ways[way], "$defs": definitions}
