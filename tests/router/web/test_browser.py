@@ -133,7 +133,7 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
     ("status", "shown"),
     [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
 )
-async def test_errors_can_be_tried_again(t: Tab, status: int, shown: str) -> None:
+async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, shown: str) -> None:
     async def fail_once(route: Any) -> None:
         if failed.is_set():
             await route.continue_()
@@ -152,6 +152,11 @@ async def test_errors_can_be_tried_again(t: Tab, status: int, shown: str) -> Non
     await t.click(".error button:enabled")
     assert await t.answer() == "hello world"
     assert await t.page.locator("article.assistant").count() == 1
+    goes_on(c, asyncio.Event())
+    failed.clear()
+    await t.send("hi again")
+    await t.click(".error button:enabled")
+    await t.has("article.assistant.running .markdown:has-text('goes on')")
 
 
 async def test_an_answer_that_ended_early_is_continued(t: Tab, c: Cluster) -> None:

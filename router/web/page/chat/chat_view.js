@@ -154,12 +154,10 @@ export class ChatView {
   }
 
   viewOf(message) {
-    if (!this.views.has(message.id)) {
-      const view = new MessageView(message, this);
-      view.state = this.stateOf(message);
-      this.views.set(message.id, view);
-    }
-    return this.views.get(message.id);
+    if (!this.views.has(message.id)) this.views.set(message.id, new MessageView(message, this));
+    const view = this.views.get(message.id);
+    view.state = this.stateOf(message);
+    return view;
   }
 
   /** Where a message is being generated; empty if it is not. */
