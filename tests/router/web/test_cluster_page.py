@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.support import Cluster, admitted, cluster, finished, tokens_event, usage
-from tandem.tests.router.web.browser import axe_source, browser, playwright, tab, violations
+from tandem.tests.router.web.browser import axe_source, playwright, tab, violations
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,9 +57,11 @@ async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     ],
     ids=["desktop", "phone"],
 )
-async def test_the_page_moves_when_kv_moves(c: Cluster, device: dict[str, Any]) -> None:
+async def test_the_page_moves_when_kv_moves(
+    chromium: Any, c: Cluster, device: dict[str, Any]
+) -> None:
     c.node.script = held = HeldPrefill(c)
-    async with browser() as chromium, tab(chromium, c, **device) as t:
+    async with tab(chromium, c, **device) as t:
         await t.load("/cluster")
         await t.has(".prefill .card:has-text('prefill-0') .state:has-text('ready')")
         await t.has(".decode .card:has-text('decode-0')")
@@ -83,8 +85,8 @@ async def test_the_page_moves_when_kv_moves(c: Cluster, device: dict[str, Any]) 
         await t.has(".streams b:has-text('ended')")
 
 
-async def test_what_is_shown_turns_grey_while_the_server_is_away(c: Cluster) -> None:
-    async with browser() as chromium, tab(chromium, c) as t:
+async def test_what_is_shown_turns_grey_while_the_server_is_away(chromium: Any, c: Cluster) -> None:
+    async with tab(chromium, c) as t:
         await t.load("/cluster")
         await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")
         away = asyncio.Event()
@@ -98,13 +100,14 @@ async def test_what_is_shown_turns_grey_while_the_server_is_away(c: Cluster) -> 
         await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")
 
 
-async def test_the_long_prompt_is_one_that_takes_a_few_seconds(tmp_path: Path) -> None:
-    playwright()
+async def test_the_long_prompt_is_one_that_takes_a_few_seconds(
+    chromium: Any, tmp_path: Path
+) -> None:
     async with cluster(tmp_path, context=9000) as c:
         await c.add("prefill-0", role=pb.ROLE_PREFILL)
         lengths = "select[aria-label='Tokens of the long prompt']"
         chosen = f"{lengths} option:checked"
-        async with browser() as chromium, tab(chromium, c) as t:
+        async with tab(chromium, c) as t:
             await t.load("/cluster")
             await t.page.wait_for_selector(f"{chosen}[value='1000']", state="attached")
             assert await t.page.locator(chosen).inner_text() == "1,000 tokens"
@@ -119,11 +122,11 @@ async def test_the_long_prompt_is_one_that_takes_a_few_seconds(tmp_path: Path) -
             assert await t.page.locator(chosen).inner_text() == "500 tokens, under 1 s"
 
 
-async def test_axe_finds_nothing_on_the_cluster_page(c: Cluster, tmp_path: Path) -> None:
+async def test_axe_finds_nothing_on_the_cluster_page(chromium: Any, c: Cluster) -> None:
     axe = axe_source()
     c.node.script = held = HeldPrefill(c)
     for scheme in ("light", "dark"):
-        async with browser() as chromium, tab(chromium, c, color_scheme=scheme) as t:
+        async with tab(chromium, c, color_scheme=scheme) as t:
             await t.load("/cluster")
             await t.click("button:has-text('Send a long prompt')")
             await t.page.wait_for_selector(".lines path.moving", state="attached")
