@@ -47,7 +47,7 @@ class ModelCard(BaseModel):
     root: str
     parent: None = None
     max_model_len: int
-    default_sampling_params: dict[str, float]
+    default_sampling_params: dict[str, int | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ServedModel:
             default_sampling_params=self._default_parameters(),
         )
 
-    def _default_parameters(self) -> dict[str, float]:
+    def _default_parameters(self) -> dict[str, int | float]:
         own = self.defaults.parameters
         made = {name: own.get(name, value) for name, value in NEUTRAL.items()}
         most = self.defaults.max_tokens or self.defaults.limit
