@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..errors import ModelError
-from .no_effect import SUPPORTED, has_no_effect
+from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     LinearScaling,
     Llama3Scaling,
@@ -18,6 +18,11 @@ from .spec import (
 
 # The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
+# An embedding model that is supported, for those who ask for an encoder.
+EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
+_CAUSAL_ONLY = (
+    f": each token attends to those before it only; for embeddings use such a model as {EMBEDDER}"
+)
 # Kinds of attention in ``layer_types``.
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -130,7 +135,10 @@ class Config:
         ]
         for key in unknown:
             if key in SUPPORTED:
-                raise self.refusal(key, self.values[key], repr(SUPPORTED[key]))
+                supported = repr(SUPPORTED[key])
+                if key in DIRECTION:
+                    supported += _CAUSAL_ONLY
+                raise self.refusal(key, self.values[key], supported)
         if unknown:
             listed = ", ".join(f"{key} ({self.values[key]!r:.100})" for key in unknown)
             raise ModelError(
@@ -159,19 +167,35 @@ def read_max_position(config: Config) -> int:
     return config.integer(key)
 
 
-def read_rope(config: Config, head_dim: int, *, partial: bool = False) -> RopeSpec:
+def read_rope(
+    config: Config, head_dim: int, *, partial: bool = False, theta: float = 10000.0
+) -> RopeSpec:
     """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``.
 
-    ``partial`` allows heads of which only a part is rotated.
+    ``partial`` allows heads of which only a part is rotated; ``theta`` is the family's default.
     """
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+    key = "rope_parameters" if newer else "rope_scaling"
     values = config.get(key, {})
-    config.get("rope_scaling")
+    if newer and older and _without_theta(newer) != _without_theta(older):
+        raise config.refusal(
+            "rope_scaling", older, "none beside rope_parameters; enter it there instead"
+        )
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.refusal(key, values, "one flat table for all layers")
-    theta = config.number("rope_theta", 10000.0)
+    theta = config.number("rope_theta", theta)
     part = _rotated_part(config, partial, 1.0)
     return read_rope_table(config, key, values, head_dim, theta=theta, partial=partial, part=part)
+
+
+def _without_theta(table: Any) -> Any:
+    """A table of rope without what may stand beside it, and with the newer name of its kind."""
+    if not isinstance(table, dict):
+        return table
+    made = {key: value for key, value in table.items() if value is not None}
+    made.pop("rope_theta", None)
+    kind = made.pop("type", "default")
+    return {"rope_type": kind, **made}
 
 
 def read_rope_table(
@@ -273,9 +297,9 @@ def _mscale(rope: Config, factor: float, key: str) -> float | None:
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
-def read_window(config: Config, default: int = 0) -> int | None:
-    """``sliding_window``; null and zero mean the default, and a default of zero means none."""
-    return config.count("sliding_window", default) or None
+def read_window(config: Config) -> int | None:
+    """``sliding_window``; null and zero mean none."""
+    return config.count("sliding_window", 0) or None
 
 
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:

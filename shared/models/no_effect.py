@@ -8,8 +8,9 @@ import re
 _DESCRIPTION = (
     "add_bos_token add_eos_token additional_special_tokens architectures attn_implementation "
     "auto_map base_model base_model_name_or_path bos_token chat_template cls_token "
-    "custom_pipelines eos_token finetuning_task is_llama_config language library_name license "
-    "mask_token max_seq_len max_seq_length max_sequence_length model_max_length model_name "
+    "custom_pipelines eos_token finetuning_task is_llama_config is_matryoshka language "
+    "library_name license mask_token matryoshka_dimensions max_seq_len max_seq_length "
+    "max_sequence_length model_max_length model_name "
     "model_type n_ctx n_positions pad_token padding_side pipeline_tag sep_token seq_length tags "
     "tokenizer_class tokenizer_model_max_length tokenizer_padding_side tokenizer_type "
     "transformers.js_config transformers_version transformers_weights truncation_side "
@@ -25,38 +26,46 @@ _TRAINING = (
 # Defaults of transformers' generation and of its classes; older versions wrote all of them.
 _TRANSFORMERS = (
     "bad_words_ids begin_suppress_tokens cache_implementation chunk_size_feed_forward "
-    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
-    "exponential_decay_length_penalty id2label is_decoder label2id length_penalty logits_to_keep "
-    "max_length max_new_tokens max_window_layers min_length no_repeat_ngram_size num_beam_groups "
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size epsilon_cutoff "
+    "eta_cutoff exponential_decay_length_penalty guidance_scale id2label is_decoder label2id "
+    "length_penalty logits_to_keep low_memory max_length max_new_tokens max_time "
+    "max_window_layers min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups "
     "num_beams num_labels num_logits_to_keep num_return_sequences output_attentions "
-    "output_hidden_states output_router_logits output_scores prefix problem_type "
-    "remove_invalid_values repetition_penalty return_dict return_dict_in_generate suppress_tokens "
-    "task_specific_params temperature tf_legacy_loss tie_encoder_decoder top_k top_p torchscript "
-    "typical_p use_cache"
+    "output_hidden_states output_router_logits output_scores penalty_alpha prefix problem_type "
+    "remove_invalid_values renormalize_logits repetition_penalty return_dict "
+    "return_dict_in_generate suppress_tokens task_specific_params temperature tf_legacy_loss "
+    "tie_encoder_decoder top_k top_p torchscript typical_p use_cache"
 )
 _NO_EFFECT = frozenset(f"{_DESCRIPTION} {_TRAINING} {_TRANSFORMERS}".split())
 # Features that none of the models has, or that they do not take from here, if these are off.
 _FEATURES = (
     "add_cross_attention alibi attention_bias attention_gate attention_sink attention_sinks "
-    "attn_output_gate bias bidirectional bidirectional_attention clip_qkv gated_attention "
-    "is_bidirectional is_encoder_decoder lm_head_bias mlp_bias norm_bias norm_topk_prob "
-    "parallel_attn parallel_residual qk_layernorm qk_norm qkv_bias rope_interleaved "
-    "rotary_interleaved scale_attn_by_inverse_layer_idx use_alibi use_attention_sinks use_bias "
-    "use_bidirectional use_bidirectional_attention use_gated_attention use_mrope "
-    "use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window "
-    "use_sliding_window_attention"
+    "attn_output_gate bias clip_qkv gated_attention is_encoder_decoder lm_head_bias mlp_bias "
+    "norm_bias norm_topk_prob parallel_attn parallel_residual qk_layernorm qk_norm qkv_bias "
+    "rope_interleaved rotary_interleaved scale_attn_by_inverse_layer_idx use_alibi "
+    "use_attention_sinks use_bias use_gated_attention use_mrope use_parallel_residual use_qk_norm "
+    "use_qkv_bias use_sliding_window use_sliding_window_attention"
 )
 _OFF = frozenset(_FEATURES.split())
 # What all models here do.
-_ON = (
-    "causal causal_attention causal_mask decoder_only gated_mlp is_causal is_decoder_only "
-    "pre_norm rms_norm rope scale_attn_weights unidirectional use_causal_mask use_gated_mlp "
-    "use_glu use_pre_norm use_rms_norm use_rmsnorm use_rope use_rotary use_rotary_embedding "
-    "use_rotary_embeddings"
+_CAUSAL = (
+    "causal causal_attention causal_mask decoder_only is_causal is_decoder_only unidirectional "
+    "use_causal_attention use_causal_mask"
 )
+_ON = (
+    "gated_mlp pre_norm rms_norm rope scale_attn_weights use_gated_mlp use_glu use_pre_norm "
+    "use_rms_norm use_rmsnorm use_rope use_rotary use_rotary_embedding use_rotary_embeddings"
+)
+_BIDIRECTIONAL = (
+    "bidirectional bidirectional_attention enable_bidirectional_attention is_bidirectional "
+    "is_encoder is_encoder_only prefix_lm use_bidirectional use_bidirectional_attention"
+)
+# Keys of attention to later tokens, as well.
+DIRECTION = frozenset(f"{_CAUSAL} {_BIDIRECTIONAL}".split())
 # The values that say what is done anyway, of keys that with any other one would be of other models.
 SUPPORTED: dict[str, object] = {
-    **dict.fromkeys(_ON.split(), True),
+    **dict.fromkeys(f"{_CAUSAL} {_ON}".split(), True),
+    **dict.fromkeys(_BIDIRECTIONAL.split(), False),
     "rope_ratio": 1,
     "rotary_pct": 1,
 }
@@ -83,7 +92,10 @@ def has_no_effect(key: str, value: object) -> bool:
     if key in _OFF:
         return not value
     about_else = key.startswith("_") or key.endswith("_token_id") or "dropout" in key
-    if key in _NO_EFFECT or about_else or _IMPLEMENTATION.search(key):
+    if key in _NO_EFFECT or about_else:
+        return True
+    # A number is rather a size.
+    if _IMPLEMENTATION.search(key) and (value is None or isinstance(value, (bool, str))):
         return True
     if value is None or value in ({}, [], ""):
         return not (_SWITCH.search(key) and _COMPUTATION.search(key))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
-from .config import Config
+from .config import EMBEDDER, Config
 from .families import (
     deepseek,
     gemma2,
@@ -84,8 +84,6 @@ _HEADLESS = {
     ): family
     for family in _FAMILIES
 }
-# An embedding model that is supported, for those who ask for an encoder.
-_EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
@@ -96,7 +94,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
         return known[wanted]
-    kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
+    kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=EMBEDDER)
     raise ModelError(
         f"{file}: architectures is {names!r} and model_type {model_type!r}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")

@@ -72,6 +72,7 @@ def read_dense(
     embedding_scale: float = 1.0,
     logit_soft_cap: float | None = None,
     tie_embeddings: bool = False,
+    norm_eps: float = 1e-6,
 ) -> DecoderSpec:
     """The spec of a decoder with grouped-query attention, given what sets its family apart.
 
@@ -95,6 +96,7 @@ def read_dense(
         embedding_scale=embedding_scale,
         logit_soft_cap=logit_soft_cap,
         tie_embeddings=tie_embeddings,
+        norm_eps=norm_eps,
     )
 
 
@@ -146,9 +148,10 @@ def read_decoder(
     embedding_scale: float = 1.0,
     logit_soft_cap: float | None = None,
     tie_embeddings: bool = False,
+    norm_eps: float = 1e-6,
 ) -> DecoderSpec:
-    """The spec around the layers. ``tie_embeddings`` is the family's default. Read last: keys that
-    nothing has read are rejected."""
+    """The spec around the layers. ``tie_embeddings`` and ``norm_eps`` are the family's defaults.
+    Read last: keys that nothing has read are rejected."""
     scaled = embedding_scale != 1
     for key in ("scale_embedding", "scale_embeddings"):
         config.one_of(key, (scaled,), scaled)
@@ -158,7 +161,7 @@ def read_decoder(
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        norm_eps=config.number("rms_norm_eps", 1e-6),
+        norm_eps=config.number("rms_norm_eps", norm_eps),
         tie_embeddings=config.flag("tie_word_embeddings", tie_embeddings),
         max_position=_context(read_max_position(config), layers),
         embedding_scale=embedding_scale,

@@ -3,7 +3,7 @@ after each half of a layer, and norm weights that are stored as their difference
 
 from __future__ import annotations
 
-from ..config import FULL, SLIDING, Config, read_layer_types, read_window
+from ..config import FULL, SLIDING, Config, read_layer_types
 from ..spec import Activation, DecoderSpec, DenseSpec, NormLayout
 from ..weight_names import AddOne, WeightNames
 from .dense import DENSE_WEIGHTS, read_attention, read_dense
@@ -27,8 +27,7 @@ WEIGHTS: WeightNames = {
 def read(config: Config) -> DecoderSpec:
     """Read a config. Scores are scaled by a number of the config instead of the head's width."""
     config.one_of("attention_bias", (False,), False)
-    config.one_of("use_bidirectional_attention", (False,), False)
-    layers, window = config.integer("num_hidden_layers"), read_window(config, default=4096)
+    layers, window = config.integer("num_hidden_layers"), config.integer("sliding_window", 4096)
     config.one_of("sliding_window_size", (window,), window)
     kinds = [FULL if index % 2 else SLIDING for index in range(layers)]
     kinds = read_layer_types(config, layers) or kinds

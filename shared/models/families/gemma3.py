@@ -3,7 +3,7 @@ over each head of q and k."""
 
 from __future__ import annotations
 
-from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table, read_window
+from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table
 from ..spec import DecoderSpec, NormLayout, RopeSpec
 from ..weight_names import AddOne, WeightNames
 from . import gemma2
@@ -19,13 +19,12 @@ _THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 def read(config: Config) -> DecoderSpec:
     """Read a config."""
     config.one_of("attention_bias", (False,), False)
-    config.one_of("use_bidirectional_attention", (False,), False)
-    kinds, window = _read_kinds(config), read_window(config, default=4096)
+    config.one_of("attn_logit_softcapping", (None,))  # not applied by every implementation
+    kinds, window = _read_kinds(config), config.integer("sliding_window", 4096)
     attention = read_attention(
         config,
         qk_norm=True,
         scale=gemma2.read_scale(config),
-        soft_cap=config.optional_number("attn_logit_softcapping"),
     )
     ropes = _read_ropes(config, attention.head_dim)
     return read_dense(

@@ -29,4 +29,4 @@ def read(config: Config) -> DecoderSpec:
     attention = read_attention(config)
     rope = read_rope(config, attention.head_dim, partial=True)
     windows = [read_window(config)] * layers
-    return read_dense(config, attention, windows=windows, ropes=[rope] * layers)
+    return read_dense(config, attention, windows=windows, ropes=[rope] * layers, norm_eps=1e-5)

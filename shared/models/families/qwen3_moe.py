@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from ..config import Config
+from ..config import FULL, Config, read_layer_types, read_window
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
 from ..weight_names import WeightNames, in_layers
 from . import qwen3
 from .dense import read_dense, read_mlp
-from .qwen2 import qwen_windows
 
 _EXPERT = {f"{part}_proj": f"mlp.experts.{{j}}.{part}" for part in ("gate", "up", "down")}
 WEIGHTS: WeightNames = (
@@ -19,7 +18,7 @@ def read(config: Config) -> DecoderSpec:
     """Read a config. Layers of ``mlp_only_layers``, and those skipped by ``decoder_sparse_step``,
     are dense."""
     config.one_of("shared_expert_intermediate_size", (0,), 0)
-    windows = qwen_windows(config)
+    windows = _read_windows(config)
     dense, experts = read_mlp(config), _read_experts(config)
     step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
     mlps = [
@@ -28,6 +27,19 @@ def read(config: Config) -> DecoderSpec:
     ]
     attention = qwen3.read_normed_attention(config)
     return read_dense(config, attention, windows=windows, mlps=mlps)
+
+
+def _read_windows(config: Config) -> list[int | None]:
+    """``sliding_window`` in all layers, only with ``use_sliding_window``."""
+    layers = config.integer("num_hidden_layers")
+    if not config.flag("use_sliding_window"):
+        config.get("sliding_window")
+        config.get("layer_types")
+        return [None] * layers
+    window, kinds = read_window(config), read_layer_types(config, layers)
+    if kinds is not None and FULL in kinds:
+        raise config.refusal("layer_types", kinds, "sliding_attention only, for this family")
+    return [window] * layers
 
 
 def _read_experts(config: Config) -> MoESpec:

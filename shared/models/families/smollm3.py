@@ -20,7 +20,7 @@ def read(config: Config) -> DecoderSpec:
     )
     if len(flags) != len(windows) or not set(flags) <= {0, 1}:
         raise config.refusal("no_rope_layers", flags, f"{len(windows)} zeros and ones")
-    rope = read_rope(config, attention.head_dim)
+    rope = read_rope(config, attention.head_dim, theta=2_000_000.0)
     mlp = read_mlp(config, bias=config.flag("mlp_bias"))
     return read_dense(
         config,
