@@ -45,7 +45,8 @@ MODEL_PREFIX = "model."
 # What an unknown tensor shows about its checkpoint, by its name.
 _SIGNS = (
     (
-        r"(^|\.)(base_model|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)(\.|$)|modules_to_save",
+        r"(^|\.)(base_model|base_layer|lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)(\.|$)"
+        r"|modules_to_save",
         "it belongs to an adapter: merge that into its base model (peft: merge_and_unload)",
     ),
     (

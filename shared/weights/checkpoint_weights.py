@@ -14,7 +14,7 @@ from ..models.parallel import WeightSlot
 from ..models.registry import Family
 from ..models.spec import AttentionSpec, DecoderSpec, MLASpec
 from ..models.weight_names import AddOne, Deinterleave, Target, layer_of, names_of
-from .origins import REMEDY, TensorOrigin, lacks_head, tensor_origins
+from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
 from .source import WeightSource
 
 # dtypes of numbers in checkpoints.
@@ -38,7 +38,7 @@ class CheckpointWeights:
     @property
     def has_head(self) -> bool:
         """False for a checkpoint that can embed but not generate."""
-        return not lacks_head(self._origins, self._spec)
+        return not lacks_head(self._origins, self._spec, self._source.path)
 
     def fill(self, part: LoadedPart) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
@@ -51,6 +51,8 @@ class CheckpointWeights:
             )
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
+        if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
+            self._check_tied(slots[EMBEDDING], self._origins.pop(HEAD).tensor)
         for name in slots:
             del self._origins[name]
 
@@ -75,6 +77,17 @@ class CheckpointWeights:
         if slot.end > slot.first:
             stored = self._read(origin.tensor, slot, slot.first + offset, slot.end + offset)
             slot.target.copy_(self._transformed(name, origin.target, stored))
+
+    def _check_tied(self, embedding: WeightSlot, head: str) -> None:
+        """Reject a head whose rows, those of this rank, are not those of the embedding."""
+        self._check(head, embedding.shape)
+        rows = self._read(head, embedding, embedding.first, embedding.end)
+        if not torch.equal(rows.to(embedding.target), embedding.target):
+            raise ModelError(
+                f"{self._source.path}: {head} is not the embedding, but tie_word_embeddings is "
+                f"true, or left out and true for this family: if the head was trained by itself, "
+                f"set tie_word_embeddings to false in config.json"
+            )
 
     def _check(self, tensor: str, expected: tuple[int, ...]) -> None:
         """Reject a tensor of another shape, or in a dtype that needs scales."""

@@ -74,4 +74,4 @@ def _check_tensors(source: WeightSource, spec: DecoderSpec) -> bool:
     family = family_of(config.values, config.file)
     known = source.weight_names(family)
     origins = tensor_origins(names, known, spec, source.path, family.more_layers)
-    return not lacks_head(origins, spec)
+    return not lacks_head(origins, spec, source.path)

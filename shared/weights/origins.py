@@ -17,7 +17,7 @@ from ..models.weight_names import (
 )
 
 # The parameter that only models have that can generate; a tied one is the embedding.
-HEAD = "head.weight"
+HEAD, EMBEDDING = "head.weight", "embed.weight"
 REMEDY = "configuration and weights do not belong together; download both again"
 
 
@@ -36,7 +36,8 @@ def tensor_origins(
     origin: object,
     more_layers: bool,
 ) -> dict[str, TensorOrigin]:
-    """The origin of each parameter. ``more_layers``: see ``Family``.
+    """The origin of each parameter, and of a head beside an embedding that it is tied to.
+    ``more_layers``: see ``Family``.
 
     Raises ``ModelError`` for a tensor that is unknown, or of a larger model.
     """
@@ -45,21 +46,28 @@ def tensor_origins(
         if more_layers and layer_of(tensor) >= len(spec.layers):
             continue
         target = target_of(tensor, names, origin)
-        if target == HEAD and spec.tie_embeddings:
-            continue  # whatever was saved beside the embedding
         for name in names_of(target):
             if name in origins or layer_of(name) >= len(spec.layers):
                 raise ModelError(f"{origin}: {tensor} has no place in this model: {REMEDY}")
             origins[name] = TensorOrigin(tensor, target)
+    # Of two tensors that are one, safetensors' save_model keeps the first by name.
+    if spec.tie_embeddings and HEAD in origins and EMBEDDING not in origins:
+        origins[EMBEDDING] = TensorOrigin(origins.pop(HEAD).tensor, EMBEDDING)
     return origins
 
 
-def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec) -> bool:
+def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: object) -> bool:
     """Return whether a checkpoint is that of a base model, which embeds and cannot generate.
 
-    One of a whole model with the embedding under its full name is rather damaged.
+    Raises ``ModelError`` for one of a whole model, with the embedding under its full name.
     """
     if spec.tie_embeddings or HEAD in origins:
         return False
-    embedding = origins.get("embed.weight")
-    return embedding is not None and not embedding.tensor.startswith(MODEL_PREFIX)
+    embedding = origins.get(EMBEDDING)
+    if embedding is not None and embedding.tensor.startswith(MODEL_PREFIX):
+        raise ModelError(
+            f"{origin} lacks lm_head.weight, and tie_word_embeddings is false, or left out and "
+            f"false for this family: if the head is the embedding, set tie_word_embeddings to "
+            f"true in config.json"
+        )
+    return embedding is not None

@@ -33,10 +33,15 @@ DENSE_WEIGHTS: WeightNames = {
     "model.layers.{i}.mlp.up_proj.weight": "layers.{i}.mlp.up.weight",
     "model.layers.{i}.mlp.down_proj.weight": "layers.{i}.mlp.down.weight",
     # Tables that follow from the config, which older versions of transformers saved.
-    "model.rotary_emb.inv_freq": None,
-    "model.layers.{i}.self_attn.rotary_emb.inv_freq": None,
-    "model.layers.{i}.self_attn.rotary_emb.cos_cached": None,
-    "model.layers.{i}.self_attn.rotary_emb.sin_cached": None,
+    **{
+        f"{place}.{table}": None
+        for place in (
+            "model.rotary_emb",
+            "model.rotary_emb_local",
+            "model.layers.{i}.self_attn.rotary_emb",
+        )
+        for table in ("inv_freq", "original_inv_freq", "cos_cached", "sin_cached")
+    },
 }
 
 QKV_BIAS: WeightNames = {

@@ -36,6 +36,25 @@ def test_what_all_models_do_cannot_be_off(key: str, value: object) -> None:
     assert spec_of(**{key: True}) == spec_of()
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Gemma2", "DeepseekV3"])
+def test_attention_to_later_tokens_is_refused_as_what_it_is(family: str) -> None:
+    causal = {"is_causal": False, "use_causal_mask": None, "unidirectional": 0}
+    both = {
+        "use_bidirectional_attention": True,
+        "is_bidirectional": 1,
+        "is_encoder": True,
+        "bidirectional": "all",
+        "prefix_lm": True,
+    }
+    for key, value in (causal | both).items():
+        supported = key in causal
+        with pytest.raises(ModelError, match=f"{key} is .*; supported: {supported}: each token .*"):
+            spec_of(**of(family), **{key: value})
+    for key in both:
+        for value in (False, None):
+            assert spec_of(**of(family), **{key: value}) == spec_of(**of(family))
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -76,6 +95,9 @@ def test_an_unknown_switch_for_a_part_of_every_model_is_refused_if_it_is_off(key
         ("Llama", "layer_types", FULL[1:]),
         ("Llama", "use_bidirectional_attention", True),
         ("Llama", "use_attention_switch", None),
+        ("Llama", "flash_attention_window", 1024),
+        ("Gemma2", "sliding_window", 0),
+        ("Gemma3", "attn_logit_softcapping", 50.0),
     ],
 )
 def test_a_value_that_changes_the_computation_is_refused(
@@ -119,6 +141,9 @@ def test_a_value_that_changes_the_computation_is_refused(
         ("activation_dropout", 0.1),
         ("layer_types", FULL),
         ("use_mtp", False),
+        ("is_matryoshka", True),
+        ("matryoshka_dimensions", [64, 128]),
+        ("min_p", 0.1),
     ],
 )
 def test_a_key_without_effect_is_accepted(key: str, value: object) -> None:

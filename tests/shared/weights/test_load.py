@@ -140,6 +140,7 @@ def test_an_unknown_weight(folder: Path, name: str) -> None:
         ("model.multi_modal_projector.weight", "a model of images or audio around a text model"),
         ("base_model.model.model.norm.weight", "it belongs to an adapter: merge that"),
         ("model.layers.0.self_attn.q_proj.lora_A.weight", "it belongs to an adapter: merge that"),
+        ("model.layers.0.mlp.up_proj.base_layer.weight", "it belongs to an adapter: merge that"),
         ("_orig_mod.model.norm.weight", "a training framework has left a prefix"),
         ("module.model.norm.weight", "a training framework has left a prefix"),
         ("mtp.layers.0.input_layernorm.weight", "it predicts further tokens"),
@@ -158,7 +159,10 @@ def test_an_unknown_weight_has_a_likely_cause(name: str, cause: str) -> None:
 
 
 def test_tables_of_rope_that_were_saved_are_ignored(folder: Path) -> None:
-    tables = ("rotary_emb.inv_freq", "layers.1.self_attn.rotary_emb.inv_freq")
+    tables = (
+        *("rotary_emb.inv_freq", "layers.1.self_attn.rotary_emb.inv_freq"),
+        *("rotary_emb.cos_cached", "rotary_emb_local.original_inv_freq"),
+    )
     change_weights(folder, {f"model.{name}": torch.zeros(4) for name in tables})
     change_weights(folder, {"model.layers.0.self_attn.rotary_emb.cos_cached": torch.zeros(4, 4)})
     assert load_model(folder)
@@ -180,7 +184,7 @@ def test_names_of_a_base_model(folder: Path) -> None:
 
 def test_a_head_that_is_missing_among_whole_names_is_a_damage(folder: Path) -> None:
     change_weights(folder, drop="lm_head.weight")
-    assert "lacks 1 weights (head.weight)" in refusal(folder)
+    assert "lacks lm_head.weight, and tie_word_embeddings is false, or left out" in refusal(folder)
 
 
 def test_weights_of_a_larger_model(folder: Path) -> None:
@@ -204,12 +208,36 @@ def test_quantised_weights_that_the_config_does_not_mention(
     assert f"{name} is saved in" in refusal(folder)
 
 
-def test_a_tied_head_that_was_saved_too_is_ignored(root: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_models.cached("llama", root), tmp_path / "tied"))
-    change_weights(folder, {"lm_head.weight": torch.zeros(512, 64)})
-    model = load_model(folder)
+@pytest.fixture
+def tied(root: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_models.cached("llama", root), tmp_path / "tied"))
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def test_a_tied_head_may_be_saved_too_or_alone(tied: Path) -> None:
+    """Alone is how safetensors' ``save_model`` writes two names of one tensor."""
+    table = load_file(tied / "model.safetensors")[EMBEDDING]
+    change_weights(tied, {"lm_head.weight": table.clone()})
+    model = load_model(tied)
     assert model.head is model.embed
-    assert embeddings(model).any()
+    change_weights(tied, drop=EMBEDDING)
+    assert torch.equal(embeddings(load_model(tied)), embeddings(model))
+
+
+@pytest.mark.parametrize("tp", [TensorParallel(), TensorParallel(1, 2)])
+def test_a_head_of_its_own_beside_a_tied_embedding_is_refused(
+    tied: Path, tp: TensorParallel
+) -> None:
+    """transformers 5 takes the head, its older versions the embedding."""
+    table = load_file(tied / "model.safetensors")[EMBEDDING]
+    table[-1] += 1  # in the part of the last rank
+    change_weights(tied, {"lm_head.weight": table})
+    told = refusal(tied, tp=tp)
+    assert "lm_head.weight is not the embedding, but tie_word_embeddings is true" in told
+    change_config(tied, tie_word_embeddings=False)
+    assert load_model(tied, tp=tp)
 
 
 def second_of_two(

@@ -122,7 +122,7 @@ def test_no_weights_are_downloaded_for_a_config_that_is_refused(
     assert hub.given and not hub.weights_given
 
 
-def without(files: dict[str, bytes], *names: str) -> dict[str, bytes]:
+def without(files: dict[str, Any], *names: str) -> dict[str, Any]:
     return {file: content for file, content in files.items() if file not in names}
 
 
@@ -134,11 +134,13 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
     weights = json.loads(files[INDEX])["weight_map"]
     shard = weights["model.norm.weight"]
     prefixed = {**weights, "language_model.model.norm.weight": shard}
+    headless = without(weights, "lm_head.weight")
     cases: list[tuple[dict[str, bytes], str]] = [
         (without(files, "tokenizer.json"), "tokenizer.json does not exist"),
         (without(files, INDEX), "which model.safetensors.index.json lists: download"),
         (without(files, shard), f"{NAME}/{shard} is missing, and model.safetensors.index.json"),
         (changed(files, INDEX, weight_map={}), "weight_map is missing or empty"),
+        (changed(files, INDEX, weight_map=headless), "lacks lm_head.weight, and tie_word_emb"),
         (changed(files, INDEX, weight_map=prefixed), "a text model: use a text-only checkpoint"),
         (
             changed(single, "hf_quant_config.json", quantization={"quant_algo": "FP8"}),
@@ -155,7 +157,7 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
         ({"model_index.json": b"{}"}, "a diffusion pipeline"),
         (
             {"m-Q4_K_M.gguf": b"x", "m-Q8_0.gguf": b"x"},
-            "hf download owner/case-12 m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.gguf",
+            "hf download owner/case-13 m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.gguf",
         ),
     ]
     for number, (content, words) in enumerate(cases):
@@ -249,7 +251,7 @@ def test_an_embedding_model_without_a_head_is_known_as_one(root: Path, tmp_path:
     weights = load_file(file)
     del weights["lm_head.weight"]
     save_file(weights, file)
-    assert obtain(str(folder)).generates  # rather a damaged one, which ranks will refuse
+    assert "lacks lm_head.weight, and tie_word_embeddings is false" in refusal(str(folder))
     save_file({name.removeprefix("model."): value for name, value in weights.items()}, file)
     assert not obtain(str(folder)).generates
     config = folder / "config.json"

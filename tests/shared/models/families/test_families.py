@@ -105,6 +105,35 @@ def test_both_spellings_of_rope_scaling() -> None:
     assert scaling_of(oldest) == LinearScaling(factor=2.0)
 
 
+def test_a_scaling_beside_another_one_is_refused() -> None:
+    """As model cards tell to enter one, into a config that transformers 5 has written."""
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 256}
+    newer = {"rope_type": "default", "rope_theta": 5e5}
+    with pytest.raises(ModelError, match=r"rope_scaling is .*; supported: none beside rope_param"):
+        spec_of(rope_parameters=newer, rope_scaling={"rope_type": "yarn", **yarn})
+    with pytest.raises(ModelError, match=r"rope_scaling is .*; supported: none beside rope_param"):
+        spec_of(rope_parameters=newer, rope_scaling={"type": "mrope"})
+    same = {"rope_type": "yarn", "rope_theta": 5e5, **yarn}
+    for beside in ({"type": "yarn", **yarn}, {}, None):
+        both = spec_of(rope_parameters=same, rope_scaling=beside)
+        assert both == spec_of(rope_parameters=same)
+
+
+def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
+    """By ``default_theta`` and ``rms_norm_eps`` of the families' configs there."""
+    for architecture in sorted(registry.FAMILIES):
+        if architecture.startswith("Deepseek"):
+            continue
+        theta = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6}.get(architecture, 1e4)
+        eps = 1e-5 if architecture == "Phi3ForCausalLM" else 1e-6
+        more = {"hidden_act": None, "num_hidden_layers": 6, "architectures": [architecture]}
+        if "Moe" in architecture:
+            more |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+        spec = spec_of(rms_norm_eps=None, **more)
+        ropes = [layer.rope for layer in spec.layers if layer.rope]
+        assert (spec.norm_eps, ropes[-1].theta) == (eps, theta), architecture
+
+
 def test_yarn_is_resolved_when_it_is_read() -> None:
     """The attention factor is the config's own, a quotient, or what the stretch alone asks for."""
     table = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64}
@@ -139,6 +168,22 @@ def test_windows_of_mistral_and_qwen() -> None:
     qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "max_window_layers": 3}
     assert windows(spec_of(**qwen, use_sliding_window=False)) == [None] * 4
     assert windows(spec_of(**qwen, use_sliding_window=True)) == [None, None, None, 8]
+
+
+def test_a_window_of_qwen3s_experts_is_in_all_layers() -> None:
+    """Unlike in the dense models, whatever ``max_window_layers`` and ``layer_types`` say."""
+    moe = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8,
+        "sliding_window": 8,
+        "max_window_layers": 3,
+    }
+    assert windows(spec_of(**moe)) == [None] * 4
+    assert windows(spec_of(**moe, use_sliding_window=True)) == [8] * 4
+    with pytest.raises(ModelError, match=r"layer_types is .*; supported: sliding_attention only"):
+        spec_of(**moe, use_sliding_window=True, layer_types=["full_attention"] * 4)
 
 
 def test_the_family_is_found_by_model_type_too() -> None:
