@@ -47,6 +47,10 @@ class Config:
         self._ignored = ignored
         self._read: set[str] = set()
 
+    def again(self) -> Config:
+        """The same config, of which nothing was read."""
+        return Config(self.values, self.file, self._ignored, self.max_model_len)
+
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
         return Config(values, f"{self.file}: {key}", self._ignored, self.max_model_len)

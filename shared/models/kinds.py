@@ -17,13 +17,18 @@ _OTHER_PARTS = {
     "audio": re.compile(r"^(audio|speech|whisper|codec|talker)(_|$)"),
 }
 _NAMES = {"vision": "a vision tower", "audio": "an audio part"}
-_VISION_NAME = re.compile(r"vl(_|for|moe|\d|$)|vision|llava|visual|image|ocr", re.IGNORECASE)
-_DRAFT = re.compile(r"eagle|medusa|speculator|nextn|mtp(model)?$", re.IGNORECASE)
-_ENCODER = re.compile(
-    r"bert|electra|mpnet|luke(for|model)|funnel|longformer|bigbird|canine|ernie(for|model|$)"
-    r"|^new(model|for)",
+_VISION_NAME = re.compile(
+    r"vl(_|for|moe|\d|$)|vision|llava|visual|image|ocr|pixtral|molmo|florence|paligemma|idefics"
+    r"|mllama|fuyu|^col(qwen|pali|idefics|smol)",
     re.IGNORECASE,
 )
+_DRAFT = re.compile(r"eagle|medusa|speculator|draft|nextn|mtp(model)?$", re.IGNORECASE)
+_ENCODER = re.compile(
+    r"bert|electra|mpnet|luke(for|model)|funnel|longformer|bigbird|canine|ernie(for|model|$)"
+    r"|^new(model|for)|^gte|roformer|^esm|^luke$|bidir|encoder(model|$)|mntp",
+    re.IGNORECASE,
+)
+_DIFFUSION = re.compile(r"llada|^dream|diffusion|sdar", re.IGNORECASE)
 _ENCODER_DECODER = re.compile(
     r"(?<!p)t5|bart(for|model|$)|marian|pegasus|m2m_?100|blenderbot"
     r"|prophetnet|^led(for|model|$)|whisper|speech_?to_?text|moonshine",
@@ -31,7 +36,7 @@ _ENCODER_DECODER = re.compile(
 )
 _AUDIO = re.compile(
     r"whisper|speech|wav2vec|hubert|wavlm|encodec|musicgen|^bark|^vits|audio|^clap|mimi(model|$)"
-    r"|moonshine|forctc",
+    r"|moonshine|forctc|tts(for|model|$)|^csm",
     re.IGNORECASE,
 )
 _IMAGES = re.compile(
@@ -68,21 +73,35 @@ def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -
         return "it is a model of audio; only text models are supported"
     if _IMAGES.search(name):
         return "it is a model of images; only text models are supported"
+    if _ENCODER.search(name) or (inside and _ENCODER.search(_name(inside))):
+        return (
+            "it is an encoder, which embeds or classifies texts and generates none; for embeddings "
+            f"use a decoder such as {embedder}"
+        )
     if inside is not None:
         return _wrapped(values, name, inside, served)
     if parts := _parts(values, name):
         return f"it is a text model with {parts}; use a text-only model instead"
     if _DRAFT.search(name):
         return "it drafts tokens for another model, and is none by itself; use that model"
-    if _ENCODER.search(name):
+    if _DIFFUSION.search(name):
         return (
-            "it is an encoder, which embeds or classifies texts and generates none; for embeddings "
-            f"use a decoder such as {embedder}"
+            "it fills in tokens in any order, by diffusion; only models that append are supported"
         )
     for suffix, does in _HEADS.items():
         if name.endswith(suffix):
             return f"it {does}, and cannot generate text; use the model that it was made from"
+    if name.endswith("ForConditionalGeneration"):
+        return "it takes images, audio or the output of an encoder; use a text-only decoder instead"
     return ""
+
+
+def kind_of_parts(values: dict[str, Any]) -> str:
+    """What a config under the name of a supported text model belongs to if it has tables of other
+    parts beside it; empty without."""
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    parts = _parts(tables, "")
+    return f"it is a text model with {parts}; use a text-only model instead" if parts else ""
 
 
 def _name(values: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from .families import (
     qwen3_moe,
     smollm3,
 )
-from .kinds import kind_of
+from .kinds import kind_of, kind_of_parts
 from .model_config import ModelConfig
 from .quantization import refuse_quantized
 from .spec import DecoderSpec
@@ -93,8 +93,11 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     known = {**_HEADLESS, **FAMILIES} if name else _BY_MODEL_TYPE
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
-        return known[wanted]
-    kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=EMBEDDER)
+        kind = kind_of_parts(values)
+        if not kind:
+            return known[wanted]
+    else:
+        kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=EMBEDDER)
     raise ModelError(
         f"{file}: architectures is {names!r} and model_type {model_type!r}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
@@ -115,5 +118,25 @@ def spec_of(
     family = family_of(config.values, config.file)
     refuse_quantized(values, family.unquantized)
     spec = family.read(values)
+    _check_model_type(family, config, spec, values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
+
+
+def _check_model_type(
+    family: Family, config: ModelConfig, spec: DecoderSpec, values: Config
+) -> None:
+    """Refuse a ``model_type``, which transformers goes by, of a family that computes otherwise."""
+    other = _BY_MODEL_TYPE.get(str(config.values.get("model_type")), family)
+    if other is family or "model_type" not in values.values:
+        return
+    try:
+        same = other.read(values.again()) == spec
+    except ModelError:
+        same = False
+    if not same:
+        raise ModelError(
+            f"{config.file}: architectures is {family.architecture}, but model_type is "
+            f"{other.model_type!r}, of {other.architecture}, which would compute something else; "
+            f"correct the wrong one, or add --ignore-config-keys model_type to go by architectures"
+        )

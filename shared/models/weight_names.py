@@ -75,6 +75,7 @@ _SIGNS = (
         r"(^|\.)(mtp|medusa|eagle|nextn|eh_proj|enorm|hnorm)\w*\.",
         "it predicts further tokens, which this family does not: use a checkpoint without it",
     ),
+    (r"^(fc|midlayer|d2t|t2d)(\.|$)", "it drafts tokens for another model: use that model"),
     (
         r"(^|\.)(score|classifier|v_head|value_head|reward_head|classification_head)\.",
         "it belongs to a head that classifies or scores texts instead of generating them",

@@ -8,6 +8,7 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.registry import FAMILIES, family_of
+from tandem.tests.shared.models.families.test_families import spec_of
 
 VISION = {"vision_config": {"hidden_size": 8}}
 ENCODER = "is an encoder, which embeds or classifies texts"
@@ -82,6 +83,24 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"architectures": ["DebertaV2ForSequenceClassification"]}, ENCODER),
         ({"architectures": ["NewModel"], "model_type": "new"}, ENCODER),
         ({"model_type": "electra"}, ENCODER),
+        ({"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec"}, ENCODER),
+        (
+            {"architectures": ["NVEmbedModel"], "text_config": {"model_type": "bidir_mistral"}},
+            ENCODER,
+        ),
+        ({"architectures": ["GteModel"]}, ENCODER),
+        ({"architectures": ["MistralBiForMNTP"], "model_type": "mistral"}, ENCODER),
+        ({"architectures": ["LLaDAModelLM"]}, "by diffusion; only models that append"),
+        (
+            {"architectures": ["PixtralForConditionalGeneration"], "model_type": "pixtral"},
+            "a text model with a vision tower; use a text-only model",
+        ),
+        ({"architectures": ["DiaForConditionalGeneration"]}, "use a text-only decoder instead"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **VISION},
+            "a text model with a vision tower .vision_config.",
+        ),
+        ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "it drafts tokens"),
         ({"architectures": ["T5ForConditionalGeneration"]}, "is an encoder-decoder; only decoders"),
         ({"architectures": ["MBartForConditionalGeneration"]}, "is an encoder-decoder"),
         ({"architectures": ["AnyModel"], "is_encoder_decoder": True}, "is an encoder-decoder"),
@@ -119,3 +138,33 @@ def test_a_base_model_is_of_its_family() -> None:
         assert family_of({"architectures": [f"{base}Model"]}) is family
     with pytest.raises(ModelError):
         family_of({"architectures": ["Gemma3Model"]})
+
+
+def test_tokens_and_empty_tables_of_other_parts_do_not_matter() -> None:
+    left = {"image_token_id": 7, "vision_start_token_id": 8, "audio_config": {}}
+    assert family_of({"architectures": ["Qwen2ForCausalLM"], **left})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "changes", "same"),
+    [
+        ("Llama", "mistral", {}, True),
+        ("Llama", "mistral", {"attention_bias": True}, False),
+        ("Mistral", "llama", {"sliding_window": 8}, False),
+        ("Mistral", "llama", {"sliding_window": None}, True),
+        ("Llama", "qwen2", {}, False),
+        ("Qwen2", "qwen3", {}, False),
+        ("Llama", "Yi", {}, True),  # of code that comes with the model
+        ("Llama", None, {}, True),
+    ],
+)
+def test_names_of_two_families_must_mean_the_same(
+    architecture: str, model_type: str, changes: dict[str, Any], same: bool
+) -> None:
+    """transformers goes by ``model_type``."""
+    named = {"architectures": [f"{architecture}ForCausalLM"], **changes}
+    if same:
+        assert spec_of(**named, model_type=model_type) == spec_of(**named)
+        return
+    with pytest.raises(ModelError, match=rf"model_type is '{model_type}', of .*ignore-config-key"):
+        spec_of(**named, model_type=model_type)

@@ -144,6 +144,8 @@ def test_an_unknown_weight(folder: Path, name: str) -> None:
         ("_orig_mod.model.norm.weight", "a training framework has left a prefix"),
         ("module.model.norm.weight", "a training framework has left a prefix"),
         ("mtp.layers.0.input_layernorm.weight", "it predicts further tokens"),
+        ("midlayer.self_attn.q_proj.weight", "it drafts tokens for another model"),
+        ("fc.weight", "it drafts tokens for another model"),
         ("score.weight", "a head that classifies or scores"),
         ("model.layers.0.mlp.experts.0.up_proj.weight", "a mixture of experts"),
         ("model.layers.0.block_sparse_moe.experts.3.w1.weight", "a mixture of experts"),

@@ -24,7 +24,6 @@ from tandem.shared.models.spec import (
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "vocab_size": 100,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -206,7 +205,7 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"vocab_size": "100"}, "vocab_size is '100'; supported: a positive integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
-        ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*supported"),
+        ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*it names neither"),
         (
             {"quantization_config": {"bits": 4}},
             "quantized .*quantization_config, method not named.* use the model's bfloat16",
