@@ -10,6 +10,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+# GGUF files that are no model by themselves.
+_NO_MODEL = re.compile(r"mmproj|imatrix|lora|adapter|ggml-vocab|control-?vector", re.IGNORECASE)
+_ADAPTER = re.compile(r"^(adapters?(_model|_config)?|(.*_)?lora_weights)\.\w+$")
+_TRAINING = re.compile(r"\.distcp$|^zero_to_fp32\.py$|optim_states\.pt$|^pytorch_model_fsdp")
+_CHECKPOINT = re.compile(r"^checkpoint-\d+$")
 # Types of GGUF files that can be loaded, the best one first, as file names have them.
 _GGUF_TYPES = ("q8_0", "q6_k", "q4_0", "q4_1", "bf16", "f16", "fp16", "f32")
 # Weights that run code while they are loaded.
@@ -36,10 +41,13 @@ def without_config(files: Collection[str], place: str, *, on_hub: bool = False) 
         return "it is a model in the hub's cache; give its name, or the folder in snapshots/"
     if kind := _of_weights(files, place, on_hub=on_hub):
         return kind
-    if "params.json" in files and _ending(files, _PICKLES):
-        return "it is in Meta's own format; use the version for transformers"
     if other := _other_format(files):
         return other
+    if steps := [file for file in files if _CHECKPOINT.search(file)]:
+        last = max(steps, key=lambda name: int(name.rpartition("-")[2]))
+        return f"it has the checkpoints of a training; give one of them: {Path(place) / last}"
+    if {SINGLE, INDEX, "tokenizer.json"} & set(files):
+        return "download it too; it is beside the weights"
     return "give the folder of a Hugging Face model"
 
 
@@ -65,7 +73,7 @@ def without_weights(files: Collection[str], place: str, *, on_hub: bool = False)
 
 def _of_weights(files: Collection[str], place: str, *, on_hub: bool) -> str:
     """Kinds of checkpoints that are recognised with and without a config.json."""
-    if "adapter_config.json" in files:
+    if any(_ADAPTER.search(file) for file in files):
         return (
             "it is a LoRA adapter, which is not supported by itself: merge it into its base model "
             "(merge_and_unload and save_pretrained in peft)"
@@ -75,23 +83,43 @@ def _of_weights(files: Collection[str], place: str, *, on_hub: bool) -> str:
             "its weights are in Mistral's own format (consolidated.safetensors); use a version "
             f"for transformers, with config.json and {SINGLE} or {INDEX}"
         )
+    if "params.json" in files and _ending(files, _PICKLES):
+        return "it is in Meta's own format; use the version for transformers"
+    if any(_TRAINING.search(file) for file in files):
+        return (
+            "its weights are in the format of a training framework, spread over ranks; export the "
+            "model with save_pretrained, or the framework's own converter"
+        )
+    if old := [file for file in files if re.search(r"^ggml.*\.bin$|\.ggml$", file)]:
+        return f"{min(old)} is in GGML, which came before GGUF; use a GGUF file"
     if ggufs := _ending(files, (".gguf",)):
         return _of_ggufs(ggufs, place, on_hub=on_hub)
     return ""
 
 
 def _of_ggufs(ggufs: list[str], place: str, *, on_hub: bool) -> str:
-    models = [file for file in ggufs if "mmproj" not in file.lower() and not _SPLIT.search(file)]
+    models = [file for file in ggufs if not _NO_MODEL.search(file)]
+    if not models:
+        return (
+            f"{ggufs[0]} is no model by itself, but a part or an addition, by its name; give the "
+            f"GGUF file of the model"
+        )
+    whole = [file for file in models if not _SPLIT.search(file)]
+    if not whole:
+        return (
+            f"its GGUF files are parts of one ({models[0]}); merge them with llama-gguf-split "
+            f"--merge FIRST_PART MERGED.gguf, and give that"
+        )
     loadable = [
         file
         for kind in _GGUF_TYPES
-        for file in models
-        if re.search(rf"(^|[-._]){kind}([-._]|$)", Path(file).stem.lower())
+        for file in whole
+        if re.search(rf"(^|[-._]){kind}([-.]|_(?!\d)|$)", Path(file).stem.lower())
     ]
     if not loadable:
         return (
             f"it has GGUF files, none of which is of a supported type by its name "
-            f"({', '.join(ggufs[:3])}); supported: Q8_0, Q6_K, Q4_0, Q4_1, BF16, F16 and F32, each "
+            f"({', '.join(whole[:3])}); supported: Q8_0, Q6_K, Q4_0, Q4_1, BF16, F16 and F32, each "
             f"in one file"
         )
     file = loadable[0]

@@ -157,6 +157,10 @@ def end_tokens(header: GGUFHeader) -> list[int]:
 def _of_tensors(header: GGUFHeader, origin: object) -> dict[str, Any]:
     """Values that the tensors show: their dtype, biases, the vocabulary, a head of its own."""
     embeddings = header.tensors.get("token_embd.weight")
+    if not header.tensors:
+        raise ModelError(
+            f"{origin} has a vocabulary and no weights; give the file of a whole model"
+        )
     if embeddings is None:
         raise ModelError(f"{origin} lacks token_embd.weight: it is no whole model")
     return {
@@ -227,6 +231,8 @@ def _rope(
         "original_context_length": "original_max_position_embeddings",
         # Multiplied by what follows from the factor, unlike a config's attention_factor.
         "attn_factor": "rope.scaling.attn_factor",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
     }
     return {
         "rope_scaling": {"rope_type": kind}

@@ -213,6 +213,7 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
             "has shape [512, 64], but the configuration implies",
         ),
         (lambda w: w.tensors[0].pop("token_embd.weight"), "lacks token_embd.weight"),
+        (lambda w: w.tensors[0].clear(), "has a vocabulary and no weights"),
         (
             lambda w: w.tensors[0].pop("blk.1.attn_q.weight"),
             "lacks 1 weights (layers.1.attention.q",
@@ -268,7 +269,7 @@ def of_metadata(tmp_path: Path, **metadata: str) -> str:
         ({"architecture": "wavtokenizer-dec"}, "it is a model of audio"),
         ({"architecture": "eagle3"}, "it drafts tokens for another model"),
         ({"architecture": "deepseek2"}, "supported: llama, qwen2"),
-        ({"architecture": "llama"}, "lacks token_embd.weight: it is no whole model"),
+        ({"architecture": "llama"}, "has a vocabulary and no weights"),
         ({}, "general.architecture is None; supported: llama"),
     ],
 )

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -19,6 +20,7 @@ from tandem.kernels.reference.linear import multiplies
 from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
+from tandem.shared.models.spec import YarnScaling
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
@@ -142,6 +144,17 @@ def test_the_scaling_of_llama_3_is_recognised_by_its_factors(root: Path) -> None
     assert config["rope_parameters"]["rope_type"] == "llama3"
     file = write_gguf(folder, root / "llama3.gguf")
     assert read_spec(file).layers == read_spec(folder).layers
+
+
+def test_yarn_has_the_bounds_that_a_file_names(root: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_float32("llama.rope.scaling.yarn_beta_fast", 16.0)
+        writer.add_float32("llama.rope.scaling.yarn_beta_slow", 2.0)
+
+    folder = checkpoint(root, "llama_yarn")
+    rope = read_spec(write_gguf(folder, root / "betas.gguf", change=add)).layers[0].rope
+    assert rope is not None and isinstance(rope.scaling, YarnScaling)
+    assert (rope.scaling.beta_fast, rope.scaling.beta_slow) == (16.0, 2.0)
 
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "Q4_0": "quantized"}
