@@ -22,14 +22,15 @@ To call functions, write one JSON object for each call, between these tags:
 </tool_call>
 Do not write the results of calls: they come with the next message. If no function helps, answer \
 without one."""
+_TOOLS = re.compile(r"(?<!\w)tools(?!\w)")
 _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 
 Message = dict[str, Any]
 
 
 def shows_tools(template: str) -> bool:
-    """True if a template writes definitions of tools."""
-    return "tools" in template
+    """True if a template writes definitions of tools, by its variable for them."""
+    return _TOOLS.search(template) is not None
 
 
 def with_written_tools(

@@ -101,7 +101,7 @@ class Dialect:
         """The message by names that the template knows, of its role and its reasoning."""
         made, role = dict(message), message["role"]
         # The result of a ``function_call``.
-        if role == "function" and not _FUNCTION_ROLE.search(self._source):
+        if role == "function" and not self._knows_functions:
             made["role"] = "tool"
         # OpenAI's newer name of the system role.
         if role == "developer" and not self._knows_developers:
@@ -116,6 +116,14 @@ class Dialect:
         return named and self._takes(
             [{"role": "developer", "content": "tried00"}, _user("tried01")]
         )
+
+    @cached_property
+    def _knows_functions(self) -> bool:
+        if not _FUNCTION_ROLE.search(self._source):  # a type of tools has the same name
+            return False
+        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
+        given = [_user("tried00"), called, _result(_TRIED_ID, "tried02")]
+        return not self._prefers(given, [*given[:-1], given[-1] | {"role": "function"}])
 
     # Calls
 
@@ -265,7 +273,9 @@ class Dialect:
                 message = _joined(made.pop(), message)
             elif last in (None, *SYSTEM) and role == "assistant" and self._wants_user_first:
                 made.append(_user(""))
-            elif last == "tool" and role == "user" and self._wants_answer_to_result:
+            elif (last == "tool" and role == "user" and self._wants_answer_to_result) or (
+                role == "user" and _calls(made) and self._wants_answer_to_call
+            ):
                 made.append(_assistant(""))
             made.append(message)
         return made
@@ -306,6 +316,13 @@ class Dialect:
         return self._prefers([*asked[:-1], _assistant(""), asked[-1]], asked)
 
     @cached_property
+    def _wants_answer_to_call(self) -> bool:
+        """True if the user may not speak right after a call, whose result is missing."""
+        called = self._in_form(self._call_form, _call(_TRIED_ID, "tried01"))
+        before, after = [_user("tried00"), called], _user("tried02")
+        return self._prefers([*before, _assistant(""), after], [*before, after])
+
+    @cached_property
     def _wants_question_in_result(self) -> bool:
         asked = self._asked_after_result()
         return self._prefers([*asked[:-2], _joined(*asked[-2:])], asked)
@@ -321,12 +338,15 @@ class Dialect:
         if not isinstance(function, Mapping):
             return dict(tool)
         made = dict(function)
-        if "description" not in made and self._wants_descriptions:
+        if made.get("description") is None and self._wants_descriptions:
             made["description"] = ""
-        if "parameters" not in made and self._wants_parameters:
+        parameters = made.get("parameters")
+        if parameters is None and self._wants_parameters:
             made["parameters"] = {"type": "object", "properties": {}}
-        if isinstance(made.get("parameters"), Mapping):
-            made["parameters"] = self._with_plain_properties(made["parameters"])
+        if isinstance(parameters, Mapping):
+            if "properties" not in parameters and self._wants_properties:
+                parameters = {"type": "object", **parameters, "properties": {}}
+            made["parameters"] = self._with_plain_properties(parameters)
         return {**tool, "function": made}
 
     def _with_plain_properties(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -346,7 +366,7 @@ class Dialect:
         if isinstance(types, list) and self._wants_one_type:
             named = [name for name in types if name != "null"]
             made["type"] = named[0] if len(named) == 1 else named
-        if "description" not in made and self._wants_property_descriptions:
+        if made.get("description") is None and self._wants_property_descriptions:
             made["description"] = ""
         if isinstance(made.get("items"), Mapping):
             made["items"] = self._plain_property(made["items"])
@@ -373,6 +393,10 @@ class Dialect:
         return self._refuses_tool(parameters=None)
 
     @cached_property
+    def _wants_properties(self) -> bool:
+        return self._refuses_tool(parameters={"type": "object"})
+
+    @cached_property
     def _wants_property_descriptions(self) -> bool:
         return self._refuses_property({"type": "string"})
 
@@ -397,6 +421,11 @@ def _call(call_id: str, text: str) -> dict[str, Any]:
 
 def _result(call_id: str, content: str) -> Message:
     return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+def _calls(messages: list[Message]) -> bool:
+    """True if the last message calls."""
+    return bool(messages and messages[-1].get("tool_calls"))
 
 
 def _texts(message: Message) -> Iterator[str]:

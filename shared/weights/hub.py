@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -15,27 +16,33 @@ from ..errors import ModelError
 
 # Everything that says what a model is.
 _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
-# Folders of other formats.
-_UNWANTED = ["*/*"]
+# The one folder that belongs to it; others have other formats.
+_TEMPLATES = "additional_chat_templates/"
+_FOLDERS = ["*/*"]
 _SECONDS = 5.0
 
 
 def list_files(name: str) -> list[str] | None:
-    """The files of a model's repository, without those in folders; ``None`` if the hub does not
-    tell, which the download will explain unless the model is in the cache."""
+    """The files of a model's repository, of those in folders only templates; ``None`` if the hub
+    does not tell, which the download will explain unless the model is in the cache."""
     from huggingface_hub import HfApi
 
     try:
         files = HfApi().model_info(name, timeout=_SECONDS).siblings
     except Exception:  # the client raises its transport's errors as well as its own
         return None
-    return [file.rfilename for file in files or () if "/" not in file.rfilename]
+    names = [file.rfilename for file in files or ()]
+    return [name for name in names if "/" not in name or name.startswith(_TEMPLATES)]
 
 
-def download_description(name: str) -> Path:
-    """Download everything but the weights. Returns the folder of the model's current version."""
+def download_description(name: str, files: Sequence[str] | None) -> Path:
+    """Download everything but the weights, given what ``list_files`` returned. Returns the folder
+    of the model's current version."""
     with _without_progress_bars():
-        return _download(name, _DESCRIPTION, None)
+        if files is None:
+            return _download(name, _DESCRIPTION, None, unwanted=_FOLDERS)
+        wanted = [file for file in files if any(fnmatch(file, form) for form in _DESCRIPTION)]
+        return _download(name, [glob.escape(file) for file in wanted], None)
 
 
 def download_weights(name: str, folder: Path, files: Sequence[str]) -> None:
@@ -64,7 +71,9 @@ def _without_progress_bars() -> Iterator[None]:
         utils.enable_progress_bars()
 
 
-def _download(name: str, wanted: list[str], revision: str | None) -> Path:
+def _download(
+    name: str, wanted: list[str], revision: str | None, unwanted: list[str] | None = None
+) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
@@ -73,7 +82,7 @@ def _download(name: str, wanted: list[str], revision: str | None) -> Path:
                 name,
                 revision=revision,
                 allow_patterns=wanted,
-                ignore_patterns=_UNWANTED,
+                ignore_patterns=unwanted,
                 etag_timeout=_SECONDS,
             )
         )

@@ -96,7 +96,7 @@ def _on_hub(name: str) -> FoundModel:
     if files is not None and not {"config.json", "tokenizer.json"} & set(files):
         kind = without_config(files, name, on_hub=True)
         raise ModelError(f"{name!r} on the hub has no config.json: {kind}")
-    folder = hub.download_description(name)
+    folder = hub.download_description(name, files)
     return FoundModel(folder, None if files is None else tuple(files), name)
 
 

@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.refusals or name not in hub.repositories:
             self._refuse(*hub.refusals.get(name, (404, "RepoNotFound")))
         elif rest[:1] == ["resolve"]:
-            self._give(hub, name, rest[2], with_body=with_body)
+            self._give(hub, name, "/".join(rest[2:]), with_body=with_body)
         elif rest[:1] == ["tree"]:
             files = hub.repositories[name]
             self._send(json.dumps([_entry(file, files[file]) for file in sorted(files)]).encode())

@@ -179,6 +179,25 @@ def test_what_follows_results_has_a_place_of_its_own_or_is_part_of_them() -> Non
     assert prompt(LATE, late) == 'user=1\nassistant=+f{"x": 2}\ntool=3\n\n4\nuser=5\n'
 
 
+def test_a_call_without_a_result_is_answered_where_turns_alternate() -> None:
+    """As after a user has broken off a call; templates such as Mistral's do not count the call."""
+    broken_off = [*say("u: 1"), called(call("a", x=2)), *say("u: 3")]
+    assert prompt(ALTERNATING, broken_off) == ('user=1\nassistant=+f{"x": 2}\nassistant=\nuser=3\n')
+    assert prompt(PLAIN, broken_off) == 'user=1\nassistant=+f{"x": 2}\nuser=3\n'
+
+
+def test_results_of_functions_are_those_of_tools_where_only_these_are_known() -> None:
+    """Another comparison with 'function' is of a tool's type."""
+    given = [*LOOK[:-1], {"role": "function", "name": "f", "content": "3"}]
+    typed = "{% for t in tools or [] %}{% if t.type == 'function' %}t{% endif %}{% endfor %}"
+    only_tools = refusing("m.role not in ('user', 'assistant', 'tool')")
+    shown = 'user=1\nassistant=+f{"x": 2}\n'
+    assert prompt(typed + only_tools, given) == shown + "tool=3\n"
+    assert prompt("{% if messages[-1].role == 'function' %}{% endif %}" + PLAIN, given) == (
+        shown + "function=3\n"
+    )
+
+
 def test_results_follow_their_calls() -> None:
     between = [*LOOK[:2], *say("d: 3", "s: 4"), result("5", "call_a"), *say("s: 6", "u: 7")]
     assert prompt(LATE, between) == (
@@ -309,6 +328,8 @@ def test_tools_are_completed_where_a_template_reads_what_they_lack() -> None:
     assert prompt(TYPED, say("u: 1"), tools) == (
         "f:\ng: a=integern; b=string; c=string|integer|;\nuser=1\n"
     )
+    bare = [tool("f", description=None, parameters={}), tool("g", parameters={"type": "object"})]
+    assert prompt(TYPED, say("u: 1"), bare) == "f:\ng:\nuser=1\n"
     whole = prompt(PLAIN + "{{ tools | tojson }}", say("u: 1"), tools)
     assert json.loads(whole.split("\n")[1]) == tools
 

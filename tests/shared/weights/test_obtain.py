@@ -80,6 +80,15 @@ def test_weights_are_downloaded_after_the_rest_and_once(
     assert len(hub.given) == len(files)
 
 
+def test_templates_in_their_folder_are_downloaded(hub: FakeHub, root: Path) -> None:
+    template = "additional_chat_templates/tool_use.jinja"
+    hub.put(NAME, files_of(root) | {template: b"for tools", "other/chat.jinja": b"x"})
+    found = obtain()
+    assert template in hub.given and "other/chat.jinja" not in hub.given
+    used = found.source.tokenizer_files().tool_template
+    assert used is not None and used.source == "for tools"
+
+
 def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     assert (locate_model(NAME) / "tokenizer.json").is_file()
