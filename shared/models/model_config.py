@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from .quantization import QUANTIZATION_FILES
 
 
@@ -38,7 +39,10 @@ def read_config(folder: Path) -> ModelConfig:
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object from the model folder."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if text.startswith(LFS_POINTER.decode()):
+            raise ModelError(f"{file} is {LFS_REMEDY}")
+        value = json.loads(text)
     except FileNotFoundError:
         raise ModelError(f"{file} is missing: give the folder of a Hugging Face model") from None
     except OSError as error:

@@ -17,7 +17,7 @@ QUANTIZATION_FILES = {
     "quant_config.json": "awq",
 }
 # What a description says about a method.
-_DETAILS = ("quant_algo", "format", "fmt", "bits", "w_bit", "group_size")
+_DETAILS = ("quant_algo", "kv_cache_quant_algo", "format", "fmt", "bits", "w_bit", "group_size")
 
 
 def refuse_quantized(config: Config, remedy: str) -> None:

@@ -184,4 +184,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     for file in listed.values():
         if not isinstance(file, str) or Path(file).name != file:
             raise ModelError(f"{index}: {file!r} is not the name of a file in the folder")
+        if not file.endswith(".safetensors"):
+            raise ModelError(
+                f"{index}: {file!r} is not a safetensors file, as its name says; download or "
+                f"convert the weights in safetensors"
+            )
     return listed

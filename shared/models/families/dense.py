@@ -173,10 +173,16 @@ def read_decoder(
         logit_soft_cap=logit_soft_cap,
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
-        dtype=config.get("dtype", config.get("torch_dtype", "bfloat16")),
+        dtype=_dtype(config),
     )
     config.finish()
     return spec
+
+
+def _dtype(config: Config) -> str:
+    """``dtype``, or ``torch_dtype`` as it was called before, also with the name of the module."""
+    older = config.get("torch_dtype", "bfloat16")
+    return str(config.get("dtype", older)).removeprefix("torch.")
 
 
 def _check_pooling(config: Config) -> None:

@@ -85,6 +85,11 @@ def test_a_config_names_the_method(tmp_path: Path, key: str, value: Any, method:
             {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
             "modelopt: quant_algo FP8",
         ),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+            "modelopt: kv_cache_quant_algo FP8",
+        ),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq: bits 4, group_size 128"),
         ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "awq: w_bit 4"),
     ],

@@ -74,6 +74,8 @@ def test_config_that_is_not_json(folder: Path) -> None:
     assert "is not valid JSON" in refusal(folder)
     (folder / "config.json").write_text("[]")
     assert "not an object" in refusal(folder)
+    (folder / "config.json").write_text("version https://git-lfs.github.com/spec/v1\noid x\n")
+    assert "config.json is a Git LFS pointer and not the file itself" in refusal(folder)
 
 
 def test_no_weights(folder: Path) -> None:
@@ -109,6 +111,9 @@ def test_an_index_that_does_not_fit_its_shards(sharded: Path) -> None:
     values["weight_map"][name] = "../../etc/passwd"
     index.write_text(json.dumps(values))
     assert "is not the name of a file in the folder" in refusal(sharded)
+    values["weight_map"][name] = "pytorch_model.bin"
+    index.write_text(json.dumps(values))
+    assert "'pytorch_model.bin' is not a safetensors file, as its name says" in refusal(sharded)
 
 
 def test_a_missing_weight(folder: Path) -> None:

@@ -104,6 +104,12 @@ def test_both_spellings_of_rope_scaling() -> None:
     assert scaling_of(oldest) == LinearScaling(factor=2.0)
 
 
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", ["float16", "torch.float16"])
+def test_a_dtype_has_two_names_and_two_spellings(key: str, value: str) -> None:
+    assert spec_of(**{"torch_dtype": None, key: value}).dtype == "float16"
+
+
 def test_a_scaling_beside_another_one_is_refused() -> None:
     """As model cards tell to enter one, into a config that transformers 5 has written."""
     yarn = {"factor": 4.0, "original_max_position_embeddings": 256}
