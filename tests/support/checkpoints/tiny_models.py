@@ -105,7 +105,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", _EXPERTS),
     "qwen3_moe_mixed": (
         "Qwen3Moe",
-        _EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [0], "norm_topk_prob": False},
+        _EXPERTS
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [0], "norm_topk_prob": False}
+        | {"use_sliding_window": True, "sliding_window": 24},
     ),
     "mistral": ("Mistral", {"sliding_window": 24}),
     "phi3": ("Phi3", {"num_key_value_heads": 4, "sliding_window": 24}),
