@@ -44,6 +44,9 @@ DENSE_WEIGHTS: WeightNames = {
     },
 }
 
+# Names of one function; with its gate it is called SwiGLU.
+_SILU = ("silu", "swish")
+
 QKV_BIAS: WeightNames = {
     "model.layers.{i}.self_attn.q_proj.bias": "layers.{i}.attention.q.bias",
     "model.layers.{i}.self_attn.k_proj.bias": "layers.{i}.attention.k.bias",
@@ -139,11 +142,10 @@ def read_attention(
 
 def read_mlp(config: Config, *, bias: bool = False) -> DenseSpec:
     """The gated feed-forward of a layer without experts."""
-    return DenseSpec(
-        intermediate=config.integer("intermediate_size"),
-        activation=config.one_of("hidden_act", ("silu",), "silu"),
-        bias=bias,
-    )
+    config.one_of("hidden_act", _SILU, _SILU[0])
+    for key in ("activation", "activation_function", "hidden_activation"):
+        config.one_of(key, (*_SILU, "swiglu"), _SILU[0])
+    return DenseSpec(intermediate=config.integer("intermediate_size"), bias=bias)
 
 
 def read_decoder(
@@ -160,6 +162,8 @@ def read_decoder(
     scaled = embedding_scale != 1
     for key in ("scale_embedding", "scale_embeddings"):
         config.one_of(key, (scaled,), scaled)
+    config.one_of("norm_type", ("rmsnorm", "rms_norm", "RMSNorm"), "rmsnorm")
+    config.one_of("position_embedding_type", ("rope", "rotary"), "rope")
     _check_pooling(config)
     bos = config.token_ids("bos_token_id")
     spec = DecoderSpec(
