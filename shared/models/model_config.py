@@ -11,6 +11,8 @@ from ..errors import ModelError
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from .quantization import QUANTIZATION_FILES
 
+_MODE = "pooling_mode_"
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -27,13 +29,26 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read the configuration of a model folder."""
+    """Read the configuration of a model folder, with the pooling that a file beside it names."""
     file, generation = folder / "config.json", folder / "generation_config.json"
     more = read_json(generation) if generation.is_file() else {}
     beside = {
         name: read_json(folder / name) for name in QUANTIZATION_FILES if (folder / name).is_file()
     }
-    return ModelConfig(read_json(file) | beside, str(file), more, str(generation))
+    values = read_json(file) | beside
+    pooling = folder / "1_Pooling" / "config.json"
+    if pooling.is_file() and (mode := _pooling(read_json(pooling))):
+        values.setdefault("pooling_type", mode)
+    return ModelConfig(values, str(file), more, str(generation))
+
+
+def _pooling(values: dict[str, Any]) -> str:
+    """The pooling of a sentence-transformers model: one of several switches, or by its name."""
+    modes = [key for key, value in values.items() if value is True]
+    modes = [key.removeprefix(_MODE) for key in modes if key.startswith(_MODE)]
+    named = values.get(_MODE.removesuffix("_"))
+    mode = "+".join(modes) or (named if isinstance(named, str) else "")
+    return {"lasttoken": "last", "mean_tokens": "mean", "cls_token": "cls"}.get(mode, mode)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -16,15 +16,15 @@ from ..errors import ModelError
 
 # Everything that says what a model is.
 _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
-# The one folder that belongs to it; others have other formats.
-_TEMPLATES = "additional_chat_templates/"
+# The folders that belong to it; others have other formats.
+_DESCRIBING = ("additional_chat_templates/", "1_Pooling/")
 _FOLDERS = ["*/*"]
 _SECONDS = 5.0
 
 
 def list_files(name: str) -> list[str] | None:
-    """The files of a model's repository, of those in folders only templates; ``None`` if the hub
-    does not tell, which the download will explain unless the model is in the cache."""
+    """The files of a model's repository, of those in folders only what describes it; ``None`` if
+    the hub does not tell, which the download will explain unless the model is in the cache."""
     from huggingface_hub import HfApi
 
     try:
@@ -32,7 +32,7 @@ def list_files(name: str) -> list[str] | None:
     except Exception:  # the client raises its transport's errors as well as its own
         return None
     names = [file.rfilename for file in files or ()]
-    return [name for name in names if "/" not in name or name.startswith(_TEMPLATES)]
+    return [name for name in names if "/" not in name or name.startswith(_DESCRIBING)]
 
 
 def download_description(name: str, files: Sequence[str] | None) -> Path:

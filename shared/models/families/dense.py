@@ -190,8 +190,8 @@ def _dtype(config: Config) -> str:
 
 
 def _check_pooling(config: Config) -> None:
-    """The pooling of an embedding model, if its file names one: it must be that of a node that is
-    asked for none."""
+    """The pooling of an embedding model, if its file or that in ``1_Pooling`` names one: it must be
+    that of a node that is asked for none."""
     if (pooling := config.get("pooling_type", "last")) != "last":
         raise ModelError(
             f"{config.file}: pooling_type is {pooling!r}, and routers pool by 'last' unless they "

@@ -89,6 +89,28 @@ def test_templates_in_their_folder_are_downloaded(hub: FakeHub, root: Path) -> N
     assert used is not None and used.source == "for tools"
 
 
+@pytest.mark.parametrize(
+    ("pooling", "words"),
+    [
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, ""),
+        ({"pooling_mode_mean_tokens": True}, "pooling_type is 'mean', and routers pool by 'last'"),
+        ({"pooling_mode": "cls"}, "ignore-config-keys pooling_type and --pooling cls"),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, "'max_tokens+cls_tok"),
+        ({"word_embedding_dimension": 64, "include_prompt": True}, ""),
+    ],
+)
+def test_the_pooling_of_sentence_transformers_is_judged(
+    hub: FakeHub, root: Path, pooling: dict[str, object], words: str
+) -> None:
+    hub.put(NAME, {**files_of(root), "1_Pooling/config.json": json.dumps(pooling).encode()})
+    if not words:
+        assert obtain()
+        return
+    assert words in refusal()
+    assert not hub.weights_given
+    assert obtain(ignore_config_keys="pooling_type")
+
+
 def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     assert (locate_model(NAME) / "tokenizer.json").is_file()
