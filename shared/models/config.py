@@ -18,10 +18,9 @@ from .spec import (
 
 # The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
-# An embedding model that is supported, for those who ask for an encoder.
-EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
 _CAUSAL_ONLY = (
-    f": each token attends to those before it only; for embeddings use such a model as {EMBEDDER}"
+    ": each token attends to those before it only, unlike in an encoder made of a decoder; for "
+    "embeddings use a model that was trained so"
 )
 # Kinds of attention in ``layer_types``.
 FULL, SLIDING = "full_attention", "sliding_attention"

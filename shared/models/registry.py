@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
-from .config import EMBEDDER, Config
+from .config import Config
 from .families import (
     deepseek,
     gemma2,
@@ -85,6 +85,9 @@ _HEADLESS = {
     for family in _FAMILIES
 }
 
+# An embedding model that is supported, for those who ask for an encoder.
+_EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
+
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     """The family of ``architectures``, or of ``model_type`` if that is missing."""
@@ -97,7 +100,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
         if not kind:
             return known[wanted]
     else:
-        kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=EMBEDDER)
+        kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
         f"{file}: architectures is {names!r} and model_type {model_type!r}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
