@@ -18,8 +18,8 @@ _OTHER_PARTS = {
 }
 _NAMES = {"vision": "a vision tower", "audio": "an audio part"}
 _VISION_NAME = re.compile(
-    r"vl(_|for|moe|\d|$)|vision|llava|visual|image|ocr|pixtral|molmo|florence|paligemma|idefics"
-    r"|mllama|fuyu|^col(qwen|pali|idefics|smol)",
+    r"vl(_|for|moe|\d|$)|vision|llava|visual|image|ocr|pixtral|molmo|florence|idefics"
+    r"|fuyu|mllama|^(col)?pali|^col(q|smol)",
     re.IGNORECASE,
 )
 _DRAFT = re.compile(r"eagle|medusa|speculator|draft|nextn|mtp(model)?$", re.IGNORECASE)
