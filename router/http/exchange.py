@@ -126,7 +126,13 @@ class HttpExchange:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
 
     def _check_encoding(self) -> None:
-        """Reject a body that is compressed: RFC 9110, 15.5.16."""
+        """Reject a body that is compressed, as a whole or for its way: RFC 9110, 15.5.16, and RFC
+        9112, 6.1."""
+        coding = self.header(b"transfer-encoding").strip().lower()
+        if coding not in (b"", b"chunked"):
+            name = coding.decode("latin-1")[:MAX_SHOWN]
+            message = f"The transfer encoding {name!r} is not supported; only 'chunked' is."
+            raise ApiError(501, message, headers=CLOSE)
         encoding = self.header(b"content-encoding").strip().lower()
         if encoding not in (b"", b"identity"):
             name = encoding.decode("latin-1")[:MAX_SHOWN]

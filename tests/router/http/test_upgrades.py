@@ -173,6 +173,14 @@ async def test_encoded_bodies_are_refused_by_name(tmp_path: Path, encoding: str)
         assert plain.status_code == 200
 
 
+async def test_bodies_that_are_encoded_for_their_way_are_refused_by_name(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as c:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        coded = b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"
+        got = await sent(c, head + coded)
+        assert got.startswith(b"HTTP/1.1 501") and b"'gzip, chunked'" in got
+
+
 async def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for filler in ("", " " * 200_000):  # parsed in C, and in Python
