@@ -170,7 +170,7 @@ class QueuedStderr(io.TextIOBase):
                     select.select([], [self._descriptor], [], 1.0)
             except OSError:
                 self._in_line = self._in_line or len(left) < len(data)
-                self._drop(left)
+                self._drop(left[-len(data) :])  # without the end of the line before
                 return False
         return True
 

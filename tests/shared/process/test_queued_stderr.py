@@ -114,13 +114,13 @@ def test_a_reader_that_leaves_and_a_full_disk_cost_lines_alone(
         raise OSError(28, "no space is left")
 
     monkeypatch.setattr(queued_stderr.os, "write", written)
-    for line in ("half a line", "two", "three"):
-        print(line, file=pipe.stream)
-    until(lambda: pipe.stream.dropped == 3, "three lines that are dropped")
+    for number, lines in ((1, "half a line"), (3, "two\nthree"), (4, "four")):
+        print(lines, file=pipe.stream)
+        until(lambda number=number: pipe.stream.dropped == number, f"{number} dropped")  # type: ignore[misc]
     full = False
-    print("four", file=pipe.stream)
+    print("five", file=pipe.stream)
     assert pipe.rest() == (
-        "half\nfour\n3 lines of this log are missing: they could not be written\n"
+        "half\nfive\n4 lines of this log are missing: they could not be written\n"
     )
 
 
