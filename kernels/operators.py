@@ -7,111 +7,77 @@ cache, L tokens of context, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Protocol
-
-import numpy as np
 import torch
 
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from .quantized import QuantizedWeight
+from .reference import attention, latent, linear, norm, quantized_linear
+from .reference.activation import act_and_mul
+from .reference.cache import IndexedCopies, write_cache, write_kv
+from .reference.experts import LoopedExperts
+from .reference.numpy_copies import NumpyBlockCopies
+from .reference.rope import apply_rotary
 from .scaled import CachedKV
-
-Activation = Literal["silu", "gelu_tanh"]
-# x -> x @ weight.T + bias, for a weight that was prepared once.
-Linear = Callable[[torch.Tensor], torch.Tensor]
-# cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
-CosSin = tuple[torch.Tensor, torch.Tensor]
-# A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
-LayerKV = tuple[CachedKV, ...]
+from .signatures import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies
 
 
-class Experts(Protocol):
-    """The feed-forwards of a layer's experts, prepared once."""
+class Operators:
+    """All that models compute with, in plain torch, on any device.
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        chosen: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        """Add to ``out`` [T, C] the chosen experts' results for each row of ``x``, weighted.
-
-        ``weights`` and ``chosen``, the indices of experts, are [T, chosen experts].
-        """
-
-
-class BlockCopies(Protocol):
-    """Copies of whole blocks of a cache in a CPU's memory.
-
-    ``held`` is [K, blocks, bytes of a block], uint8, and so are the others; a head's blocks lie
-    side by side. ``indices`` are int64, and the caller has checked that they name blocks.
+    Backends are subclasses that replace what they compute faster; this one is the oracle for them,
+    and what they fall back to.
     """
-
-    def gather(self, held: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
-        """``out[:, i] = held[:, indices[i]]``."""
-
-    def scatter(self, held: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-        """``held[:, indices[i]] = data[:, i]``."""
-
-
-class SlotCopies(Protocol):
-    """Copies between slots of a cache in a GPU's memory and consecutive rows, which may be in the
-    host's.
-
-    ``held`` is [K, N, D] of any dtype, and ``rows`` [K, T, D] of the same one. The caller has
-    checked that the slots exist.
-    """
-
-    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
-        """``rows[:] = held[:, slots]``."""
-
-    def scatter(
-        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
-    ) -> None:
-        """``held[:, slots] = rows``."""
-
-
-class Operators(Protocol):
-    """All that models compute with. ``reference/`` implements each operator in plain torch; other
-    backends inherit what they do not replace."""
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """The dtype of activations for weights of ``dtype``."""
+        return linear.activation_dtype(dtype, device)
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """``x @ weight.T + bias``, packed once for this weight."""
+        return linear.prepare_linear(weight, bias)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
         """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
         ``dtype``. Kernels are compiled and tried here."""
+        return quantized_linear.prepare_quantized(weight, bias, dtype)
 
     def prepare_experts(
         self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation
     ) -> Experts:
         """Gated feed-forwards, one for each pair of weights. Empties both lists, so that plain and
         packed weights of a layer are never all in memory at once."""
+        return LoopedExperts(
+            self._prepare_all(gate_up), self._prepare_all(down), self.act_and_mul, activation
+        )
+
+    def _prepare_all(self, weights: list[torch.Tensor]) -> list[Linear]:
+        weights.reverse()
+        return [self.prepare_linear(weights.pop(), None) for _ in range(len(weights))]
 
     def prepare_block_copies(self) -> BlockCopies:
         """Copies for the handoff on a CPU. Kernels are compiled here."""
+        return NumpyBlockCopies()
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         """Copies for the handoff on a GPU, of rows of these sizes. Kernels are compiled and tried
         here."""
+        return IndexedCopies()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise over the last dimension."""
+        return norm.rms_norm(x, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised sum of both, and the sum."""
+        return norm.add_rms_norm(x, residual, weight, eps)
 
     def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """``activation(gate) * up`` of [T, gate | up]."""
+        return act_and_mul(x, activation)
 
     def rope_and_cache_kv(
         self,
@@ -127,6 +93,15 @@ class Operators(Protocol):
 
         Only as many leading dimensions of a head are rotated as cos and sin are wide.
         """
+        keys, values = cache
+        kv_heads = keys.shape[0]
+        qk, v = qkv_TXD.split([qkv_TXD.shape[1] - kv_heads, kv_heads], dim=1)
+        if norm_weight_RD is not None:
+            qk = norm.head_rms_norm(qk, norm_weight_RD, eps)
+        qk = apply_rotary(qk, cos_sin)
+        q, k = qk.split([qk.shape[1] - kv_heads, kv_heads], dim=1)
+        write_kv(keys, values, slots_T, k, v)
+        return q
 
     def rope_and_cache_latent(
         self,
@@ -141,6 +116,16 @@ class Operators(Protocol):
         """Normalise the latent of ``kv`` (latent | rotated dimensions), rotate the rest of it and
         the last dimensions of each query, and write it to the cache. Returns the queries, which may
         be rotated in place."""
+        (latents,) = cache
+        latent_dim = norm_weight.shape[0]
+        latent, k_rope = kv_TC.split([latent_dim, kv_TC.shape[-1] - latent_dim], dim=-1)
+        q_rope = q_THD[..., q_THD.shape[-1] - k_rope.shape[-1] :]
+        rotated = apply_rotary(torch.cat([q_rope, k_rope[:, None]], dim=1), cos_sin)
+        q_rope.copy_(rotated[:, :-1])
+        normed = self.rms_norm(latent, norm_weight, eps)
+        cached = torch.cat([normed, rotated[:, -1]], dim=-1)
+        write_cache(latents, slots_T, cached[:, None])
+        return q_THD
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """Return whether ``paged_attention`` of this kind takes ``AttentionMetadata.decodes``; it
@@ -148,6 +133,7 @@ class Operators(Protocol):
 
         Called before the first step: kernels are compiled and tried here.
         """
+        return False
 
     def paged_attention(
         self,
@@ -158,6 +144,7 @@ class Operators(Protocol):
         params: AttentionParams,
     ) -> torch.Tensor:
         """Each row attends to its own sequence up to itself; [T, H, D]."""
+        return attention.paged_attention(q_THD, keys_KND, values_KND, metadata.sequences, params)
 
     def latent_attention(
         self,
@@ -170,3 +157,6 @@ class Operators(Protocol):
     ) -> torch.Tensor:
         """As ``paged_attention``, over latents whose keys and values are products with ``k_up`` and
         ``v_up``; [T, H, V]."""
+        return latent.latent_attention(
+            q_THD, latents, k_up_HNC, v_up_HVC, metadata.sequences, scale
+        )

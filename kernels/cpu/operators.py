@@ -15,11 +15,11 @@ from ..attention_metadata import (
 )
 from ..batched_decode import batched_attention, log_fallback
 from ..block_formats import Q8_0
-from ..operators import Activation, BlockCopies, CosSin, LayerKV, Linear
+from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
-from ..reference.operators import ReferenceOperators, rope_and_cache_kv
 from ..scaled import CachedKV, ScaledKV
+from ..signatures import Activation, BlockCopies, CosSin, LayerKV, Linear
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .chunk_attention import chunk_attention
@@ -29,7 +29,7 @@ from .linear import PACKED, PackedWeight
 from .quantized_linear import FEW, BlockWeight
 
 
-class CompiledOperators(ReferenceOperators):
+class CompiledOperators(Operators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
     A cache in fp8 or int8, latent attention, soft caps and activations other than silu have no
@@ -37,13 +37,13 @@ class CompiledOperators(ReferenceOperators):
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-        """See ``Operators``. Compiles the kernels for activations of this dtype."""
+        """Compiles the kernels for activations of this dtype."""
         activations = dtype if _blocked(dtype) else torch.float32
         _compile_pointwise(activations)
         return activations
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """See ``Operators``. Takes any number of rows."""
+        """Takes any number of rows."""
         if _blocked(weight.dtype):
             return linear.prepare_linear(weight, bias)
         _compile_linear(weight.dtype)
@@ -56,7 +56,7 @@ class CompiledOperators(ReferenceOperators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        """See ``Operators``. Takes any number of rows."""
+        """Takes any number of rows."""
         blocks = BlockWeight(weight)
         _compile_quantized()
         wide = None if bias is None else bias.float()
@@ -68,11 +68,9 @@ class CompiledOperators(ReferenceOperators):
         return run
 
     def prepare_block_copies(self) -> BlockCopies:
-        """See ``Operators``."""
         return CompiledBlockCopies()
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See ``Operators``."""
         if x.dim() != 2:
             return norm.rms_norm(x, weight, eps)
         x = x.contiguous()
@@ -83,7 +81,6 @@ class CompiledOperators(ReferenceOperators):
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``Operators``."""
         out, total = x.new_empty(x.shape), x.new_empty(x.shape)
         pointwise.add_rms_norm(
             array(x), array(residual), array(weight), eps, array(out), array(total)
@@ -91,7 +88,6 @@ class CompiledOperators(ReferenceOperators):
         return out, total
 
     def act_and_mul(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """See ``Operators``."""
         if activation != "silu":
             return super().act_and_mul(x, activation)
         out = x.new_empty(len(x), x.shape[1] // 2)
@@ -107,11 +103,10 @@ class CompiledOperators(ReferenceOperators):
         cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        """See ``Operators``."""
         keys, values = cache
         rows, heads, dim = qkv_TXD.shape
         if isinstance(keys, ScaledKV) or isinstance(values, ScaledKV) or not castable(keys.dtype):
-            return rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
+            return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
             array(qkv_TXD),
@@ -127,7 +122,7 @@ class CompiledOperators(ReferenceOperators):
         return q
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        """See ``Operators``. Compiles the kernels that rotate, cache and attend."""
+        """Compiles the kernels that rotate, cache and attend."""
         if not castable(config.cache_dtype):
             return False
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
@@ -152,7 +147,6 @@ class CompiledOperators(ReferenceOperators):
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """See ``Operators``."""
         if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV) or params.soft_cap:
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
         return batched_attention(

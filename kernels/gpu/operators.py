@@ -6,19 +6,19 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention
-from ..operators import Linear, SlotCopies
+from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
-from ..reference.operators import ReferenceOperators
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
+from ..signatures import Linear, SlotCopies
 from . import decode_trial, quantized_trial, slot_copy_trial
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
 MOST_ROWS = 64
 
 
-class GpuOperators(ReferenceOperators):
+class GpuOperators(Operators):
     """Without a working Triton, sequences decode one by one; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
@@ -30,7 +30,7 @@ class GpuOperators(ReferenceOperators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        """See ``Operators``. Keeps codes and scales apart, so that a GPU reads whole words."""
+        """Keeps codes and scales apart, so that a GPU reads whole words."""
         codes = grouped_codes(weight)
         works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
 
@@ -43,13 +43,11 @@ class GpuOperators(ReferenceOperators):
         return run
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
-        """See ``Operators``."""
         if all(slot_copy_trial.works(size, device) for size in row_bytes):
             return slot_copy_trial.TritonSlotCopies()
         return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        """See ``Operators``."""
         return decode_trial.works(config, required=self._triton_required)
 
     def paged_attention(
@@ -60,7 +58,6 @@ class GpuOperators(ReferenceOperators):
         metadata: AttentionMetadata,
         params: AttentionParams,
     ) -> torch.Tensor:
-        """See ``Operators``."""
         return batched_attention(
             q_THD,
             keys_KND,

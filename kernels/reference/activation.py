@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..operators import Activation
+from ..signatures import Activation
 
 
 def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:

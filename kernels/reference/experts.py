@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..operators import Activation, Linear
+from ..signatures import Activation, Linear
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
 
@@ -35,7 +35,7 @@ class LoopedExperts:
         chosen: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """See ``operators.Experts``."""
+        """See ``signatures.Experts``."""
         for index, rows, row_weights in self._assignments(weights, chosen):
             gate_up, down = self._experts[index]
             hidden = self._act_and_mul(gate_up(x.index_select(0, rows)), self._activation)

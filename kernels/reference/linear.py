@@ -22,7 +22,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from ..operators import Linear
+from ..signatures import Linear
 
 Packer = Callable[[torch.Tensor, torch.Tensor | None], Linear]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..operators import Linear
 from ..quantized import GroupedCodes, QuantizedWeight, dequantize
+from ..signatures import Linear
 
 # Weights that are brought to fp32 at a time: 4 MB.
 _PIECE = 1 << 20

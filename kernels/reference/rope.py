@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..operators import CosSin
+from ..signatures import CosSin
 
 
 def apply_rotary(x_THD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:

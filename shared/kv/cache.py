@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from ...kernels.fp8 import castable, indexable
-from ...kernels.operators import LayerKV, Operators
-from ...kernels.reference.operators import ReferenceOperators
+from ...kernels.operators import Operators
 from ...kernels.scaled import ScaledKV
+from ...kernels.signatures import LayerKV
 from ..models.spec import DecoderSpec
 from .host_copies import HostCopies, TokenSpan
 from .layout import KVComponent, LayerLayout, kv_layout
@@ -62,7 +62,7 @@ class KVCache:
         # The same memory as models read and write it.
         self.kv = [_with_scales(*each) for each in zip(self.layout, self.layers, strict=True)]
         self._host: HostCopies | None = None
-        operators = operators or ReferenceOperators()
+        operators = operators or Operators()
         if self.device.type == "cpu":
             blocks = [[self._as_blocks(each) for each in layer] for layer in self.layers]
             self._host = HostCopies(blocks, block_size, operators.prepare_block_copies())

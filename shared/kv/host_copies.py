@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...kernels.operators import BlockCopies
+from ...kernels.signatures import BlockCopies
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ...kernels.operators import CosSin, LayerKV
+from ...kernels.signatures import CosSin, LayerKV
 from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention

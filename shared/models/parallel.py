@@ -11,7 +11,6 @@ import torch
 
 from ...kernels.block_formats import BlockFormat
 from ...kernels.operators import Operators
-from ...kernels.reference.operators import ReferenceOperators
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ class WeightPlacement:
     dtype: torch.dtype
     device: torch.device
     tp: TensorParallel
-    operators: Operators = field(default_factory=ReferenceOperators)
+    operators: Operators = field(default_factory=Operators)
     format_of: FormatOf = all_dense
     prefix: str = ""
 

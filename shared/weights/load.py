@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from ...kernels.operators import Operators
-from ...kernels.reference.operators import ReferenceOperators
 from ..errors import ModelError
 from ..models.decoder import Decoder, LoadedPart
 from ..models.parallel import TensorParallel, WeightPlacement
@@ -53,7 +52,7 @@ def load_model(
         resolve_dtype(dtype, spec, device),
         device,
         tp or TensorParallel(),
-        operators or ReferenceOperators(),
+        operators or Operators(),
     )
     if load_format == "dummy":
         return random_decoder(spec, place, seed)

@@ -20,8 +20,8 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.kernels.gpu import decode_trial
 from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.operators import Operators
 from tandem.kernels.reference.attention import paged_attention
-from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.models.layers.attention import Attention
 from tandem.tests.support.checkpoints import tiny_models
@@ -146,7 +146,7 @@ def test_kernels_that_fail_or_err_are_not_used(
             GpuOperators(triton_required=True).prepare_batched_decode(CONFIG)
     else:
         assert GpuOperators(triton_required=True).prepare_batched_decode(CONFIG)
-    assert not ReferenceOperators().prepare_batched_decode(CONFIG)
+    assert not Operators().prepare_batched_decode(CONFIG)
     assert not caplog.text
     decode_trial.problem.cache_clear()
 
@@ -165,7 +165,7 @@ def test_a_layer_without_a_kernel_leaves_it_to_the_others(
             return config.params.window is None
 
     drawn = []
-    for operators in (ReferenceOperators(), WithoutWindows()):
+    for operators in (Operators(), WithoutWindows()):
         runner = build_runner(
             folder, dtype="float32", block_size=4, num_blocks=8, operators=operators
         )

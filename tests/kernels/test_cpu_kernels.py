@@ -18,8 +18,8 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
+from tandem.kernels.operators import Operators
 from tandem.kernels.reference.attention import paged_attention
-from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.kv.cache import KVCache
 from tandem.tests.support.extent import selected
 
@@ -53,7 +53,7 @@ PAIRS = pytest.mark.parametrize(
     ids=str,
 )
 BLOCK = 4
-reference = ReferenceOperators()
+reference = Operators()
 # For heads of 8.
 PARAMS = AttentionParams(8**-0.5)
 

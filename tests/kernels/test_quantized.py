@@ -13,7 +13,6 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
 from tandem.kernels.reference import quantized_linear
-from tandem.kernels.reference.operators import ReferenceOperators
 
 FORMATS = sorted(BLOCK_FORMATS)
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -59,7 +58,7 @@ def test_sizes_are_those_of_the_library(name: str) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [0, 1, 3, 16, 17, 99])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("operators", [ReferenceOperators, compiled_operators])
+@pytest.mark.parametrize("operators", [Operators, compiled_operators])
 def test_a_product_is_that_of_the_values(
     operators: Callable[[], Operators], name: str, rows: int, dtype: torch.dtype
 ) -> None:

@@ -13,7 +13,6 @@ from ....kernels.cpu import jit
 from ....kernels.errors import KernelUnavailableError
 from ....kernels.gpu.operators import GpuOperators
 from ....kernels.operators import Operators
-from ....kernels.reference.operators import ReferenceOperators
 from ...errors import StartupError
 from ...kv.planning import CPU, CUDA
 from ...version import install_command
@@ -58,7 +57,7 @@ def operators_for(
     ``StartupError``."""
     if cpu_kernels == "torch":
         if device.type == CPU or decode_kernel == "torch":
-            return ReferenceOperators()
+            return Operators()
         return GpuOperators(triton_required=decode_kernel == "triton")
     if device.type != CPU:
         raise StartupError(f"--cpu-kernels {cpu_kernels} is for CPUs, and this rank is on {device}")

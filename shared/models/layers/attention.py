@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....kernels.attention_metadata import AttentionConfig, AttentionParams
-from ....kernels.operators import CosSin, LayerKV
+from ....kernels.signatures import CosSin, LayerKV
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import AttentionSpec

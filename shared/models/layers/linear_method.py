@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels.block_formats import BlockFormat
-from ....kernels.operators import Linear
 from ....kernels.quantized import QuantizedWeight, dequantize
+from ....kernels.signatures import Linear
 from ..parallel import WeightPlacement, WeightSlot
 
 # How many outputs (or inputs) there are in all, and the range of them on this rank.

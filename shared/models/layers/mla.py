@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels.operators import CosSin, LayerKV
+from ....kernels.signatures import CosSin, LayerKV
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import MLASpec

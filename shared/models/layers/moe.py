@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from ....kernels.operators import Experts, Linear
+from ....kernels.signatures import Experts, Linear
 from ..parallel import WeightPlacement, WeightSlot, replicated
 from ..spec import MoESpec, RouterSpec
 from .ffn import DenseMLP

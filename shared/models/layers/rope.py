@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ....kernels.operators import CosSin
+from ....kernels.signatures import CosSin
 from ..spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
 

@@ -13,7 +13,6 @@ import transformers
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
-from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
@@ -141,7 +140,7 @@ def test_greedy_is_the_same_over_scattered_blocks(folder: Path, chunk: int) -> N
     assert greedy(one_runner(folder), prompt_of(50), scattered(5, 70), chunk) == expected
 
 
-@pytest.mark.parametrize("operators", [ReferenceOperators, compiled_operators])
+@pytest.mark.parametrize("operators", [Operators, compiled_operators])
 def test_greedy_is_the_same_in_a_mixed_batch(
     folder: Path, operators: Callable[[], Operators]
 ) -> None:

@@ -17,7 +17,6 @@ import transformers
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.linear import multiplies
-from tandem.kernels.reference.operators import ReferenceOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.spec import YarnScaling
@@ -104,7 +103,7 @@ def test_a_family_has_the_logits_of_transformers(root: Path, name: str) -> None:
     check(folder, write_gguf(folder, root / f"{name}.gguf", "Q8_0"))
 
 
-@pytest.mark.parametrize("operators", [ReferenceOperators, compiled_operators])
+@pytest.mark.parametrize("operators", [Operators, compiled_operators])
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_has_the_logits_of_its_dequantised_weights(
     root: Path, kind: str, operators: Callable[[], Operators]

@@ -1,0 +1,71 @@
+"""Types of what operators take and return.
+
+Shapes: T rows of a step, C hidden width, H query heads, K KV heads, G = H / K query heads of a KV
+head, R = H + K heads that are rotated, X = H + 2 K heads of a row, D head dimension, N slots of the
+cache, L tokens of context, E experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from .scaled import CachedKV
+
+Activation = Literal["silu", "gelu_tanh"]
+# x -> x @ weight.T + bias, for a weight that was prepared once.
+Linear = Callable[[torch.Tensor], torch.Tensor]
+# cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
+CosSin = tuple[torch.Tensor, torch.Tensor]
+# A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
+LayerKV = tuple[CachedKV, ...]
+
+
+class Experts(Protocol):
+    """The feed-forwards of a layer's experts, prepared once."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Add to ``out`` [T, C] the chosen experts' results for each row of ``x``, weighted.
+
+        ``weights`` and ``chosen``, the indices of experts, are [T, chosen experts].
+        """
+
+
+class BlockCopies(Protocol):
+    """Copies of whole blocks of a cache in a CPU's memory.
+
+    ``held`` is [K, blocks, bytes of a block], uint8, and so are the others; a head's blocks lie
+    side by side. ``indices`` are int64, and the caller has checked that they name blocks.
+    """
+
+    def gather(self, held: np.ndarray, indices: np.ndarray, out: np.ndarray) -> None:
+        """``out[:, i] = held[:, indices[i]]``."""
+
+    def scatter(self, held: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+        """``held[:, indices[i]] = data[:, i]``."""
+
+
+class SlotCopies(Protocol):
+    """Copies between slots of a cache in a GPU's memory and consecutive rows, which may be in the
+    host's.
+
+    ``held`` is [K, N, D] of any dtype, and ``rows`` [K, T, D] of the same one. The caller has
+    checked that the slots exist.
+    """
+
+    def gather(self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor) -> None:
+        """``rows[:] = held[:, slots]``."""
+
+    def scatter(
+        self, held_KND: torch.Tensor, slots_T: torch.Tensor, rows_KTD: torch.Tensor
+    ) -> None:
+        """``held[:, slots] = rows``."""
