@@ -7,12 +7,14 @@ cache, L tokens of context, E experts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
-from .reference.activation import act_and_mul
+from .reference.activation import act_and_mul, activate
 from .reference.cache import IndexedCopies, write_cache, write_kv
 from .reference.experts import LoopedExperts
 from .reference.numpy_copies import NumpyBlockCopies
@@ -44,17 +46,28 @@ class Operators:
         return quantized_linear.prepare_quantized(weight, bias, dtype)
 
     def prepare_experts(
-        self, gate_up: list[torch.Tensor], down: list[torch.Tensor], activation: Activation
+        self,
+        gate_up: list[torch.Tensor],
+        down: list[torch.Tensor],
+        activation: Activation,
+        gate_up_biases: list[torch.Tensor] | None = None,
+        down_biases: list[torch.Tensor] | None = None,
     ) -> Experts:
-        """Gated feed-forwards, one for each pair of weights. Empties both lists, so that plain and
+        """Gated feed-forwards, one for each pair of weights. Empties their lists, so that plain and
         packed weights of a layer are never all in memory at once."""
         return LoopedExperts(
-            self._prepare_all(gate_up), self._prepare_all(down), self.act_and_mul, activation
+            self._prepare_all(gate_up, gate_up_biases),
+            self._prepare_all(down, down_biases),
+            self.act_and_mul,
+            activation,
         )
 
-    def _prepare_all(self, weights: list[torch.Tensor]) -> list[Linear]:
+    def _prepare_all(
+        self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None
+    ) -> list[Linear]:
+        added: Sequence[torch.Tensor | None] = biases or [None] * len(weights)
         weights.reverse()
-        return [self.prepare_linear(weights.pop(), None) for _ in range(len(weights))]
+        return [self.prepare_linear(weights.pop(), bias) for bias in added]
 
     def prepare_block_copies(self) -> BlockCopies:
         """Copies for the handoff on a CPU. Kernels are compiled here."""
@@ -79,6 +92,16 @@ class Operators:
         """``activation(gate) * up`` of [T, gate | up]."""
         return act_and_mul(x, activation)
 
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """``activation(x)``, for feed-forwards without a gate."""
+        return activate(x, activation)
+
+    def layer_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        """Subtract the mean and divide by the standard deviation of the last dimension."""
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
     def rope_and_cache_kv(
         self,
         qkv_TXD: torch.Tensor,
@@ -102,6 +125,19 @@ class Operators:
         q, k = qk.split([qk.shape[1] - kv_heads, kv_heads], dim=1)
         write_kv(keys, values, slots_T, k, v)
         return q
+
+    def rope_queries(
+        self,
+        q_THD: torch.Tensor,
+        norm_weight_HD: torch.Tensor | None,
+        eps: float,
+        cos_sin: CosSin,
+    ) -> torch.Tensor:
+        """Normalise the queries if there is a weight, and rotate them: for a layer that attends to
+        another one's keys and values."""
+        if norm_weight_HD is not None:
+            q_THD = norm.head_rms_norm(q_THD, norm_weight_HD, eps)
+        return apply_rotary(q_THD, cos_sin)
 
     def rope_and_cache_latent(
         self,
@@ -142,9 +178,14 @@ class Operators:
         values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Each row attends to its own sequence up to itself; [T, H, D]."""
-        return attention.paged_attention(q_THD, keys_KND, values_KND, metadata.sequences, params)
+        """Each row attends to its own sequence up to itself; [T, H, D]. ``sinks`` are scores in
+        fp32, if ``params`` has them."""
+        sequences = metadata.sequences
+        return attention.paged_attention(
+            q_THD, keys_KND, values_KND, sequences, params, sinks_H=sinks_H
+        )
 
     def latent_attention(
         self,

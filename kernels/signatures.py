@@ -15,7 +15,8 @@ import torch
 
 from .scaled import CachedKV
 
-Activation = Literal["silu", "gelu_tanh"]
+# "clamped_swiglu" is gpt-oss's: see ``reference.activation``.
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "clamped_swiglu"]
 # x -> x @ weight.T + bias, for a weight that was prepared once.
 Linear = Callable[[torch.Tensor], torch.Tensor]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.

@@ -184,7 +184,7 @@ class Sending:
                 transfer_id=request.transfer_id,
                 attempt=request.attempt,
                 first_layer=0,
-                end_layer=len(self._engine.spec.layers),
+                end_layer=len(self._engine.spec.memories),
                 first_token=request.first_token,
                 end_token=sequence.computed,
             )

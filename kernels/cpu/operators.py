@@ -32,8 +32,8 @@ from .quantized_linear import FEW, BlockWeight
 class CompiledOperators(Operators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
-    A cache in fp8 or int8, latent attention, soft caps and activations other than silu have no
-    kernel here and are computed by the reference.
+    A cache in fp8 or int8, latent attention, soft caps, sinks and activations other than silu have
+    no kernel here and are computed by the reference.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -130,8 +130,8 @@ class CompiledOperators(Operators):
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
-        if config.params.soft_cap is not None:
-            log_fallback("compiled kernels", "with a soft cap")
+        if config.params.soft_cap is not None or config.params.sinks:
+            log_fallback("compiled kernels", "with a soft cap or sinks")
             return False
         sequences = [SequenceMetadata(slice(0, 1), 0, [0], 1)]
         for decodes in (None, decode_metadata(sequences, q.device)):
@@ -146,9 +146,15 @@ class CompiledOperators(Operators):
         values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV) or params.soft_cap:
-            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params)
+        if (
+            isinstance(keys_KND, ScaledKV)
+            or isinstance(values_KND, ScaledKV)
+            or params.soft_cap
+            or params.sinks
+        ):
+            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD, keys_KND, values_KND, metadata, params, decode_attention, chunk_attention
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import DecodeKernel, batched_attention
+from ..batched_decode import DecodeKernel, batched_attention, log_fallback
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
@@ -48,6 +48,9 @@ class GpuOperators(Operators):
         return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
+        if config.params.sinks:
+            log_fallback("Triton", "with sinks")
+            return False
         return decode_trial.works(config, required=self._triton_required)
 
     def paged_attention(
@@ -57,7 +60,10 @@ class GpuOperators(Operators):
         values_KND: CachedKV,
         metadata: AttentionMetadata,
         params: AttentionParams,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if params.sinks:
+            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
             keys_KND,

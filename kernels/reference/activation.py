@@ -1,4 +1,4 @@
-"""Gated activations in plain torch."""
+"""Activations in plain torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,35 @@ import torch.nn.functional as F
 
 from ..signatures import Activation
 
+# Of gpt-oss: the limit of both halves, and the slope of the sigmoid.
+CLAMP_LIMIT = 7.0
+CLAMP_SLOPE = 1.702
 
-def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """``activation(gate) * up`` of [T, gate | up]."""
-    gate, up = x.chunk(2, dim=-1)
+
+def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """``activation(x)``."""
     match activation:
         case "silu":
-            return F.silu(gate) * up
+            return F.silu(x)
         case "gelu_tanh":
-            return F.gelu(gate, approximate="tanh") * up
+            return F.gelu(x, approximate="tanh")
+        case "gelu":
+            return F.gelu(x)
+        case "relu":
+            return F.relu(x)
+        case "clamped_swiglu":
+            raise ValueError("clamped_swiglu has a gate")
+
+
+def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """``activation(gate) * up`` of [T, gate | up].
+
+    clamped_swiglu limits the gate from above and up from both sides, and is
+    ``gate * sigmoid(1.702 * gate) * (up + 1)``.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    if activation != "clamped_swiglu":
+        return activate(gate, activation) * up
+    gate = gate.clamp(max=CLAMP_LIMIT)
+    up = up.clamp(-CLAMP_LIMIT, CLAMP_LIMIT)
+    return gate * torch.sigmoid(gate * CLAMP_SLOPE) * (up + 1)

@@ -25,6 +25,7 @@ def paged_attention(
     sequences: Sequence[SequenceMetadata],
     params: AttentionParams,
     out: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row attends to its own sequence up to itself; [T, H, D] in q's dtype.
 
@@ -40,7 +41,7 @@ def paged_attention(
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for sequence in sequences:
         attend = _decode if sequence.num_rows == 1 else _chunk
-        attend(q_THD, keys_KND, values_KND, sequence, params, out)
+        attend(q_THD, keys_KND, values_KND, sequence, params, out, sinks_H)
     return out
 
 
@@ -79,14 +80,15 @@ def _decode(
     sequence: SequenceMetadata,
     params: AttentionParams,
     out: torch.Tensor,
+    sinks_H: torch.Tensor | None,
 ) -> None:
     """Take the G query heads of a KV head as G rows, so that K and V are not repeated."""
     heads, dim = keys_KND.shape[0], keys_KND.shape[2]
     first = _first_visible(sequence.start, params.window)
     k, v = _read_both(sequence, keys_KND, values_KND, first, sequence.end, q_THD.dtype)
     row = sequence.rows.start
-    if params.soft_cap is not None:
-        out[row] = _soft_capped(q_THD[row, None], k, v, None, params)[0]
+    if _is_composed(params):
+        out[row] = _compose(q_THD[row, None], k, v, None, params, sinks_H)[0]
         return
     q_KGD = q_THD[row].view(heads, -1, dim)
     attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None], scale=params.scale)
@@ -100,9 +102,10 @@ def _chunk(
     sequence: SequenceMetadata,
     params: AttentionParams,
     out: torch.Tensor,
+    sinks_H: torch.Tensor | None,
 ) -> None:
     rows, start, window = sequence.rows, sequence.start, params.window
-    unmasked = params.soft_cap is None and (window is None or sequence.end <= window)
+    unmasked = not _is_composed(params) and (window is None or sequence.end <= window)
     if unmasked:
         k, v = _read_both(sequence, keys_KND, values_KND, 0, sequence.end, q_THD.dtype)
         if start == 0:
@@ -118,28 +121,40 @@ def _chunk(
         end = position + count
         k, v = _read_both(sequence, keys_KND, values_KND, first, end, q_THD.dtype)
         mask = sequence.mask(position, count, first, window, q_THD.device)
-        if params.soft_cap is None:
-            out[tile] = _sdpa(q_THD[tile], k, v, mask, params.scale)
+        if _is_composed(params):
+            out[tile] = _compose(q_THD[tile], k, v, mask, params, sinks_H)
         else:
-            out[tile] = _soft_capped(q_THD[tile], k, v, mask, params)
+            out[tile] = _sdpa(q_THD[tile], k, v, mask, params.scale)
 
 
-def _soft_capped(
+def _is_composed(params: AttentionParams) -> bool:
+    """Return whether torch has no fused kernel for this attention."""
+    return params.soft_cap is not None or params.sinks
+
+
+def _compose(
     q_THD: torch.Tensor,
     k_KLD: torch.Tensor,
     v_KLD: torch.Tensor,
     mask: torch.Tensor | None,
     params: AttentionParams,
+    sinks_H: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention with a soft cap, which torch has no fused kernel for: scores are materialised."""
-    assert params.soft_cap is not None
+    """Attention with a soft cap or sinks: scores are materialised."""
     rows, dim = q_THD.shape[0], q_THD.shape[-1]
     q_KGTD = q_THD.view(rows, k_KLD.shape[0], -1, dim).permute(1, 2, 0, 3)
     scores = torch.matmul(q_KGTD, k_KLD[:, None].mT).float() * params.scale
-    scores = torch.tanh(scores / params.soft_cap) * params.soft_cap
+    if params.soft_cap is not None:
+        scores = torch.tanh(scores / params.soft_cap) * params.soft_cap
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
-    attended = torch.matmul(scores.softmax(-1).to(v_KLD.dtype), v_KLD[:, None])
+    if params.sinks:
+        assert sinks_H is not None
+        sinks = sinks_H.float().view(scores.shape[0], -1, 1, 1).expand(*scores.shape[:3], 1)
+        shares = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+    else:
+        shares = scores.softmax(-1)
+    attended = torch.matmul(shares.to(v_KLD.dtype), v_KLD[:, None])
     return attended.flatten(0, 1).transpose(0, 1)
 
 

@@ -100,13 +100,12 @@ def kv_layout(
     spec: DecoderSpec, dtype: str, rank: int = 0, size: int = 1
 ) -> tuple[LayerLayout, ...]:
     """The KV of every layer of a model in a dtype, on one of ``size`` ranks."""
-    return tuple(layer_layout(layer.attention.kv, dtype, rank, size) for layer in spec.layers)
+    return tuple(layer_layout(kv, dtype, rank, size) for kv in spec.memories)
 
 
 def heads_by_rank(spec: DecoderSpec, size: int) -> list[tuple[range, ...]]:
     """The KV heads on each of ``size`` ranks, layer by layer."""
-    layers = [layer.attention.kv for layer in spec.layers]
-    return [tuple(kv.heads_of(rank, size) for kv in layers) for rank in range(size)]
+    return [tuple(kv.heads_of(rank, size) for kv in spec.memories) for rank in range(size)]
 
 
 def token_bytes(layout: Sequence[LayerLayout]) -> int:

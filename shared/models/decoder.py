@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 
 from ...kernels.signatures import CosSin, LayerKV
 from ..errors import StartupError
@@ -14,10 +14,11 @@ from .layers.attention import Attention
 from .layers.ffn import DenseMLP
 from .layers.linear_method import LinearPart, choose_table
 from .layers.mla import LatentAttention
-from .layers.moe import MoE
-from .layers.norm import RMSNorm
+from .layers.moe import MoE, NormedMoE
+from .layers.norm import Norm, make_norm
+from .layers.part import Part
 from .layers.rope import Rope
-from .parallel import WeightPlacement, WeightSlot
+from .parallel import WeightPlacement, WeightSlot, replicated
 from .spec import (
     AttentionSpec,
     DecoderSpec,
@@ -25,28 +26,27 @@ from .spec import (
     LayerSpec,
     MLASpec,
     MoESpec,
+    NormKind,
     NormLayout,
+    PositionTable,
     tensor_parallel_problem,
 )
 
 OnLayer = Callable[[int], None]
 
 
-class LoadedPart(Protocol):
-    """A part of the decoder that is loaded at once."""
-
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
-
-
-class VocabParallel:
+class VocabParallel(Part):
     """A [vocabulary, hidden] table whose rows are split over ranks: embedding, head, or both."""
 
     def __init__(
-        self, place: WeightPlacement, vocab: int, hidden: int, *, embeds: bool, is_head: bool
+        self,
+        place: WeightPlacement,
+        vocab: int,
+        hidden: int,
+        *,
+        embeds: bool,
+        is_head: bool,
+        bias: bool = False,
     ) -> None:
         self.tp = place.tp
         self.vocab = vocab
@@ -59,6 +59,10 @@ class VocabParallel:
             place.name("weight"), (vocab, self.mine), (hidden, range(hidden)), padding
         )
         self.method = choose_table(place, part)
+        self.bias: torch.Tensor | None = None
+        if bias:
+            self.bias = place.empty(len(self.mine) + padding).zero_()
+            self.bias_name = place.name("bias")
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Look up the rows of tokens."""
@@ -77,66 +81,90 @@ class VocabParallel:
         full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return full[:, : self.vocab].float()
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameter, for the loader."""
-        return self.method.weight_slots()
+    def own_slots(self) -> dict[str, WeightSlot]:
+        slots = self.method.weight_slots()
+        if self.bias is not None:
+            mine = self.mine
+            slots[self.bias_name] = WeightSlot(
+                self.bias[: len(mine)], (self.vocab,), 0, mine.start, mine.stop
+            )
+        return slots
 
-    def finish_loading(self) -> None:
-        """Pack a table that is used as head, once it is loaded. One that also embeds keeps its
-        rows, because rows cannot be read from the packed copy."""
+    def pack(self) -> None:
+        """Pack a table that is used as head. One that also embeds keeps its rows, because rows
+        cannot be read from the packed copy."""
         if self.is_head:
-            self.method.finish_loading(None, keep_rows=self.embeds)
+            self.method.finish_loading(self.bias, keep_rows=self.embeds)
 
 
-class Layer:
-    """Attention and feed-forward, with norms before each and, in a sandwich, after each."""
+class PositionEmbedding(Part):
+    """A learned embedding of positions, which every rank has in full."""
 
-    def __init__(self, place: WeightPlacement, spec: LayerSpec, hidden: int, eps: float) -> None:
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(place.at(name), hidden, eps)
+    def __init__(self, place: WeightPlacement, table: PositionTable, hidden: int) -> None:
+        self.weight = place.empty(table.rows, hidden)
+        self.name = place.name("weight")
+        self.offset = table.offset
+        self.activations = place.activations
 
-        self.attention_norm = norm("attention_norm")
+    def __call__(self, positions: torch.Tensor) -> torch.Tensor:
+        return F.embedding(positions + self.offset, self.weight).to(self.activations)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: replicated(self.weight)}
+
+
+class Layer(Part):
+    """Attention and feed-forward, with the norms of their layout."""
+
+    def __init__(
+        self, place: WeightPlacement, spec: LayerSpec, hidden: int, kind: NormKind, eps: float
+    ) -> None:
+        layout = spec.norms
+
+        def norm(name: str, *layouts: NormLayout) -> Norm | None:
+            return make_norm(place.at(name), kind, hidden, eps) if layout in layouts else None
+
+        before = (NormLayout.PRE, NormLayout.SANDWICH, NormLayout.PARALLEL)
+        after = (NormLayout.POST, NormLayout.SANDWICH)
+        self.attention_norm = norm("attention_norm", *before, NormLayout.PARALLEL_SHARED)
         self.attention = _attention(place.at("attention"), spec.attention, hidden, eps)
-        self.mlp_norm = norm("mlp_norm")
-        self.mlp = _feed_forward(place.at("mlp"), spec.mlp, hidden)
-        sandwich = spec.norms is NormLayout.SANDWICH
-        self.post_attention_norm = norm("post_attention_norm") if sandwich else None
-        self.post_mlp_norm = norm("post_mlp_norm") if sandwich else None
+        self.mlp_norm = norm("mlp_norm", *before)
+        self.mlp = _feed_forward(place.at("mlp"), spec.mlp, hidden, eps)
+        self.post_attention_norm = norm("post_attention_norm", *after)
+        self.post_mlp_norm = norm("post_mlp_norm", *after)
+        self.parallel = layout in (NormLayout.PARALLEL, NormLayout.PARALLEL_SHARED)
+        self.residual_scale = spec.residual_scale
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
     ) -> torch.Tensor:
         """Write the rows' KV to the cache; return their queries."""
-        return self.attention.project(self.attention_norm(x), batch, cos_sin, cache)
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        return self.attention.project(normed, batch, cos_sin, cache)
 
     def complete(
         self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
     ) -> torch.Tensor:
         """Attention and feed-forward."""
         attended = self.attention.attend(q, batch, cache)
+        if self.parallel:
+            norm = self.mlp_norm or self.attention_norm
+            assert norm is not None and not isinstance(self.mlp, NormedMoE)
+            return x + self._scaled(attended + self.mlp(norm(x)))
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
-        normed, x = self.mlp_norm.add(attended, x)
-        out = self.mlp(normed)
-        return x + (out if self.post_mlp_norm is None else self.post_mlp_norm(out))
+        attended = self._scaled(attended)
+        if self.mlp_norm is None:
+            normed = x = x + attended
+        else:
+            normed, x = self.mlp_norm.add(attended, x)
+        out = self.mlp(normed, x) if isinstance(self.mlp, NormedMoE) else self.mlp(normed)
+        if self.post_mlp_norm is not None:
+            out = self.post_mlp_norm(out)
+        return x + self._scaled(out)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        norms = (
-            self.attention_norm,
-            self.mlp_norm,
-            self.post_attention_norm,
-            self.post_mlp_norm,
-        )
-        slots = self.attention.weight_slots() | self.mlp.weight_slots()
-        for norm in norms:
-            slots |= {} if norm is None else norm.weight_slots()
-        return slots
-
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
-        self.attention.finish_loading()
-        self.mlp.finish_loading()
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.residual_scale == 1.0 else x * self.residual_scale
 
 
 def _attention(
@@ -149,12 +177,16 @@ def _attention(
             return LatentAttention(place, spec, hidden)
 
 
-def _feed_forward(place: WeightPlacement, spec: DenseSpec | MoESpec, hidden: int) -> DenseMLP | MoE:
+def _feed_forward(
+    place: WeightPlacement, spec: DenseSpec | MoESpec, hidden: int, eps: float
+) -> DenseMLP | MoE | NormedMoE:
     match spec:
         case DenseSpec():
             return DenseMLP(place, spec, hidden)
+        case MoESpec(shared_norms=True):
+            return NormedMoE(place, spec, hidden, eps)
         case MoESpec():
-            return MoE(place, spec, hidden)
+            return MoE(place, spec, hidden, eps)
 
 
 class Decoder:
@@ -169,7 +201,7 @@ class Decoder:
         self,
         spec: DecoderSpec,
         place: WeightPlacement,
-        load: Callable[[LoadedPart], None],
+        load: Callable[[Part], None],
         *,
         has_head: bool = True,
     ) -> None:
@@ -181,28 +213,42 @@ class Decoder:
         self.place = place
         tied = spec.tie_embeddings
         self.embed = self._table("embed", load, embeds=True, is_head=tied)
+        self.positions: PositionEmbedding | None = None
+        if spec.positions is not None:
+            self.positions = PositionEmbedding(
+                place.at("positions"), spec.positions, spec.hidden_size
+            )
+            load(self.positions)
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
-        self.norm = RMSNorm(place.at("norm"), spec.hidden_size, spec.norm_eps)
+        self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
         load(self.norm)
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
+        self._memory_of_layer = spec.memory_of_layer
+        # The layer after which the cache has all of a step.
+        self._last_written = max(
+            index for index, layer in enumerate(spec.layers) if layer.attention.memories
+        )
         # Rounded as the embeddings are.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
     def _table(
-        self, name: str, load: Callable[[LoadedPart], None], *, embeds: bool, is_head: bool
+        self, name: str, load: Callable[[Part], None], *, embeds: bool, is_head: bool
     ) -> VocabParallel:
         vocab, hidden = self.spec.vocab_size, self.spec.hidden_size
-        table = VocabParallel(self.place.at(name), vocab, hidden, embeds=embeds, is_head=is_head)
+        bias = is_head and self.spec.head_bias
+        table = VocabParallel(
+            self.place.at(name), vocab, hidden, embeds=embeds, is_head=is_head, bias=bias
+        )
         load(table)
         return table
 
-    def _layer(self, index: int, load: Callable[[LoadedPart], None]) -> Layer:
+    def _layer(self, index: int, load: Callable[[Part], None]) -> Layer:
         spec = self.spec
         place = self.place.at(f"layers.{index}")
-        layer = Layer(place, spec.layers[index], spec.hidden_size, spec.norm_eps)
+        layer = Layer(place, spec.layers[index], spec.hidden_size, spec.norm, spec.norm_eps)
         load(layer)
         return layer
 
@@ -211,34 +257,41 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the normalised hidden state of ``batch.output_rows``.
 
-        ``on_layer(i)`` is called as soon as the step's KV of layer i is in the cache.
+        ``on_layer(i)`` is called as soon as the step's KV of memory i is in the cache.
         """
         x = self.embed.embed(batch.tokens)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions(batch.positions)
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
-        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            q = layer.write_kv(x, batch, cos_sin[self.spec.layers[index].rope], cache[index])
-            if on_layer is not None:
-                on_layer(index)
-            if index == last and not batch.needs_logits:
+            spec, memory = self.spec.layers[index], self._memory_of_layer[index]
+            q = layer.write_kv(x, batch, cos_sin[spec.rope], cache[memory])
+            if on_layer is not None and spec.attention.memories:
+                on_layer(memory)
+            if index == self._last_written and not batch.needs_logits:
                 break
-            x = layer.complete(x, q, batch, cache[index])
+            x = layer.complete(x, q, batch, cache[memory])
         return self.norm(x.index_select(0, batch.output_rows))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
         assert self.head is not None, "the node refuses what needs logits"
-        logits, cap = self.head.logits(hidden), self.spec.logit_soft_cap
-        return logits if logits is None or cap is None else torch.tanh(logits / cap) * cap
+        logits = self.head.logits(hidden)
+        if logits is None:
+            return None
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        cap = self.spec.logit_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def prepare_batched_decode(self, cache: Sequence[LayerKV], block_size: int) -> bool:
         """Compile the kernels that attend for all decoding rows at once. Return whether any layer
         has one: each uses its own, and latent attention does without."""
         attentions = [
-            (layer.attention, layer.attention.config(layer_kv, block_size))
-            for layer, layer_kv in zip(self.layers, cache, strict=True)
+            (layer.attention, layer.attention.config(cache[memory], block_size))
+            for layer, memory in zip(self.layers, self._memory_of_layer, strict=True)
             if isinstance(layer.attention, Attention)
         ]
         prepare = self.place.operators.prepare_batched_decode

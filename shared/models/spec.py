@@ -60,7 +60,7 @@ class LongRopeScaling:
     attention_factor: float
 
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "clamped_swiglu"]
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
@@ -95,21 +95,55 @@ class KVSpec:
         return range(rank * share, (rank + 1) * share)
 
 
+class QKNorm(Enum):
+    """Norms of queries and keys: over each head with one weight for all, before the rotation or
+    after it; over all heads at once; or a LayerNorm over each head with a weight of its own."""
+
+    HEAD = "head"
+    ROTATED_HEAD = "rotated head"
+    PROJECTION = "projection"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScale:
+    """Queries at position p are multiplied by ``1 + beta * ln(1 + p // original_max_position)``."""
+
+    beta: float
+    original_max_position: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Grouped-query attention. ``sliding_window`` counts the token itself; ``None`` is no limit.
     Scores are multiplied by ``scale``, by default 1 / sqrt(head_dim); with ``soft_cap`` c, they are
-    then ``c * tanh(score / c)``."""
+    then ``c * tanh(score / c)``.
+
+    ``v_norm`` is a norm over each head of values, without a weight. ``values_are_keys``: there is
+    no projection to values, which are the keys before their norm and rotation. ``sinks``: each head
+    has a score that counts in the softmax and has no value. ``kv_of`` is the earlier layer whose
+    keys and values are attended to, if the layer has none of its own.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QKNorm | None = None
+    v_norm: bool = False
+    values_are_keys: bool = False
+    sinks: bool = False
     sliding_window: int | None = None
     scale: float | None = None
     soft_cap: float | None = None
+    query_scale: QueryScale | None = None
+    kv_of: int | None = None
+
+    @property
+    def memories(self) -> tuple[KVSpec, ...]:
+        """What a layer keeps of a sequence."""
+        return () if self.kv_of is not None else (self.kv,)
 
     @property
     def kv(self) -> KVSpec:
@@ -156,6 +190,11 @@ class MLASpec:
         return self.nope_dim + self.rope_dim
 
     @property
+    def memories(self) -> tuple[KVSpec, ...]:
+        """What a layer keeps of a sequence."""
+        return (self.kv,)
+
+    @property
     def kv(self) -> KVSpec:
         """The normalised latent, then the rotated part of the keys."""
         return KVSpec(components=("latent",), heads=1, dim=self.kv_lora_rank + self.rope_dim)
@@ -169,11 +208,13 @@ class MLASpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """A gated feed-forward: ``down(activation(gate(x)) * up(x))``."""
+    """A feed-forward: ``down(activation(gate(x)) * up(x))``, or ``down(activation(up(x)))`` if it
+    is not ``gated``."""
 
     intermediate: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
     def split_problem(self, size: int) -> str | None:
         """The reason why this cannot be split over ``size`` ranks, or ``None``."""
@@ -189,28 +230,37 @@ class RouterSpec:
     With several ``groups`` of neighbouring experts, only those in the best ``open_groups`` are
     eligible; groups are ranked by the sum of their ``group_best`` best scores. With ``correction``,
     each expert has a bias that affects the choice only. An expert's result is weighted by its
-    score, divided by the sum of the chosen ones' if ``normalise``, times ``scale``.
+    score, divided by the sum of the chosen ones' if ``normalise``, times ``scale``; with
+    ``expert_scale``, also times a weight of its own. ``bias``: the logits have one. ``input_norm``:
+    the router sees its input normalised and multiplied by a weight and 1 / sqrt(its width).
     """
 
     experts: int
     chosen: int
-    scoring: Literal["softmax", "sigmoid"]
-    groups: int
-    open_groups: int
-    group_best: int
-    correction: bool
-    normalise: bool
-    scale: float
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    open_groups: int = 1
+    group_best: int = 1
+    bias: bool = False
+    correction: bool = False
+    normalise: bool = True
+    scale: float = 1.0
+    expert_scale: bool = False
+    input_norm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
     """Experts, of which a router chooses a few for each token, and a feed-forward shared by all
-    tokens, if any."""
+    tokens, if any; with ``shared_gate``, its result is multiplied by the sigmoid of a projection of
+    the token. ``shared_norms``: experts and the shared feed-forward have norms of their own, before
+    the experts and after both; the router and the experts' norm see the layer's residual."""
 
     router: RouterSpec
     expert: DenseSpec
     shared: DenseSpec | None = None
+    shared_gate: bool = False
+    shared_norms: bool = False
 
     def split_problem(self, size: int) -> str | None:
         """The reason why this cannot be split over ``size`` ranks, or ``None``."""
@@ -224,29 +274,64 @@ class MoESpec:
 QUANTIZED = "quantized"
 
 
+class NormKind(Enum):
+    """Root-mean-square norms, or LayerNorms with a bias or without."""
+
+    RMS = "rms"
+    LAYER = "layer"
+    LAYER_UNBIASED = "layer without bias"
+
+
 class NormLayout(Enum):
-    """The norms of a layer: before attention and feed-forward, or before and after both."""
+    """The norms of a layer: before attention and feed-forward, after both, or before and after
+    both. In parallel, both see the layer's input, each through a norm of its own or through one
+    norm, and both are added to it. Residual norms are over the sums with the input."""
 
     PRE = "pre"
+    POST = "post"
     SANDWICH = "sandwich"
+    PARALLEL = "parallel"
+    PARALLEL_SHARED = "parallel with one norm"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer. Without ``rope``, its attention knows no positions."""
+    """One layer. Without ``rope``, its attention knows no positions. What attention and
+    feed-forward add is multiplied by ``residual_scale``, and with ``output_scale`` the layer's
+    output by a number of the checkpoint."""
 
     attention: AttentionSpec | MLASpec
     mlp: DenseSpec | MoESpec
     rope: RopeSpec | None = None
     norms: NormLayout = NormLayout.PRE
+    residual_scale: float = 1.0
+    output_scale: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionTable:
+    """A learned embedding of positions, the first of which is in row ``offset``."""
+
+    rows: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """Inputs of ``dim`` numbers that each layer has of each token: the sum of a table's row of the
+    token and of a projection of its embedding. A layer adds them through a gate."""
+
+    vocab_size: int
+    dim: int
+    activation: Activation
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype, or ``QUANTIZED``.
 
-    Embeddings are multiplied by ``embedding_scale``. With ``logit_soft_cap`` c, logits are
-    ``c * tanh(logits / c)``.
+    Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
+    ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``.
     """
 
     vocab_size: int
@@ -255,11 +340,35 @@ class DecoderSpec:
     norm_eps: float
     tie_embeddings: bool
     max_position: int
+    norm: NormKind = NormKind.RMS
+    positions: PositionTable | None = None
+    token_inputs: TokenInputs | None = None
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    head_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
+
+    @property
+    def memories(self) -> tuple[KVSpec, ...]:
+        """What all layers keep of a sequence, in the order of the cache."""
+        return tuple(memory for layer in self.layers for memory in layer.attention.memories)
+
+    @property
+    def memory_of_layer(self) -> tuple[int, ...]:
+        """The index in ``memories`` that each layer attends to."""
+        indices: list[int] = []
+        count = 0
+        for layer in self.layers:
+            attention = layer.attention
+            if isinstance(attention, AttentionSpec) and attention.kv_of is not None:
+                indices.append(indices[attention.kv_of])
+                continue
+            indices.append(count)
+            count += len(attention.memories)
+        return tuple(indices)
 
     def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
         """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes
@@ -286,9 +395,10 @@ def tensor_parallel_problem(spec: DecoderSpec, size: int) -> str | None:
 
 
 def layers_before_routing(spec: DecoderSpec) -> int:
-    """The number of first layers whose KV does not depend on any choice of experts."""
+    """The number of first memories that do not depend on any choice of experts."""
     routed = (n for n, layer in enumerate(spec.layers) if isinstance(layer.mlp, MoESpec))
-    return next(routed, len(spec.layers) - 1) + 1
+    layers = spec.layers[: next(routed, len(spec.layers) - 1) + 1]
+    return sum(len(layer.attention.memories) for layer in layers)
 
 
 def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
@@ -305,10 +415,17 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         **_fields_by_layer("mlp", [layer.mlp for layer in spec.layers]),
         **_rope_fields([layer.rope for layer in spec.layers]),
         "norms": _uniform_or_runs(layer.norms.value for layer in spec.layers),
+        "residual_scale": _uniform_or_runs(layer.residual_scale for layer in spec.layers),
+        "output_scale": _uniform_or_runs(layer.output_scale for layer in spec.layers),
+        "norm": spec.norm.value,
         "norm_eps": repr(spec.norm_eps),
         "tie_embeddings": str(spec.tie_embeddings),
+        "positions": str(spec.positions),
+        "token_inputs": str(spec.token_inputs),
         "embedding_scale": repr(spec.embedding_scale),
+        "logit_scale": repr(spec.logit_scale),
         "logit_soft_cap": repr(spec.logit_soft_cap),
+        "head_bias": str(spec.head_bias),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from ...kernels.block_formats import BLOCK_FORMATS, BlockFormat
 from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
-from ..models.decoder import LoadedPart
+from ..models.layers.part import Part
 from ..models.parallel import WeightSlot
 from ..models.registry import Family
 from ..models.spec import AttentionSpec, DecoderSpec, MLASpec
@@ -40,7 +40,7 @@ class CheckpointWeights:
         """False for a checkpoint that can embed but not generate."""
         return not lacks_head(self._origins, self._spec, self._source.path)
 
-    def fill(self, part: LoadedPart) -> None:
+    def fill(self, part: Part) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
         slots = part.weight_slots()
         missing = sorted(name for name in slots if name not in self._origins)

@@ -9,7 +9,8 @@ import torch
 
 from ...kernels.operators import Operators
 from ..errors import ModelError
-from ..models.decoder import Decoder, LoadedPart
+from ..models.decoder import Decoder
+from ..models.layers.part import Part
 from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
@@ -68,7 +69,7 @@ def decoder_from(source: WeightSource, spec: DecoderSpec, place: WeightPlacement
     config = source.config()
     weights = CheckpointWeights(source, family_of(config.values, config.file), spec)
 
-    def load(part: LoadedPart) -> None:
+    def load(part: Part) -> None:
         weights.fill(part)
         part.finish_loading()
 
@@ -82,7 +83,7 @@ def random_decoder(spec: DecoderSpec, place: WeightPlacement, seed: int) -> Deco
     """Build a decoder with random weights."""
     weights = RandomWeights(seed, place.device)
 
-    def load(part: LoadedPart) -> None:
+    def load(part: Part) -> None:
         weights.fill(part)
         part.finish_loading()
 

@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from ..models.decoder import LoadedPart
+from ..models.layers.part import Part
 from ..models.parallel import WeightSlot
 
 # Random weights repeat with this (prime) period, so that rows differ and filling is a copy.
@@ -24,7 +24,7 @@ class RandomWeights:
         # Drawn on the host, so that all devices have the same numbers, and repeated on the device.
         self._pool = torch.randn(_PERIOD, generator=generator).to(device)
 
-    def fill(self, part: LoadedPart) -> None:
+    def fill(self, part: Part) -> None:
         """Fill the slots of a part."""
         for name, slot in part.weight_slots().items():
             if len(slot.shape) == 1:

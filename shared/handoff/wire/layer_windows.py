@@ -19,7 +19,7 @@ def first_tokens(
     Every layer has at least one token, so that no transfer is without a frame.
     """
     latest = end_token - 1
-    windows = (layer.attention.kv.window for layer in spec.layers)
+    windows = (kv.window for kv in spec.memories)
     return tuple(
         first_token if window is None else max(first_token, min(resume_at - window + 1, latest))
         for window in windows

@@ -14,6 +14,7 @@ from ..spec import (
     LayerSpec,
     MoESpec,
     NormLayout,
+    QKNorm,
     RopeSpec,
     YarnScaling,
 )
@@ -113,7 +114,7 @@ def read_attention(
     *,
     qkv_bias: bool = False,
     o_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: QKNorm | None = None,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> AttentionSpec:
@@ -125,7 +126,7 @@ def read_attention(
     config.one_of("num_key_value_groups", (heads // kv_heads,), heads // kv_heads)
     # What the family decides, and a config may repeat.
     for key in ("qk_layernorm", "qk_norm", "use_qk_norm"):
-        config.one_of(key, (qk_norm,), qk_norm)
+        config.one_of(key, (qk_norm is not None,), qk_norm is not None)
     for key in ("add_qkv_bias", "qkv_bias", "use_qkv_bias"):
         config.one_of(key, (qkv_bias,), qkv_bias)
     return AttentionSpec(

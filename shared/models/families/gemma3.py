@@ -4,7 +4,7 @@ over each head of q and k."""
 from __future__ import annotations
 
 from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table
-from ..spec import DecoderSpec, NormLayout, RopeSpec
+from ..spec import DecoderSpec, NormLayout, QKNorm, RopeSpec
 from ..weight_names import AddOne, WeightNames
 from . import gemma2
 from .dense import read_attention, read_dense
@@ -23,7 +23,7 @@ def read(config: Config) -> DecoderSpec:
     kinds, window = _read_kinds(config), config.integer("sliding_window", 4096)
     attention = read_attention(
         config,
-        qk_norm=True,
+        qk_norm=QKNorm.HEAD,
         scale=gemma2.read_scale(config),
     )
     ropes = _read_ropes(config, attention.head_dim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import Config
-from ..spec import AttentionSpec, DecoderSpec
+from ..spec import AttentionSpec, DecoderSpec, QKNorm
 from .dense import DENSE_WEIGHTS, O_BIAS, QK_NORM, QKV_BIAS, read_attention, read_dense
 from .qwen2 import qwen_windows
 
@@ -18,4 +18,4 @@ def read(config: Config) -> DecoderSpec:
 def read_normed_attention(config: Config) -> AttentionSpec:
     """Attention with a norm over each head of q and k."""
     bias = config.flag("attention_bias")
-    return read_attention(config, qk_norm=True, qkv_bias=bias, o_bias=bias)
+    return read_attention(config, qk_norm=QKNorm.HEAD, qkv_bias=bias, o_bias=bias)

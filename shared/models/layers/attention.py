@@ -8,12 +8,13 @@ from ....kernels.attention_metadata import AttentionConfig, AttentionParams
 from ....kernels.signatures import CosSin, LayerKV
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
-from ..spec import AttentionSpec
+from ..spec import AttentionSpec, QKNorm, QueryScale
 from .linear import ColumnParallel, RowParallel
-from .norm import HeadNorm
+from .norm import HeadLayerNorm, HeadNorm, ProjectionNorm
+from .part import Part
 
 
-class Attention:
+class Attention(Part):
     """This rank's heads of one layer's attention, in two halves: up to K and V in the cache, and
     the rest."""
 
@@ -22,21 +23,38 @@ class Attention:
     ) -> None:
         tp, dim = place.tp, spec.head_dim
         query = tp.shard(spec.num_heads)
-        kv = spec.kv.heads_of(tp.rank, tp.size)
+        kv = range(0) if spec.kv_of is not None else spec.kv.heads_of(tp.rank, tp.size)
         query_rows = range(query.start * dim, query.stop * dim)
         kv_shard = (spec.num_kv_heads * dim, range(kv.start * dim, kv.stop * dim))
-        shards = {"q": (spec.num_heads * dim, query_rows), "k": kv_shard, "v": kv_shard}
+        shards = {"q": (spec.num_heads * dim, query_rows)}
+        if kv:
+            shards["k"] = kv_shard
+        if kv and not spec.values_are_keys:
+            shards["v"] = kv_shard
         self.qkv = ColumnParallel(place, hidden, shards, spec.qkv_bias)
         self.o = RowParallel(place, "o", (spec.num_heads * dim, query_rows), hidden, spec.o_bias)
-        self.norm = HeadNorm(place, len(query), len(kv), dim) if spec.qk_norm else None
+        # Before the rotation, in an operator of its own or together with it; or after it.
+        self.first_norm: ProjectionNorm | HeadLayerNorm | None = None
+        self.head_norm: HeadNorm | None = None
+        heads, kv_heads = (spec.num_heads, query), (spec.num_kv_heads, kv)
+        match spec.qk_norm:
+            case QKNorm.PROJECTION:
+                self.first_norm = ProjectionNorm(place, heads, kv_heads, dim)
+            case QKNorm.LAYER:
+                self.first_norm = HeadLayerNorm(place, heads, kv_heads, dim)
+            case QKNorm.HEAD | QKNorm.ROTATED_HEAD:
+                self.head_norm = HeadNorm(place, len(query), len(kv), dim)
+        self.sinks = Sinks(place, spec.num_heads, query) if spec.sinks else None
+        self.value_ones = place.empty_norm(dim).fill_(1.0) if spec.v_norm else None
         self.operators = place.operators
         self.activations = place.activations
+        self.spec = spec
         self.eps = eps
         self.heads = len(query)
         self.kv_heads = len(kv)
         self.dim = dim
         scale = spec.scale or dim**-0.5
-        self.params = AttentionParams(scale, spec.sliding_window, spec.soft_cap)
+        self.params = AttentionParams(scale, spec.sliding_window, spec.soft_cap, spec.sinks)
         # Until a kernel for all decoding rows has been prepared.
         self.batched_decode = False
 
@@ -44,17 +62,37 @@ class Attention:
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
     ) -> torch.Tensor:
         """Write the rows' K and V to the cache; return their queries, [T, H, D]."""
+        spec, operators = self.spec, self.operators
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)
-        weight = None if self.norm is None else self.norm.weight
-        return self.operators.rope_and_cache_kv(
-            qkv, weight, self.eps, cos_sin, cache, batch.attention.slots
-        )
+        if spec.values_are_keys and self.kv_heads:
+            qkv = torch.cat([qkv, qkv[:, self.heads :]], dim=1)
+        if self.first_norm is not None:
+            qkv = self.first_norm(qkv, self.eps)
+        if self.value_ones is not None and self.kv_heads:
+            qkv = self._with_normed_values(qkv, self.value_ones)
+        if spec.qk_norm is QKNorm.ROTATED_HEAD:
+            rotated = self.heads + self.kv_heads
+            qk = operators.rope_queries(qkv[:, :rotated], None, self.eps, cos_sin)
+            qkv = torch.cat([qk, qkv[:, rotated:]], dim=1)
+            cos_sin = cos_sin[0][..., :0], cos_sin[1][..., :0]
+        weight = None if self.head_norm is None else self.head_norm.weight
+        if self.kv_heads:
+            slots = batch.attention.slots
+            q = operators.rope_and_cache_kv(qkv, weight, self.eps, cos_sin, cache, slots)
+        else:
+            q = operators.rope_queries(qkv, weight, self.eps, cos_sin)
+        return q if spec.query_scale is None else _scaled(q, spec.query_scale, batch.positions)
+
+    def _with_normed_values(self, qkv: torch.Tensor, ones: torch.Tensor) -> torch.Tensor:
+        qk, v = qkv.split([qkv.shape[1] - self.kv_heads, self.kv_heads], dim=1)
+        return torch.cat([qk, self.operators.rms_norm(v, ones, self.eps)], dim=1)
 
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
         keys, values = cache
         metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
-        attended = self.operators.paged_attention(q, keys, values, metadata, self.params)
+        sinks = None if self.sinks is None else self.sinks.scores
+        attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
         return self.o(attended.view(q.shape[0], -1))
 
     def config(self, cache: LayerKV, block_size: int) -> AttentionConfig:
@@ -65,20 +103,25 @@ class Attention:
             dtype=self.activations,
             cache_dtype=keys.dtype,
             heads=self.heads,
-            kv_heads=self.kv_heads,
+            kv_heads=keys.shape[0],
             dim=self.dim,
             block_size=block_size,
             params=self.params,
         )
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        slots = self.qkv.weight_slots() | self.o.weight_slots()
-        return slots if self.norm is None else slots | self.norm.weight_slots()
 
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
-        self.qkv.finish_loading()
-        self.o.finish_loading()
-        if self.norm is not None:
-            self.norm.finish_loading()
+class Sinks(Part):
+    """The score of each head that counts in its softmax and has no value."""
+
+    def __init__(self, place: WeightPlacement, total: int, mine: range) -> None:
+        self.scores = torch.empty(len(mine), dtype=torch.float32, device=place.device)
+        self.name = place.name("sinks.weight")
+        self.slot = WeightSlot(self.scores, (total,), 0, mine.start, mine.stop)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: self.slot}
+
+
+def _scaled(q_THD: torch.Tensor, scale: QueryScale, positions_T: torch.Tensor) -> torch.Tensor:
+    turns = (positions_T // scale.original_max_position).float()
+    return (q_THD * (1 + scale.beta * turns.log1p())[:, None, None]).to(q_THD.dtype)

@@ -6,9 +6,10 @@ import torch
 
 from ..parallel import WeightPlacement, WeightSlot, replicated
 from .linear_method import LinearPart, Shard, choose_method
+from .part import Part
 
 
-class ColumnParallel:
+class ColumnParallel(Part):
     """Several linears of the same input merged into one: each rank computes a range of each one's
     outputs.
 
@@ -30,8 +31,7 @@ class ColumnParallel:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.method(x)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
+    def own_slots(self) -> dict[str, WeightSlot]:
         slots = self.method.weight_slots()
         if self.bias is not None:
             row = 0
@@ -41,12 +41,11 @@ class ColumnParallel:
                 row += len(mine)
         return slots
 
-    def finish_loading(self) -> None:
-        """Pack the weight, once it is loaded."""
+    def pack(self) -> None:
         self.method.finish_loading(self.bias)
 
 
-class RowParallel:
+class RowParallel(Part):
     """Each rank takes a range of the inputs, and the results are summed."""
 
     def __init__(
@@ -67,11 +66,9 @@ class RowParallel:
         """This rank's summand, for a caller that adds more before the sum over ranks."""
         return self.method(x)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
+    def own_slots(self) -> dict[str, WeightSlot]:
         slots = self.method.weight_slots()
         return slots if self.bias is None else slots | {self.bias_name: replicated(self.bias)}
 
-    def finish_loading(self) -> None:
-        """Pack the weight, once it is loaded."""
+    def pack(self) -> None:
         self.method.finish_loading(None)

@@ -15,9 +15,10 @@ from ..spec import MLASpec
 from .linear import ColumnParallel, RowParallel
 from .linear_method import Shard
 from .norm import RMSNorm
+from .part import Part
 
 
-class LatentAttention:
+class LatentAttention(Part):
     """This rank's heads of one layer's attention, in two halves: up to the latent in the cache, and
     the rest. Every rank computes and caches the latent."""
 
@@ -63,26 +64,8 @@ class LatentAttention:
         attended = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)
         return self.o(attended.reshape(q.shape[0], -1))
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        return {
-            **({} if self.queries is None else self.queries.weight_slots()),
-            **self.down.weight_slots(),
-            **self.kv_norm.weight_slots(),
-            **self.kv_up.weight_slots(),
-            **self.o.weight_slots(),
-        }
 
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded."""
-        if self.queries is not None:
-            self.queries.up.finish_loading()
-        self.down.finish_loading()
-        self.kv_up.finish_loading()
-        self.o.finish_loading()
-
-
-class CompressedQueries:
+class CompressedQueries(Part):
     """Projection from the compressed query to this rank's heads."""
 
     def __init__(self, place: WeightPlacement, rank: int, shard: Shard, eps: float) -> None:
@@ -92,12 +75,8 @@ class CompressedQueries:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.up(self.norm(x))
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        return self.norm.weight_slots() | self.up.weight_slots()
 
-
-class LatentExpansion:
+class LatentExpansion(Part):
     """The weight that expands a latent to keys and values of this rank's heads. It is not a linear
     of its own: attention multiplies with it on whichever side is cheaper."""
 
@@ -116,14 +95,13 @@ class LatentExpansion:
         assert self._halves is not None, "finish_loading() comes first"
         return self._halves
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameter by name, for the loader."""
+    def own_slots(self) -> dict[str, WeightSlot]:
         total, mine = self.shard
         shape = (total, self.weight.shape[1])
         return {self.name: WeightSlot(self.weight, shape, 0, mine.start, mine.stop)}
 
-    def finish_loading(self) -> None:
-        """Split and convert the weight, once it is loaded."""
+    def pack(self) -> None:
+        """Split and convert the weight."""
         weight = self.weight.to(self.dtype).view(self.shape)
         self._halves = weight[:, : self.nope_dim], weight[:, self.nope_dim :]
         del self.weight

@@ -10,83 +10,188 @@ from dataclasses import replace
 
 import torch
 
+from ....kernels.operators import Operators
 from ....kernels.signatures import Experts, Linear
 from ..parallel import WeightPlacement, WeightSlot, replicated
-from ..spec import MoESpec, RouterSpec
+from ..spec import DenseSpec, MoESpec, RouterSpec
 from .ffn import DenseMLP
+from .linear_method import LinearMethod, LinearPart, choose_method
+from .norm import RMSNorm
+from .part import Part
 
 # Sigmoids of very negative logits are all zero in float32, and must not be divided by their sum.
 _NO_SCORE = 1e-20
 
 
-class MoE:
+class MoE(Part):
     """Every rank routes all rows, with equal results, and has a part of every expert's width."""
 
-    def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int, eps: float) -> None:
         self.tp = place.tp
-        self.operators = place.operators
-        self.activation = spec.expert.activation
-        self.router = ExpertRouter(place.at("router"), spec.router, hidden)
+        self.router = ExpertRouter(place.at("router"), spec.router, hidden, eps)
         self.shared = (
             None if spec.shared is None else DenseMLP(place.at("shared"), spec.shared, hidden)
         )
-        self.experts = [
-            DenseMLP(place.at(f"experts.{index}"), spec.expert, hidden)
-            for index in range(spec.router.experts)
-        ]
-        self._experts: Experts | None = None
+        self.shared_gate = SharedGate(place.at("shared_gate"), hidden) if spec.shared_gate else None
+        self.experts = ExpertWeights(place, spec.expert, spec.router.experts, hidden)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        assert self._experts is not None, "finish_loading() comes first"
-        out = torch.zeros_like(x) if self.shared is None else self.shared.partial(x)
+        if self.shared is None:
+            out = torch.zeros_like(x)
+        else:
+            out = self.shared.partial(x)
+            if self.shared_gate is not None:
+                out = out * self.shared_gate(x)
         weights, chosen = self.router(x)
-        self._experts(x, weights, chosen, out)
+        self.experts(x, weights, chosen, out)
         return self.tp.all_reduce(out)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        slots = self.router.weight_slots()
-        if self.shared is not None:
-            slots |= self.shared.weight_slots()
-        for expert in self.experts:
-            slots |= expert.weight_slots()
-        return slots
 
-    def finish_loading(self) -> None:
-        """Pack the weights, once they are loaded. No operator computes experts from codes."""
-        self.router.finish_loading()
-        if self.shared is not None:
-            self.shared.finish_loading()
+class NormedMoE(Part):
+    """A dense feed-forward and experts beside it, each with a norm behind it. The router and the
+    experts, through a norm of their own, see the layer's residual."""
+
+    def __init__(self, place: WeightPlacement, spec: MoESpec, hidden: int, eps: float) -> None:
+        assert spec.shared is not None
+        self.tp = place.tp
+        self.router = ExpertRouter(place.at("router"), spec.router, hidden, eps)
+        self.shared = DenseMLP(place.at("shared"), spec.shared, hidden)
+        self.experts = ExpertWeights(place, spec.expert, spec.router.experts, hidden)
+        self.experts_norm = RMSNorm(place.at("experts_norm"), hidden, eps)
+        self.post_experts_norm = RMSNorm(place.at("post_experts_norm"), hidden, eps)
+        self.post_shared_norm = RMSNorm(place.at("post_shared_norm"), hidden, eps)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(residual)
+        out = torch.zeros_like(x)
+        self.experts(self.experts_norm(residual), weights, chosen, out)
+        routed = self.post_experts_norm(self.tp.all_reduce(out))
+        return self.post_shared_norm(self.shared(x)) + routed
+
+
+class SharedGate(Part):
+    """The share of the shared feed-forward's result that counts: the sigmoid of a projection."""
+
+    def __init__(self, place: WeightPlacement, hidden: int) -> None:
+        self.weight = place.empty(1, hidden)
+        self.name = place.name("weight")
+        self.operators = place.operators
+        self._linear: Linear | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert self._linear is not None, "finish_loading() comes first"
+        return self._linear(x).sigmoid()
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: replicated(self.weight)}
+
+    def pack(self) -> None:
+        self._linear = self.operators.prepare_linear(self.weight, None)
+        del self.weight
+
+
+class ExpertWeights(Part):
+    """The weights of all experts, and the operator that they are packed into."""
+
+    def __init__(self, place: WeightPlacement, spec: DenseSpec, experts: int, hidden: int) -> None:
+        mine = place.tp.shard(spec.intermediate)
+        shard, whole = (spec.intermediate, mine), (hidden, range(hidden))
+        places = [place.at(f"experts.{index}") for index in range(experts)]
+        self.operators: Operators = place.operators
+        self.activation = spec.activation
+        self.gate_up: list[LinearMethod] = [
+            choose_method(
+                each, [LinearPart(each.name(f"{n}.weight"), shard, whole) for n in ("gate", "up")]
+            )
+            for each in places
+        ]
+        self.down: list[LinearMethod] = [
+            choose_method(each, [LinearPart(each.name("down.weight"), whole, shard)])
+            for each in places
+        ]
+        self.biases = [_ExpertBias(each, shard, hidden) for each in places] if spec.bias else []
+        # Added on one rank only, as results are summed over all.
+        self.adds_down_bias = place.tp.rank == 0
+        self._experts: Experts | None = None
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """See ``signatures.Experts``."""
+        assert self._experts is not None, "finish_loading() comes first"
+        self._experts(x, weights, chosen, out)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        methods = (*self.gate_up, *self.down)
+        return {name: slot for each in methods for name, slot in each.weight_slots().items()}
+
+    def pack(self) -> None:
+        """No operator computes experts from codes."""
         self._experts = self.operators.prepare_experts(
-            [expert.gate_up.method.take_weight() for expert in self.experts],
-            [expert.down.method.take_weight() for expert in self.experts],
+            [each.take_weight() for each in self.gate_up],
+            [each.take_weight() for each in self.down],
             self.activation,
+            [bias.gate_up for bias in self.biases] or None,
+            [bias.down for bias in self.biases] if self.biases and self.adds_down_bias else None,
         )
 
 
-class ExpertRouter:
+class _ExpertBias(Part):
+    """The biases of one expert, of which gate and up are split over ranks."""
+
+    def __init__(self, place: WeightPlacement, shard: tuple[int, range], hidden: int) -> None:
+        total, mine = shard
+        self.gate_up = place.empty(2 * len(mine))
+        self.down = place.empty(hidden)
+        self.slots = {
+            place.name(f"{name}.bias"): WeightSlot(half, (total,), 0, mine.start, mine.stop)
+            for name, half in zip(("gate", "up"), self.gate_up.chunk(2), strict=True)
+        } | {place.name("down.bias"): replicated(self.down)}
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return self.slots
+
+
+class ExpertRouter(Part):
     """Chooses experts, in float32 whatever the weights' dtype: a tie that is broken by rounding
     sends a token elsewhere."""
 
-    def __init__(self, place: WeightPlacement, spec: RouterSpec, hidden: int) -> None:
+    def __init__(self, place: WeightPlacement, spec: RouterSpec, hidden: int, eps: float) -> None:
         self.spec = spec
         self.operators = place.operators
         precise = replace(place, dtype=torch.float32)
         self.weight = precise.empty(spec.experts, hidden)
-        self.correction = precise.empty(spec.experts) if spec.correction else None
-        self.names = place.name("weight"), place.name("bias")
+        self.slots = {place.name("weight"): replicated(self.weight)}
+
+        def vector(name: str, size: int, has: bool) -> torch.Tensor | None:
+            if not has:
+                return None
+            made = precise.empty(size)
+            self.slots[place.name(name)] = replicated(made)
+            return made
+
+        self.logit_bias = vector("logits.bias", spec.experts, spec.bias)
+        self.correction = vector("bias", spec.experts, spec.correction)
+        self.expert_scale = vector("expert_scale.weight", spec.experts, spec.expert_scale)
+        self.input_norm = vector("norm.weight", hidden, spec.input_norm)
+        self.eps = eps
         self._linear: Linear | None = None
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and indices of the experts of each row, both [T, K]."""
         assert self._linear is not None, "finish_loading() comes first"
-        logits = self._linear(x.float())
+        wide = x.float()
+        if self.input_norm is not None:
+            wide = self.operators.rms_norm(wide, self.input_norm, self.eps) * wide.shape[1] ** -0.5
+        logits = self._linear(wide)
         scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
         corrected = scores if self.correction is None else scores + self.correction
         chosen = self._mask_groups(corrected).topk(self.spec.chosen, sorted=False).indices
         weights = scores.gather(1, chosen)
         if self.spec.normalise:
             weights = weights / (weights.sum(-1, keepdim=True) + _NO_SCORE)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[chosen]
         return weights * self.spec.scale, chosen
 
     def _mask_groups(self, scores: torch.Tensor) -> torch.Tensor:
@@ -100,15 +205,9 @@ class ExpertRouter:
         closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, opened, False)
         return grouped.masked_fill(closed[..., None], -torch.inf).flatten(1)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        weight, bias = self.names
-        slots = {weight: replicated(self.weight)}
-        if self.correction is not None:
-            slots[bias] = replicated(self.correction)
-        return slots
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return self.slots
 
-    def finish_loading(self) -> None:
-        """Pack the weight, once it is loaded."""
-        self._linear = self.operators.prepare_linear(self.weight, None)
-        del self.weight
+    def pack(self) -> None:
+        self._linear = self.operators.prepare_linear(self.weight, self.logit_bias)
+        del self.weight, self.slots

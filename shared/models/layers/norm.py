@@ -1,14 +1,16 @@
-"""Root-mean-square norms."""
+"""Norms: of hidden states, and of queries and keys."""
 
 from __future__ import annotations
 
 import torch
 
 from ..parallel import WeightPlacement, WeightSlot, replicated
+from ..spec import NormKind
+from .part import Part
 
 
-class RMSNorm:
-    """Norm over the last dimension."""
+class RMSNorm(Part):
+    """Root-mean-square norm over the last dimension."""
 
     def __init__(self, place: WeightPlacement, size: int, eps: float) -> None:
         self.weight = place.empty_norm(size)
@@ -23,20 +25,53 @@ class RMSNorm:
         """Return the normalised sum, and the sum."""
         return self.operators.add_rms_norm(x, residual, self.weight, self.eps)
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
+    def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: replicated(self.weight)}
 
-    def finish_loading(self) -> None:
-        """Nothing to pack."""
+
+class LayerNorm(Part):
+    """Norm over the last dimension that subtracts the mean."""
+
+    def __init__(self, place: WeightPlacement, size: int, eps: float, *, bias: bool) -> None:
+        self.weight = place.empty_norm(size)
+        self.bias = place.empty_norm(size) if bias else None
+        self.names = place.name("weight"), place.name("bias")
+        self.operators = place.operators
+        self.eps = eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.operators.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalised sum, and the sum."""
+        total = x + residual
+        return self(total), total
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        weight, bias = self.names
+        slots = {weight: replicated(self.weight)}
+        return slots if self.bias is None else slots | {bias: replicated(self.bias)}
 
 
-class HeadNorm:
-    """Weights of a norm over each query and key head: one for queries, one for keys."""
+Norm = RMSNorm | LayerNorm
+# How many heads there are in all, and the range of them on this rank.
+Heads = tuple[int, range]
+
+
+def make_norm(place: WeightPlacement, kind: NormKind, size: int, eps: float) -> Norm:
+    """A norm of hidden states."""
+    if kind is NormKind.RMS:
+        return RMSNorm(place, size, eps)
+    return LayerNorm(place, size, eps, bias=kind is NormKind.LAYER)
+
+
+class HeadNorm(Part):
+    """Weights of an RMS norm over each query and key head: one for queries, one for keys. Operators
+    apply it together with the rotation."""
 
     def __init__(self, place: WeightPlacement, heads: int, kv_heads: int, dim: int) -> None:
         self.q = place.empty_norm(dim)
-        self.k = place.empty_norm(dim)
+        self.k = place.empty_norm(dim) if kv_heads else None
         self.names = place.name("q_norm.weight"), place.name("k_norm.weight")
         self.heads = heads
         self.kv_heads = kv_heads
@@ -48,10 +83,75 @@ class HeadNorm:
         assert self._weight is not None, "finish_loading() comes first"
         return self._weight
 
-    def weight_slots(self) -> dict[str, WeightSlot]:
-        """The parameters by name, for the loader."""
-        return dict(zip(self.names, (replicated(self.q), replicated(self.k)), strict=True))
+    def own_slots(self) -> dict[str, WeightSlot]:
+        q, k = self.names
+        slots = {q: replicated(self.q)}
+        return slots if self.k is None else slots | {k: replicated(self.k)}
 
-    def finish_loading(self) -> None:
-        """Repeat the weights for each head, once they are loaded."""
-        self._weight = torch.stack([self.q] * self.heads + [self.k] * self.kv_heads)
+    def pack(self) -> None:
+        """Repeat the weights for each head."""
+        keys = [] if self.k is None else [self.k] * self.kv_heads
+        self._weight = torch.stack([self.q] * self.heads + keys)
+
+
+class ProjectionNorm(Part):
+    """RMS norm over all query heads at once, and over all key heads, before the rotation. Its sums
+    are over all ranks."""
+
+    def __init__(self, place: WeightPlacement, heads: Heads, kv_heads: Heads, dim: int) -> None:
+        self.tp = place.tp
+        self.parts = [
+            _HeadsWeight(place, name, total, mine, dim)
+            for name, (total, mine) in (("q_norm", heads), ("k_norm", kv_heads))
+        ]
+
+    def __call__(self, qkv_TXD: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise queries and keys; values stay as they are."""
+        counts = [len(part.weight) for part in self.parts]
+        values = qkv_TXD.shape[1] - sum(counts)
+        *projections, v = qkv_TXD.split([*counts, values], dim=1)
+        wide = [x.float() for x in projections]
+        pairs = list(zip(wide, self.parts, strict=True))
+        sums = torch.stack([x.square().sum((1, 2)) / p.copies for x, p in pairs])
+        self.tp.all_reduce(sums)
+        normed = [
+            x * torch.rsqrt(total / part.width + eps)[:, None, None] * part.weight
+            for (x, part), total in zip(pairs, sums, strict=True)
+        ]
+        return torch.cat([*(x.to(v.dtype) for x in normed), v], dim=1)
+
+
+class HeadLayerNorm(Part):
+    """LayerNorm over each query and key head with a weight of its own, before the rotation."""
+
+    def __init__(self, place: WeightPlacement, heads: Heads, kv_heads: Heads, dim: int) -> None:
+        self.parts = [
+            _HeadsWeight(place, name, total, mine, dim)
+            for name, (total, mine) in (("q_norm", heads), ("k_norm", kv_heads))
+        ]
+
+    def __call__(self, qkv_TXD: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise queries and keys; values stay as they are."""
+        weight = torch.cat([part.weight for part in self.parts])
+        qk, v = qkv_TXD.split([len(weight), qkv_TXD.shape[1] - len(weight)], dim=1)
+        normed = torch.nn.functional.layer_norm(qk.float(), qk.shape[-1:], eps=eps) * weight
+        return torch.cat([normed.to(v.dtype), v], dim=1)
+
+
+class _HeadsWeight(Part):
+    """This rank's heads of a weight with one number for each dimension of each head."""
+
+    def __init__(
+        self, place: WeightPlacement, name: str, total: int, mine: range, dim: int
+    ) -> None:
+        self.weight = place.empty_norm(len(mine) * dim).view(len(mine), dim)
+        self.name = place.name(f"{name}.weight")
+        self.slot = WeightSlot(
+            self.weight.view(-1), (total * dim,), 0, mine.start * dim, mine.stop * dim
+        )
+        self.width = total * dim
+        # On how many ranks each head is.
+        self.copies = max(1, place.tp.size // total)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: self.slot}

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.decoder import LoadedPart
+from tandem.shared.models.layers.part import Part
 from tandem.shared.models.parallel import TensorParallel, WeightSlot
 from tandem.shared.models.registry import FAMILIES
 from tandem.shared.models.weight_names import target_of, with_short_names
@@ -254,7 +254,7 @@ def second_of_two(
     slots: dict[str, WeightSlot] = {}
     fill = CheckpointWeights.fill
 
-    def fill_and_note(weights: CheckpointWeights, part: LoadedPart) -> None:
+    def fill_and_note(weights: CheckpointWeights, part: Part) -> None:
         slots.update(part.weight_slots())
         fill(weights, part)
 
@@ -354,7 +354,7 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
         targets: list[torch.Tensor] = []
         fill = RandomWeights.fill
 
-        def fill_and_note(weights: RandomWeights, part: LoadedPart) -> None:
+        def fill_and_note(weights: RandomWeights, part: Part) -> None:
             fill(weights, part)
             targets.extend(slot.target for slot in part.weight_slots().values())
 

@@ -22,7 +22,7 @@ def test_a_row_that_no_expert_scores_gets_no_weight_rather_than_nan() -> None:
         scale=2.5,
     )
     router = ExpertRouter(
-        WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel()), spec, 8
+        WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel()), spec, 8, 1e-6
     )
     router.weight.fill_(1.0)
     router.finish_loading()
