@@ -7,7 +7,9 @@ tensor is loaded.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import ModelError
 
@@ -17,6 +19,21 @@ class Split:
     """A fused tensor: the rows of several parameters, one after the other."""
 
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """A fused tensor: the rows of several parameters in turn."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GroupedHeads:
+    """A fused projection to q, k and v: for each KV head its query heads, the key head and the
+    value head."""
+
+    names: tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -34,8 +51,26 @@ class Deinterleave:
     name: str
 
 
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix that is stored as [inputs, outputs]."""
+
+    of: Target
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A tensor with one dimension more, the first, for the parameters of experts or heads, whose
+    names have ``{j}``."""
+
+    of: Target
+    over: Literal["experts", "heads", "kv_heads"] = "experts"
+
+
 # The name of the parameter, or a transform to it. None: known and unused.
-Target = str | Split | AddOne | Deinterleave | None
+Target = (
+    str | Split | Alternating | GroupedHeads | AddOne | Deinterleave | Transposed | Stacked | None
+)
 WeightNames = dict[str, Target]
 
 # A component of a tensor's name that is a number.
@@ -117,17 +152,27 @@ def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
             + (cause or "the architecture may be another version of this one, or a variant")
         )
     indices = dict(zip("ij", numbers, strict=False))
-    match names[pattern]:
+    # Names of stacked parameters keep their {j}.
+    return renamed(names[pattern], lambda name: name.format(**{"j": "{j}", **indices}))
+
+
+def renamed(target: Target, rename: Callable[[str], str]) -> Target:
+    """The same transform with other names."""
+    match target:
         case None:
             return None
-        case Split(names=ours):
-            return Split(tuple(name.format(**indices) for name in ours))
-        case AddOne(name=our):
-            return AddOne(our.format(**indices))
-        case Deinterleave(name=our):
-            return Deinterleave(our.format(**indices))
-        case our:
-            return our.format(**indices)
+        case Split(names=names) | Alternating(names=names):
+            return type(target)(tuple(map(rename, names)))
+        case GroupedHeads(names=(q, k, v)):
+            return GroupedHeads((rename(q), rename(k), rename(v)))
+        case AddOne(name=name) | Deinterleave(name=name):
+            return type(target)(rename(name))
+        case Transposed(of=inner):
+            return Transposed(renamed(inner, rename))
+        case Stacked(of=inner, over=over):
+            return Stacked(renamed(inner, rename), over)
+        case name:
+            return rename(name)
 
 
 def names_of(target: Target) -> tuple[str, ...]:
@@ -135,10 +180,12 @@ def names_of(target: Target) -> tuple[str, ...]:
     match target:
         case None:
             return ()
-        case Split(names=names):
+        case Split(names=names) | Alternating(names=names) | GroupedHeads(names=names):
             return names
         case AddOne(name=name) | Deinterleave(name=name):
             return (name,)
+        case Transposed(of=inner) | Stacked(of=inner):
+            return names_of(inner)
         case name:
             return (name,)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -12,8 +13,18 @@ from ..errors import ModelError
 from ..models.layers.part import Part
 from ..models.parallel import WeightSlot
 from ..models.registry import Family
-from ..models.spec import AttentionSpec, DecoderSpec, MLASpec
-from ..models.weight_names import AddOne, Deinterleave, Target, layer_of, names_of
+from ..models.spec import AttentionSpec, DecoderSpec, LayerSpec
+from ..models.weight_names import (
+    AddOne,
+    Alternating,
+    Deinterleave,
+    GroupedHeads,
+    Split,
+    Target,
+    Transposed,
+    layer_of,
+    names_of,
+)
 from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
 from .source import WeightSource
 
@@ -52,7 +63,7 @@ class CheckpointWeights:
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
-            self._check_tied(slots[EMBEDDING], self._origins.pop(HEAD).tensor)
+            self._check_tied(slots[EMBEDDING], self._origins.pop(HEAD))
         for name in slots:
             del self._origins[name]
 
@@ -68,34 +79,65 @@ class CheckpointWeights:
         self, name: str, slot: WeightSlot, origin: TensorOrigin, slots: Mapping[str, WeightSlot]
     ) -> None:
         """Copy a parameter's part of a tensor, which may have the rows of several."""
-        names = names_of(origin.target)
+        target, transposed = origin.target, isinstance(origin.target, Transposed)
+        if isinstance(target, Transposed):
+            target = target.of
+        names = names_of(target)
         if any(each not in slots for each in names):
             raise self._misplaced(origin.tensor)
-        before = names[: names.index(name)]
-        self._check(origin.tensor, (sum(slots[n].shape[0] for n in names), *slot.shape[1:]))
-        offset = sum(slots[n].shape[0] for n in before) if slot.dim == 0 else 0
-        if slot.end > slot.first:
-            stored = self._read(origin.tensor, slot, slot.first + offset, slot.end + offset)
-            slot.target.copy_(self._transformed(name, origin.target, stored))
+        shape = (sum(slots[n].shape[0] for n in names), *slot.shape[1:])
+        self._check(origin, shape[::-1] if transposed else shape)
+        if slot.end == slot.first:
+            return
+        if slot.dim == 1:
+            stored = self._read(origin, slot, 1 - transposed, slot.first, slot.end)
+            slot.target.copy_(stored.mT if transposed else stored)
+            return
+        rows = self._rows(name, target, slot, slots)
+        stored = self._read(origin, slot, int(transposed), rows.first, rows.end)
+        picked = rows.pick(stored.mT if transposed else stored)
+        slot.target.copy_(self._transformed(name, target, picked))
 
-    def _check_tied(self, embedding: WeightSlot, head: str) -> None:
+    def _rows(
+        self, name: str, target: Target, slot: WeightSlot, slots: Mapping[str, WeightSlot]
+    ) -> _Rows:
+        """The rows of a tensor that a slot takes."""
+        first, end = slot.first, slot.end
+        match target:
+            case Split(names=names):
+                offset = sum(slots[n].shape[0] for n in names[: names.index(name)])
+                return _Rows(first + offset, end + offset)
+            case Alternating(names=names):
+                index, count = names.index(name), len(names)
+                return _Rows(first * count, end * count, lambda rows: rows[index::count])
+            case GroupedHeads(names=names):
+                attention = self._spec.layers[layer_of(name)].attention
+                assert isinstance(attention, AttentionSpec)
+                return _grouped_rows(attention, names.index(name), first, end)
+        return _Rows(first, end)
+
+    def _check_tied(self, embedding: WeightSlot, head: TensorOrigin) -> None:
         """Reject a head whose rows, those of this rank, are not those of the embedding."""
         self._check(head, embedding.shape)
-        rows = self._read(head, embedding, embedding.first, embedding.end)
+        rows = self._read(head, embedding, 0, embedding.first, embedding.end)
         if not torch.equal(rows.to(embedding.target), embedding.target):
             raise ModelError(
-                f"{self._source.path}: {head} is not the embedding, but tie_word_embeddings is "
-                f"true, or left out and true for this family: if the head was trained by itself, "
-                f"set tie_word_embeddings to false in config.json"
+                f"{self._source.path}: {head.tensor} is not the embedding, but "
+                f"tie_word_embeddings is true, or left out and true for this family: if the head "
+                f"was trained by itself, set tie_word_embeddings to false in config.json"
             )
 
-    def _check(self, tensor: str, expected: tuple[int, ...]) -> None:
+    def _check(self, origin: TensorOrigin, expected: tuple[int, ...]) -> None:
         """Reject a tensor of another shape, or in a dtype that needs scales."""
+        tensor = origin.tensor
         shape, dtype = self._source.shape(tensor), self._source.dtype(tensor)
-        if shape != expected:
+        # Stacked parameters have one dimension more.
+        if (shape if origin.index is None else shape[1:]) != expected or (
+            origin.index is not None and origin.index >= shape[0]
+        ):
             raise ModelError(
                 f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
-                f"implies {list(expected)}: {REMEDY}"
+                f"implies {['...'] * (origin.index is not None) + list(expected)}: {REMEDY}"
             )
         if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or len(shape) != 2):
             raise ModelError(
@@ -103,35 +145,65 @@ class CheckpointWeights:
                 f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
             )
 
-    def _read(self, tensor: str, slot: WeightSlot, first: int, end: int) -> torch.Tensor:
-        """The slot's part of a tensor: bytes of blocks for a slot with a format, else numbers."""
+    def _read(
+        self, origin: TensorOrigin, slot: WeightSlot, dim: int, first: int, end: int
+    ) -> torch.Tensor:
+        """A part of a tensor along ``dim``: bytes of blocks for a slot with a format, else
+        numbers."""
+        tensor = origin.tensor
         format = BLOCK_FORMATS.get(self._source.dtype(tensor))
         if format is None or format == slot.format:
-            return self._source.read(tensor, slot.dim, first, end)
-        rows = (first, end) if slot.dim == 0 else (0, slot.shape[0])
+            return self._source.read(tensor, dim, first, end, origin.index)
+        rows = (first, end) if dim == 0 else (0, slot.shape[0])
         whole = dequantize(QuantizedWeight(format, self._source.read(tensor, 0, *rows)))
-        return whole if slot.dim == 0 else whole[:, first:end]
+        return whole if dim == 0 else whole[:, first:end]
 
     def _transformed(self, name: str, target: Target, stored: torch.Tensor) -> torch.Tensor:
         match target:
             case AddOne():
                 return stored.float() + 1
             case Deinterleave():
-                attention = self._spec.layers[layer_of(name)].attention
-                return deinterleave(stored, *_rotated_rows(attention, name))
+                return deinterleave(stored, *_rotated_rows(self._spec.layers[layer_of(name)], name))
         return stored
 
 
-def _rotated_rows(attention: AttentionSpec | MLASpec, name: str) -> tuple[int, int]:
-    """Rows of a head in a projection, and how many of them, the last, are rotated."""
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a tensor, and what is picked from them."""
+
+    first: int
+    end: int
+    pick: Callable[[torch.Tensor], torch.Tensor] = lambda rows: rows
+
+
+def _grouped_rows(attention: AttentionSpec, part: int, first: int, end: int) -> _Rows:
+    """The rows of q, k or v (``part`` 0, 1 or 2) among ``GroupedHeads``."""
+    dim = attention.head_dim
+    group = attention.num_heads // attention.num_kv_heads
+    width = (group + 2) * dim
+    # Rows of the part in a group, and where they begin in it.
+    each, begin = (group * dim, 0) if part == 0 else (dim, (group + part - 1) * dim)
+    first_group, end_group = first // each, -(-end // each)
+
+    def pick(rows: torch.Tensor) -> torch.Tensor:
+        mine = rows.unflatten(0, (-1, width))[:, begin : begin + each].flatten(0, 1)
+        return mine[first - first_group * each : end - first_group * each]
+
+    return _Rows(first_group * width, end_group * width, pick)
+
+
+def _rotated_rows(layer: LayerSpec, name: str) -> tuple[int, range]:
+    """Rows of a head in a projection, and which of them are rotated."""
+    attention = layer.attention
     if isinstance(attention, AttentionSpec):
-        return attention.head_dim, attention.head_dim
+        return attention.head_dim, range(0 if layer.rope is None else layer.rope.dim)
+    width = attention.kv.dim if ".kv_a." in name else attention.qk_dim
     rotated = attention.rope_dim if attention.rope_interleaved else 0
-    return (attention.kv.dim if ".kv_a." in name else attention.qk_dim), rotated
+    return width, range(width - rotated, width)
 
 
-def deinterleave(rows: torch.Tensor, width: int, rotated: int) -> torch.Tensor:
-    """Move neighbours among the last ``rotated`` of each ``width`` rows half of them apart."""
+def deinterleave(rows: torch.Tensor, width: int, rotated: range) -> torch.Tensor:
+    """Move neighbours among the ``rotated`` of each ``width`` rows half of them apart."""
     heads = rows.unflatten(0, (-1, width))
-    kept, pairs = heads.split([width - rotated, rotated], dim=1)
-    return torch.cat([kept, pairs[:, 0::2], pairs[:, 1::2]], dim=1).flatten(0, 1)
+    before, pairs, after = heads.split([rotated.start, len(rotated), width - rotated.stop], dim=1)
+    return torch.cat([before, pairs[:, 0::2], pairs[:, 1::2], after], dim=1).flatten(0, 1)

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ModelError
-from ..models.spec import DecoderSpec
+from ..models.spec import DecoderSpec, MoESpec
 from ..models.weight_names import (
     MODEL_PREFIX,
+    Stacked,
     Target,
     WeightNames,
     layer_of,
     names_of,
+    renamed,
     target_of,
 )
 
@@ -23,10 +25,12 @@ REMEDY = "configuration and weights do not belong together; download both again"
 
 @dataclass(frozen=True, slots=True)
 class TensorOrigin:
-    """The tensor of a checkpoint that fills a parameter."""
+    """The tensor of a checkpoint that fills a parameter; of a stacked one, the matrix at
+    ``index``."""
 
     tensor: str
     target: Target
+    index: int | None = None
 
 
 def tensor_origins(
@@ -46,14 +50,36 @@ def tensor_origins(
         if more_layers and layer_of(tensor) >= len(spec.layers):
             continue
         target = target_of(tensor, names, origin)
-        for name in names_of(target):
-            if name in origins or layer_of(name) >= len(spec.layers):
-                raise ModelError(f"{origin}: {tensor} has no place in this model: {REMEDY}")
-            origins[name] = TensorOrigin(tensor, target)
+        for each in _unstacked(tensor, target, spec):
+            for name in names_of(each.target):
+                if name in origins or layer_of(name) >= len(spec.layers):
+                    raise ModelError(f"{origin}: {tensor} has no place in this model: {REMEDY}")
+                origins[name] = each
     # Of two tensors that are one, safetensors' save_model keeps the first by name.
     if spec.tie_embeddings and HEAD in origins and EMBEDDING not in origins:
         origins[EMBEDDING] = TensorOrigin(origins.pop(HEAD).tensor, EMBEDDING)
     return origins
+
+
+def _unstacked(tensor: str, target: Target, spec: DecoderSpec) -> list[TensorOrigin]:
+    """The origins of the parameters of a tensor, which may have those of several experts or
+    heads."""
+    if not isinstance(target, Stacked):
+        return [TensorOrigin(tensor, target)]
+    first = next(iter(names_of(target)))
+    layer = spec.layers[min(layer_of(first), len(spec.layers) - 1)]
+    match target.over:
+        case "experts":
+            count = layer.mlp.router.experts if isinstance(layer.mlp, MoESpec) else 0
+        case "heads":
+            count = layer.attention.num_heads
+        case "kv_heads":
+            count = layer.attention.kv.heads
+    return [_unstacked_at(tensor, target.of, index) for index in range(count)]
+
+
+def _unstacked_at(tensor: str, target: Target, index: int) -> TensorOrigin:
+    return TensorOrigin(tensor, renamed(target, lambda name: name.format(j=index)), index)
 
 
 def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: object) -> bool:

@@ -102,12 +102,16 @@ class SafetensorsFolder:
         """See ``WeightSource``."""
         return tuple(self._slice(name).get_shape())
 
-    def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
+    def read(
+        self, name: str, dim: int, first: int, end: int, index: int | None = None
+    ) -> torch.Tensor:
         """See ``WeightSource``."""
         from safetensors import SafetensorError
 
         part = self._slice(name)
         try:
+            if index is not None:
+                return part[index, first:end] if dim == 0 else part[index, :, first:end]
             return part[first:end] if dim == 0 else part[:, first:end]
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from error

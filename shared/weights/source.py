@@ -70,8 +70,11 @@ class WeightSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape. Reads nothing."""
 
-    def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
-        """Read ``tensor[first:end]`` along ``dim`` (0 or 1): numbers, or the bytes of blocks."""
+    def read(
+        self, name: str, dim: int, first: int, end: int, index: int | None = None
+    ) -> torch.Tensor:
+        """Read ``tensor[first:end]`` along ``dim`` (0 or 1), or that of ``tensor[index]``: numbers,
+        or the bytes of blocks."""
 
 
 def open_source(path: str | Path) -> WeightSource:

@@ -125,17 +125,27 @@ class HeadLayerNorm(Part):
     """LayerNorm over each query and key head with a weight of its own, before the rotation."""
 
     def __init__(self, place: WeightPlacement, heads: Heads, kv_heads: Heads, dim: int) -> None:
-        self.parts = [
-            _HeadsWeight(place, name, total, mine, dim)
-            for name, (total, mine) in (("q_norm", heads), ("k_norm", kv_heads))
-        ]
+        self.weight = place.empty_norm((len(heads[1]) + len(kv_heads[1])) * dim).view(-1, dim)
+        self.slots: dict[str, WeightSlot] = {}
+        row = 0
+        for norm, (total, mine) in (("q_norm", heads), ("k_norm", kv_heads)):
+            for head in range(total):
+                # Every rank has a slot for every head, so that each tensor of a checkpoint has one.
+                here = head in mine
+                weight = self.weight[row] if here else self.weight[0][:0]
+                name = place.name(f"{norm}.{head}.weight")
+                self.slots[name] = WeightSlot(weight, (dim,), 0, 0, dim if here else 0)
+                row += here
 
     def __call__(self, qkv_TXD: torch.Tensor, eps: float) -> torch.Tensor:
         """Normalise queries and keys; values stay as they are."""
-        weight = torch.cat([part.weight for part in self.parts])
-        qk, v = qkv_TXD.split([len(weight), qkv_TXD.shape[1] - len(weight)], dim=1)
-        normed = torch.nn.functional.layer_norm(qk.float(), qk.shape[-1:], eps=eps) * weight
+        count = len(self.weight)
+        qk, v = qkv_TXD.split([count, qkv_TXD.shape[1] - count], dim=1)
+        normed = torch.nn.functional.layer_norm(qk.float(), qk.shape[-1:], eps=eps) * self.weight
         return torch.cat([normed.to(v.dtype), v], dim=1)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return self.slots
 
 
 class _HeadsWeight(Part):

@@ -97,8 +97,11 @@ class GGUFFile:
         """See ``WeightSource``."""
         return self._tensors[name].shape
 
-    def read(self, name: str, dim: int, first: int, end: int) -> torch.Tensor:
-        """See ``WeightSource``."""
+    def read(
+        self, name: str, dim: int, first: int, end: int, index: int | None = None
+    ) -> torch.Tensor:
+        """See ``WeightSource``. Stacked tensors are matrices with names of their own here."""
+        assert index is None, name
         entry = self._tensors[name]
         if dim == 0:
             return self._rows(entry, first, end)
