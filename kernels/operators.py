@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .activations import Activation
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
@@ -20,7 +21,7 @@ from .reference.experts import LoopedExperts
 from .reference.numpy_copies import NumpyBlockCopies
 from .reference.rope import apply_rotary
 from .scaled import CachedKV
-from .signatures import Activation, BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies
+from .signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies
 
 
 class Operators:

@@ -8,15 +8,13 @@ cache, L tokens of context, E experts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from .scaled import CachedKV
 
-# "clamped_swiglu" is gpt-oss's: see ``reference.activation``.
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "clamped_swiglu"]
 # x -> x @ weight.T + bias, for a weight that was prepared once.
 Linear = Callable[[torch.Tensor], torch.Tensor]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.

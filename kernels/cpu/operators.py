@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 
+from ..activations import Activation
 from ..attention_metadata import (
     AttentionConfig,
     AttentionMetadata,
@@ -19,7 +20,7 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import Activation, BlockCopies, CosSin, LayerKV, Linear
+from ..signatures import BlockCopies, CosSin, LayerKV, Linear
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .chunk_attention import chunk_attention

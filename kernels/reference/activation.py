@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..signatures import Activation
-
-# Of gpt-oss: the limit of both halves, and the slope of the sigmoid.
-CLAMP_LIMIT = 7.0
-CLAMP_SLOPE = 1.702
+from ..activations import CLAMPED_SWIGLU, Activation
 
 
 def activate(x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -31,11 +27,11 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     """``activation(gate) * up`` of [T, gate | up].
 
     clamped_swiglu limits the gate from above and up from both sides, and is
-    ``gate * sigmoid(1.702 * gate) * (up + 1)``.
+    ``gate * sigmoid(alpha * gate) * (up + 1)``.
     """
     gate, up = x.chunk(2, dim=-1)
     if activation != "clamped_swiglu":
         return activate(gate, activation) * up
-    gate = gate.clamp(max=CLAMP_LIMIT)
-    up = up.clamp(-CLAMP_LIMIT, CLAMP_LIMIT)
-    return gate * torch.sigmoid(gate * CLAMP_SLOPE) * (up + 1)
+    limit, alpha = CLAMPED_SWIGLU["swiglu_limit"], CLAMPED_SWIGLU["swiglu_alpha"]
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)

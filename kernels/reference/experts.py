@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from ..signatures import Activation, Linear
+from ..activations import Activation
+from ..signatures import Linear
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
 

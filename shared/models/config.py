@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ModelError
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeScaling,
     RopeSpec,
     YarnScaling,
@@ -30,7 +33,7 @@ class Config:
     """A config dict that remembers which of its keys were read.
 
     ``ignored`` keys are treated as absent, in tables too. ``max_model_len`` is the user's limit of
-    the context, if any.
+    the context, if any. ``aliases`` are the family's own names of keys.
     """
 
     def __init__(
@@ -39,16 +42,28 @@ class Config:
         file: str = "config.json",
         ignored: frozenset[str] = frozenset(),
         max_model_len: int | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.values = {key: value for key, value in values.items() if key not in ignored}
         self.file = file
         self.max_model_len = max_model_len
         self._ignored = ignored
+        self._aliases = aliases or {}
         self._read: set[str] = set()
 
     def again(self) -> Config:
         """The same config, of which nothing was read."""
-        return Config(self.values, self.file, self._ignored, self.max_model_len)
+        return Config(self.values, self.file, self._ignored, self.max_model_len, self._aliases)
+
+    def aliased(self, aliases: Mapping[str, str]) -> Config:
+        """The same config, read by a family that has other names for some keys."""
+        return Config(self.values, self.file, self._ignored, self.max_model_len, aliases)
+
+    def with_default(self, key: str, value: Any) -> Config:
+        """The same config with a value for a key that it lacks, of which nothing was read."""
+        made = self.again()
+        made.values.setdefault(key, value)
+        return made
 
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
@@ -56,9 +71,15 @@ class Config:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default if the key is missing or null."""
+        key = self._name(key)
         self._read.add(key)
         value = self.values.get(key)
         return default if value is None else value
+
+    def _name(self, key: str) -> str:
+        """The config's own name of a key."""
+        alias = self._aliases.get(key, key)
+        return alias if alias in self.values or key not in self.values else key
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -127,7 +148,7 @@ class Config:
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
-        return ModelError(f"{self.file}: {key} is {value!r}; supported: {supported}")
+        return ModelError(f"{self.file}: {self._name(key)} is {value!r}; supported: {supported}")
 
     def finish(self) -> None:
         """Reject keys that were not read, unless they are known to have no effect."""
@@ -157,6 +178,12 @@ _OTHER_LENGTHS = (
 )
 
 
+_ROPE_TYPES = (
+    *("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"),
+    "mrope",
+)
+
+
 def read_max_position(config: Config) -> int:
     """``max_position_embeddings``, for which there is no default."""
     key = "max_position_embeddings"
@@ -171,11 +198,19 @@ def read_max_position(config: Config) -> int:
 
 
 def read_rope(
-    config: Config, head_dim: int, *, partial: bool = False, theta: float = 10000.0
+    config: Config,
+    head_dim: int,
+    *,
+    partial: bool = False,
+    part: float = 1.0,
+    theta: float = 10000.0,
+    theta_key: str = "rope_theta",
+    part_key: str = "partial_rotary_factor",
 ) -> RopeSpec:
     """Both spellings: ``rope_parameters`` (transformers 5) and ``rope_theta``, ``rope_scaling``.
 
-    ``partial`` allows heads of which only a part is rotated; ``theta`` is the family's default.
+    ``partial`` allows heads of which only a part is rotated; ``theta`` and ``part`` are the
+    family's defaults, ``theta_key`` and ``part_key`` its older names for both.
     """
     newer, older = config.get("rope_parameters"), config.get("rope_scaling")
     key = "rope_parameters" if newer else "rope_scaling"
@@ -186,8 +221,8 @@ def read_rope(
         )
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise config.refusal(key, values, "one flat table for all layers")
-    theta = config.number("rope_theta", theta)
-    part = _rotated_part(config, partial, 1.0)
+    theta = config.number(theta_key, theta)
+    part = _rotated_part(config, partial, part, part_key)
     return read_rope_table(config, key, values, head_dim, theta=theta, partial=partial, part=part)
 
 
@@ -214,30 +249,76 @@ def read_rope_table(
     """The table ``key`` of a config, with defaults for what it leaves out."""
     rope = config.table(key, values)
     theta = rope.number("rope_theta", theta)
-    dim = int(head_dim * _rotated_part(rope, partial, part))
-    scaling = _scaling(rope, config, dim)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    part = _rotated_part(rope, partial, part)
+    dim = head_dim if kind == "proportional" else int(head_dim * part)
+    if dim < 2 or dim % 2:
+        raise config.refusal(key, values, f"an even part of {head_dim} dimensions")
+    scaling = _scaling(kind, rope, config, dim, part)
+    if kind == "dynamic":
+        theta = _dynamic_theta(rope, config, theta, dim)
     rope.get("finetuned")  # how the weights came to be
+    rope.get("llama_4_scaling_beta")  # of attention, not of the rotation
     rope.finish()
     return RopeSpec(theta=theta, dim=dim, scaling=scaling)
 
 
-def _rotated_part(config: Config, partial: bool, default: float) -> float:
+def _rotated_part(
+    config: Config, partial: bool, default: float, key: str = "partial_rotary_factor"
+) -> float:
     if not partial:
-        config.one_of("partial_rotary_factor", (1.0,), default)
+        config.one_of(key, (1.0,), default)
         return 1.0
-    part = config.number("partial_rotary_factor", default)
+    part = config.number(key, default)
     if part > 1:
-        raise config.refusal("partial_rotary_factor", part, "at most 1")
+        raise config.refusal(key, part, "at most 1")
     return part
 
 
-def _scaling(rope: Config, config: Config, dim: int) -> RopeScaling | None:
+def _dynamic_theta(rope: Config, config: Config, theta: float, dim: int) -> float:
+    """Theta as dynamic NTK scaling changes it: by a fixed ``alpha``, or for a context longer than
+    the original one.
+
+    transformers chooses anew in each step, by the longest sequence so far. Cached keys of one
+    sequence must have equal factors, so this goes by the longest context that the user allows.
+    """
+    exponent = dim / max(1, dim - 2)
+    if rope.get("alpha"):
+        return theta * rope.number("alpha") ** exponent
+    scaling = _dynamic(rope, config)
+    stretch = max(1.0, (config.max_model_len or 0) / scaling.original_max_position)
+    return theta * (scaling.factor * stretch - (scaling.factor - 1)) ** exponent
+
+
+def _dynamic(rope: Config, config: Config) -> DynamicScaling:
+    original = rope.integer("original_max_position_embeddings", read_max_position(config))
+    factor = rope.number("factor")
+    if factor < 1:
+        raise rope.refusal("factor", factor, "1 or more")
+    return DynamicScaling(factor=factor, original_max_position=original)
+
+
+def _scaling(
+    kind: object, rope: Config, config: Config, dim: int, part: float
+) -> RopeScaling | None:
     max_position = read_max_position(config)
-    old_name = rope.get("type", "default")
-    kind = rope.get("rope_type", old_name)
     match kind:
         case "default":
             return None
+        case "mrope":
+            # Positions in an image have three parts, which are equal in text.
+            rope.get("mrope_section")
+            rope.get("mrope_interleaved")
+            return None
+        case "dynamic":
+            if rope.get("alpha"):
+                for key in ("factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow"):
+                    rope.get(key)  # of other kinds: alpha alone decides
+                return None
+            return _dynamic(rope, config)
+        case "proportional":
+            factor = rope.number("factor", 1.0)
+            return ProportionalScaling(rotated=int(part * dim // 2), factor=factor)
         case "linear":
             return LinearScaling(factor=rope.number("factor"))
         case "llama3":
@@ -252,7 +333,11 @@ def _scaling(rope: Config, config: Config, dim: int) -> RopeScaling | None:
             return _yarn(rope, max_position)
         case "longrope" | "su":
             return _longrope(rope, config, dim, max_position)
-    raise rope.refusal("rope_type", kind, "'default', 'linear', 'llama3', 'yarn' or 'longrope'")
+    raise rope.refusal(
+        "rope_type",
+        kind,
+        "'default', 'linear', 'dynamic', 'llama3', 'yarn', 'longrope', 'proportional' or 'mrope'",
+    )
 
 
 def _longrope(rope: Config, config: Config, dim: int, max_position: int) -> LongRopeScaling:
@@ -281,6 +366,7 @@ def _yarn(rope: Config, max_position: int) -> YarnScaling:
     if factor < 1:
         raise rope.refusal("factor", factor, "1 or more")
     rope.get("attn_factor")  # of another library; transformers has attention_factor
+    rope.get("max_position_embeddings")  # Ministral 3's, as in the config around it
     over, under = (_mscale(rope, factor, key) for key in ("mscale", "mscale_all_dim"))
     default = over / under if over and under else 0.1 * math.log(factor) + 1.0
     return YarnScaling(

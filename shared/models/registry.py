@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ModelError
 from .config import Config
 from .families import (
+    cohere,
     deepseek,
+    ernie4_5,
+    exaone,
+    gemma,
     gemma2,
     gemma3,
+    glm4,
+    glm4_moe,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    hunyuan,
+    internlm,
     llama,
+    mimo,
+    minimax_m2,
     mistral,
+    mixtral,
+    olmo2,
+    opt,
+    phi,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
+    seed_oss,
     smollm3,
+    stablelm,
+    starcoder2,
 )
 from .kinds import kind_of, kind_of_parts
 from .model_config import ModelConfig
@@ -34,7 +56,7 @@ class Family:
     ``unquantized`` says what to use instead of quantized weights.
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
-    tokens and are not used.
+    tokens and are not used. ``keys`` are the family's own names of keys in a config.
     """
 
     architecture: str
@@ -42,12 +64,22 @@ class Family:
     read: Callable[[Config], DecoderSpec]
     weights: WeightNames
     more_layers: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
     unquantized: str = (
         "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
     )
 
 
+_GPT2_KEYS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 _FAMILIES = (
+    Family("CohereForCausalLM", "cohere", cohere.read, cohere.WEIGHTS),
+    Family("Cohere2ForCausalLM", "cohere2", cohere.read_cohere2, cohere.WEIGHTS),
     Family(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
@@ -63,16 +95,66 @@ _FAMILIES = (
         more_layers=True,
         unquantized=deepseek.UNQUANTIZED_V3,
     ),
+    Family("Ernie4_5ForCausalLM", "ernie4_5", ernie4_5.read, ernie4_5.WEIGHTS),
+    Family(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
+        ernie4_5.read_moe,
+        ernie4_5.MOE_WEIGHTS,
+        more_layers=True,
+    ),
+    Family("ExaoneForCausalLM", "exaone", exaone.read_exaone3, exaone.EXAONE3_WEIGHTS),
+    Family("Exaone4ForCausalLM", "exaone4", exaone.read, exaone.WEIGHTS),
+    Family("GemmaForCausalLM", "gemma", gemma.read, gemma.WEIGHTS),
     Family("Gemma2ForCausalLM", "gemma2", gemma2.read, gemma2.WEIGHTS),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read, gemma3.WEIGHTS),
+    Family("GlmForCausalLM", "glm", glm4.read_glm, glm4.GLM_WEIGHTS),
+    Family("Glm4ForCausalLM", "glm4", glm4.read, glm4.WEIGHTS),
+    Family("Glm4MoeForCausalLM", "glm4_moe", glm4_moe.read, glm4_moe.WEIGHTS, more_layers=True),
+    Family(
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        deepseek.read_glm4_lite,
+        deepseek.WEIGHTS,
+        more_layers=True,
+    ),
+    Family("GPT2LMHeadModel", "gpt2", gpt2.read, gpt2.WEIGHTS, keys=_GPT2_KEYS),
+    Family("GPTNeoXForCausalLM", "gpt_neox", gpt_neox.read, gpt_neox.WEIGHTS),
+    Family("GptOssForCausalLM", "gpt_oss", gpt_oss.read, gpt_oss.WEIGHTS),
+    Family("GraniteForCausalLM", "granite", granite.read, granite.WEIGHTS),
+    Family("GraniteMoeForCausalLM", "granitemoe", granite.read_moe, granite.MOE_WEIGHTS),
+    Family(
+        "GraniteMoeSharedForCausalLM", "granitemoeshared", granite.read_moe, granite.MOE_WEIGHTS
+    ),
+    Family("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense", hunyuan.read, hunyuan.WEIGHTS),
+    Family(
+        "InternLM2ForCausalLM", "internlm2", internlm.read_internlm2, internlm.INTERNLM2_WEIGHTS
+    ),
+    Family("InternLM3ForCausalLM", "internlm3", internlm.read, internlm.WEIGHTS),
+    Family("IQuestCoderForCausalLM", "iquestcoder", llama.read, llama.WEIGHTS),
     Family("LlamaForCausalLM", "llama", llama.read, llama.WEIGHTS),
+    Family("MiMoForCausalLM", "mimo", mimo.read, mimo.WEIGHTS),
+    Family("MiniMaxM2ForCausalLM", "minimax_m2", minimax_m2.read, minimax_m2.WEIGHTS),
+    Family("MinistralForCausalLM", "ministral", mistral.read, mistral.WEIGHTS),
+    Family("Ministral3ForCausalLM", "ministral3", mistral.read_ministral3, mistral.WEIGHTS),
     Family("MistralForCausalLM", "mistral", mistral.read, mistral.WEIGHTS),
+    Family("MixtralForCausalLM", "mixtral", mixtral.read, mixtral.WEIGHTS),
+    Family("Olmo2ForCausalLM", "olmo2", olmo2.read, olmo2.WEIGHTS),
+    Family("Olmo3ForCausalLM", "olmo3", olmo2.read_olmo3, olmo2.WEIGHTS),
+    Family("OPTForCausalLM", "opt", opt.read, opt.WEIGHTS),
+    Family("PhiForCausalLM", "phi", phi.read, phi.WEIGHTS),
     Family("Phi3ForCausalLM", "phi3", phi3.read, phi3.WEIGHTS),
     Family("Qwen2ForCausalLM", "qwen2", qwen2.read, qwen2.WEIGHTS),
+    Family("Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe.read, qwen2_moe.WEIGHTS),
     Family("Qwen3ForCausalLM", "qwen3", qwen3.read, qwen3.WEIGHTS),
     Family("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe.read, qwen3_moe.WEIGHTS),
+    Family("SeedOssForCausalLM", "seed_oss", seed_oss.read, seed_oss.WEIGHTS),
     Family("SmolLM3ForCausalLM", "smollm3", smollm3.read, smollm3.WEIGHTS),
+    Family("StableLmForCausalLM", "stablelm", stablelm.read, stablelm.WEIGHTS),
+    Family("Starcoder2ForCausalLM", "starcoder2", starcoder2.read, starcoder2.WEIGHTS),
 )
+# Other names of the same architectures.
+_ALIASES = {"StableLMEpochForCausalLM": "StableLmForCausalLM", "stablelm_epoch": "stablelm"}
 FAMILIES = {family.architecture: family for family in _FAMILIES}
 _BY_MODEL_TYPE = {family.model_type: family for family in _FAMILIES}
 # The same models without a head, as embedding models are saved.
@@ -120,7 +202,7 @@ def spec_of(
     values = Config(config.values, config.file, ignored_keys, max_model_len)
     family = family_of(config.values, config.file)
     refuse_quantized(values, family.unquantized)
-    spec = family.read(values)
+    spec = family.read(values.aliased(family.keys))
     _check_model_type(family, config, spec, values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
@@ -134,7 +216,7 @@ def _check_model_type(
     if other is family or "model_type" not in values.values:
         return
     try:
-        same = other.read(values.again()) == spec
+        same = other.read(values.aliased(other.keys)) == spec
     except ModelError:
         same = False
     if not same:

@@ -13,12 +13,22 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, Literal
 
+from ...kernels.activations import Activation
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
     """Positions divided by a factor."""
 
     factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """Theta was chosen for the longest context, which may be ``factor`` times the original one."""
+
+    factor: float
+    original_max_position: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +70,23 @@ class LongRopeScaling:
     attention_factor: float
 
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "clamped_swiglu"]
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Frequencies are those of whole heads of which only the first ``rotated`` dimensions of each
+    half are rotated, and they are divided by ``factor``. ``RopeSpec.dim`` is the whole head."""
+
+    rotated: int
+    factor: float
+
+
+RopeScaling = (
+    LinearScaling
+    | DynamicScaling
+    | Llama3Scaling
+    | YarnScaling
+    | LongRopeScaling
+    | ProportionalScaling
+)
 
 
 @dataclass(frozen=True, kw_only=True)

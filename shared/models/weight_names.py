@@ -64,7 +64,7 @@ class Stacked:
     names have ``{j}``."""
 
     of: Target
-    over: Literal["experts", "heads", "kv_heads"] = "experts"
+    over: Literal["experts", "heads", "kv_heads", "one"] = "experts"
 
 
 # The name of the parameter, or a transform to it. None: known and unused.
@@ -131,6 +131,29 @@ def in_layers(prefix: str, names: dict[str, str]) -> WeightNames:
     return {
         f"model.layers.{{i}}.{prefix}.{theirs}.weight": f"layers.{{i}}.{ours}.weight"
         for theirs, ours in names.items()
+    }
+
+
+def per_layer(
+    names: dict[str, str], *, root: str = "model.layers.{i}.", kinds: tuple[str, ...] = ("weight",)
+) -> WeightNames:
+    """Names in every layer, with the ``kinds`` of parameters that each has."""
+    return {
+        f"{root}{theirs}.{kind}": f"layers.{{i}}.{ours}.{kind}"
+        for theirs, ours in names.items()
+        for kind in kinds
+    }
+
+
+def interleaved(*names: str) -> WeightNames:
+    """Projections to heads, by the letters of Llama's names, with their biases: see
+    ``Deinterleave``."""
+    return {
+        f"model.layers.{{i}}.self_attn.{name}_proj.{kind}": Deinterleave(
+            f"layers.{{i}}.attention.{name}.{kind}"
+        )
+        for name in names
+        for kind in ("weight", "bias")
     }
 
 

@@ -75,6 +75,8 @@ def _unstacked(tensor: str, target: Target, spec: DecoderSpec) -> list[TensorOri
             count = layer.attention.num_heads
         case "kv_heads":
             count = layer.attention.kv.heads
+        case "one":
+            count = 1
     return [_unstacked_at(tensor, target.of, index) for index in range(count)]
 
 

@@ -44,7 +44,8 @@ _ROUTER: WeightNames = {
     "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
     "model.layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.bias",
 }
-WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | _EXPERTS | _ROUTER
+EXPERTS: WeightNames = _EXPERTS | _ROUTER
+WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | EXPERTS
 
 # No GGUF file of these architectures is read.
 UNQUANTIZED_V2 = "use the model's bfloat16 or float16 version"
@@ -81,16 +82,39 @@ def read_v2(config: Config) -> DecoderSpec:
 
 def read_v3(config: Config) -> DecoderSpec:
     """Read V3: scores are sigmoids, and the choice has a bias that balances the experts."""
+    router = _read_sigmoid_router(config)
+    return _read(config, router, rope_interleaved=config.flag("rope_interleave", default=True))
+
+
+def read_glm4_lite(config: Config) -> DecoderSpec:
+    """Read GLM-4.7-Flash: V3 whose dense layers may be listed by kind."""
+    kinds = config.get("mlp_layer_types")
+    if kinds is not None:
+        layers = config.integer("num_hidden_layers")
+        dense = kinds.count("dense") if isinstance(kinds, list) else 0
+        if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+            raise config.refusal("mlp_layer_types", kinds, "dense layers before sparse ones")
+        config.one_of("first_k_dense_replace", (dense,), dense)
+        config = config.with_default("first_k_dense_replace", dense)
+        config.get("mlp_layer_types")
+    return read_v3(config)
+
+
+def read_sigmoid_experts(config: Config) -> MoESpec:
+    """V3's experts, in a family with another attention."""
+    return _read_experts(config, _read_sigmoid_router(config), "silu")
+
+
+def _read_sigmoid_router(config: Config) -> RouterSpec:
     config.one_of("topk_method", ("noaux_tc",), "noaux_tc")
     config.one_of("scoring_func", ("sigmoid",), "sigmoid")
-    router = _read_router(
+    return _read_router(
         config,
         "sigmoid",
         group_best=2,
         correction=True,
         normalise=config.flag("norm_topk_prob", default=True),
     )
-    return _read(config, router, rope_interleaved=config.flag("rope_interleave", default=True))
 
 
 def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> DecoderSpec:
@@ -107,7 +131,7 @@ def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> Deco
         activation=config.one_of("hidden_act", ("silu",), "silu"),
     )
     experts = _read_experts(config, router, dense.activation)
-    first = config.count("first_k_dense_replace")
+    first = config.count("first_k_dense_replace", 1)
     config.one_of("moe_layer_freq", (1,), 1)
     layers = tuple(
         LayerSpec(attention=attention, mlp=dense if index < first else experts, rope=rope)

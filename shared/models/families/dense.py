@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypedDict, Unpack
 
 from ...errors import ModelError
 from ..config import Config, read_max_position, read_rope
 from ..spec import (
+    Activation,
     AttentionSpec,
     DecoderSpec,
     DenseSpec,
+    DynamicScaling,
     LayerSpec,
     MoESpec,
+    NormKind,
     NormLayout,
+    PositionTable,
     QKNorm,
     RopeSpec,
+    TokenInputs,
     YarnScaling,
 )
 from ..weight_names import WeightNames
@@ -45,8 +51,15 @@ DENSE_WEIGHTS: WeightNames = {
     },
 }
 
-# Names of one function; with its gate it is called SwiGLU.
+# Names of activations in configs; silu with its gate is called SwiGLU.
 _SILU = ("silu", "swish")
+_GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate")
+ACTIVATIONS: dict[str, Activation] = {
+    **dict.fromkeys(_SILU, "silu"),
+    **dict.fromkeys(_GELU_TANH, "gelu_tanh"),
+    "gelu": "gelu",
+    "relu": "relu",
+}
 
 QKV_BIAS: WeightNames = {
     "model.layers.{i}.self_attn.q_proj.bias": "layers.{i}.attention.q.bias",
@@ -78,15 +91,14 @@ def read_dense(
     ropes: Sequence[RopeSpec | None] | None = None,
     mlps: Sequence[DenseSpec | MoESpec] | None = None,
     norms: NormLayout = NormLayout.PRE,
-    embedding_scale: float = 1.0,
-    logit_soft_cap: float | None = None,
-    tie_embeddings: bool = False,
-    norm_eps: float = 1e-6,
+    residual_scale: float = 1.0,
+    **others: Unpack[Others],
 ) -> DecoderSpec:
     """The spec of a decoder with grouped-query attention, given what sets its family apart.
 
     Layers have ``attention`` with their own window; by default they have the config's rope and its
-    dense feed-forward. Read last: keys that nothing has read are rejected.
+    dense feed-forward. ``others`` are those of ``read_decoder``. Read last: keys that nothing has
+    read are rejected.
     """
     if any(windows):
         for key in ("use_sliding_window", "use_sliding_window_attention"):
@@ -95,18 +107,15 @@ def read_dense(
     mlps = mlps or [read_mlp(config)] * len(windows)
     layers = tuple(
         LayerSpec(
-            attention=replace(attention, sliding_window=window), mlp=mlp, rope=rope, norms=norms
+            attention=replace(attention, sliding_window=window),
+            mlp=mlp,
+            rope=rope,
+            norms=norms,
+            residual_scale=residual_scale,
         )
         for window, rope, mlp in zip(windows, ropes, mlps, strict=True)
     )
-    return read_decoder(
-        config,
-        layers,
-        embedding_scale=embedding_scale,
-        logit_soft_cap=logit_soft_cap,
-        tie_embeddings=tie_embeddings,
-        norm_eps=norm_eps,
-    )
+    return read_decoder(config, layers, **others)
 
 
 def read_attention(
@@ -115,6 +124,7 @@ def read_attention(
     qkv_bias: bool = False,
     o_bias: bool = False,
     qk_norm: QKNorm | None = None,
+    sinks: bool = False,
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> AttentionSpec:
@@ -136,6 +146,7 @@ def read_attention(
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         qk_norm=qk_norm,
+        sinks=sinks,
         scale=scale,
         soft_cap=soft_cap,
     )
@@ -149,33 +160,73 @@ def read_mlp(config: Config, *, bias: bool = False) -> DenseSpec:
     return DenseSpec(intermediate=config.integer("intermediate_size"), bias=bias)
 
 
-def read_decoder(
+def read_plain_mlp(
     config: Config,
-    layers: tuple[LayerSpec, ...],
+    activation: str,
     *,
-    embedding_scale: float = 1.0,
-    logit_soft_cap: float | None = None,
-    tie_embeddings: bool = False,
-    norm_eps: float = 1e-6,
+    key: str = "hidden_act",
+    width: int | None = None,
+    bias: bool = True,
+) -> DenseSpec:
+    """A feed-forward without a gate. ``activation`` is the family's default, ``width`` that of a
+    config without ``intermediate_size``."""
+    name = config.one_of(key, tuple(ACTIVATIONS), activation)
+    return DenseSpec(
+        intermediate=config.integer("intermediate_size", width),
+        activation=ACTIVATIONS[name],
+        bias=bias,
+        gated=False,
+    )
+
+
+class Others(TypedDict, total=False):
+    """What a decoder is read with beside its layers; the names are those of ``DecoderSpec``.
+    ``tie_embeddings`` and ``norm_eps`` are the family's defaults, ``eps_key`` the config's name of
+    the latter."""
+
+    norm: NormKind
+    eps_key: str
+    norm_eps: float
+    tie_embeddings: bool
+    positions: PositionTable | None
+    token_inputs: TokenInputs | None
+    embedding_scale: float
+    logit_scale: float
+    logit_soft_cap: float | None
+    head_bias: bool
+
+
+def read_decoder(
+    config: Config, layers: tuple[LayerSpec, ...], **others: Unpack[Others]
 ) -> DecoderSpec:
-    """The spec around the layers. ``tie_embeddings`` and ``norm_eps`` are the family's defaults.
-    Read last: keys that nothing has read are rejected."""
-    scaled = embedding_scale != 1
+    """The spec around the layers. Read last: keys that nothing has read are rejected."""
+    norm, scale = others.get("norm", NormKind.RMS), others.get("embedding_scale", 1.0)
+    positions = others.get("positions")
     for key in ("scale_embedding", "scale_embeddings"):
-        config.one_of(key, (scaled,), scaled)
-    config.one_of("norm_type", ("rmsnorm", "rms_norm", "RMSNorm"), "rmsnorm")
-    config.one_of("position_embedding_type", ("rope", "rotary"), "rope")
+        config.one_of(key, (scale != 1,), scale != 1)
+    if norm is NormKind.RMS:
+        config.one_of("norm_type", ("rmsnorm", "rms_norm", "RMSNorm"), "rmsnorm")
+    if positions is None:
+        config.one_of("position_embedding_type", ("rope", "rotary"), "rope")
     _check_pooling(config)
     bos = config.token_ids("bos_token_id")
+    tied = config.flag("tie_word_embeddings", others.get("tie_embeddings", False))
+    if tied and others.get("head_bias"):
+        raise config.refusal("tie_word_embeddings", tied, "false, as the head has a bias")
     spec = DecoderSpec(
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         layers=layers,
-        norm_eps=config.number("rms_norm_eps", norm_eps),
-        tie_embeddings=config.flag("tie_word_embeddings", tie_embeddings),
-        max_position=_context(read_max_position(config), layers),
-        embedding_scale=embedding_scale,
-        logit_soft_cap=logit_soft_cap,
+        norm=norm,
+        norm_eps=config.number(others.get("eps_key", "rms_norm_eps"), others.get("norm_eps", 1e-6)),
+        tie_embeddings=tied,
+        max_position=_context(config, layers),
+        positions=positions,
+        token_inputs=others.get("token_inputs"),
+        embedding_scale=scale,
+        logit_scale=others.get("logit_scale", 1.0),
+        logit_soft_cap=others.get("logit_soft_cap"),
+        head_bias=others.get("head_bias", False),
         eos_token_ids=config.token_ids("eos_token_id"),
         bos_token_id=bos[0] if bos else None,
         dtype=_dtype(config),
@@ -201,12 +252,16 @@ def _check_pooling(config: Config) -> None:
         )
 
 
-def _context(max_position: int, layers: tuple[LayerSpec, ...]) -> int:
+def _context(config: Config, layers: tuple[LayerSpec, ...]) -> int:
     """The context in tokens. Qwen's instructions add YaRN to a config and leave the rest, so that
-    ``max_position_embeddings`` does not count the stretch."""
+    ``max_position_embeddings`` does not count the stretch. With dynamic scaling a user may ask for
+    a longer context than the original one."""
+    max_position = read_max_position(config)
     for layer in layers:
-        scaling = layer.rope and layer.rope.scaling
-        if isinstance(scaling, YarnScaling):
-            stretched = int(scaling.factor * scaling.original_max_position)
-            max_position = max(max_position, stretched)
+        match layer.rope and layer.rope.scaling:
+            case YarnScaling(factor=factor, original_max_position=original):
+                max_position = max(max_position, int(factor * original))
+            case DynamicScaling(factor=factor, original_max_position=original):
+                longest = min(config.max_model_len or 0, int(factor * original))
+                max_position = max(max_position, longest)
     return max_position

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ..config import Config, read_window, read_windows
-from ..spec import DecoderSpec
+from dataclasses import replace
+
+from ..config import Config, read_rope, read_window, read_windows
+from ..spec import DecoderSpec, QueryScale
 from .dense import DENSE_WEIGHTS, read_attention, read_dense
 
 WEIGHTS = DENSE_WEIGHTS
@@ -15,3 +17,22 @@ def read(config: Config) -> DecoderSpec:
     default = (read_window(config),) * layers
     windows = read_windows(config, layers, default)
     return read_dense(config, read_attention(config), windows=windows)
+
+
+def read_ministral3(config: Config) -> DecoderSpec:
+    """Read a config of Ministral 3: YaRN, and queries that grow with their position."""
+    layers = config.integer("num_hidden_layers")
+    windows = [read_window(config)] * layers
+    attention, table = read_attention(config), config.get("rope_parameters")
+    rope = read_rope(config, attention.head_dim, theta=1_000_000.0)
+    beta = table.get("llama_4_scaling_beta") if isinstance(table, dict) else None
+    if beta is not None:
+        scale = config.table("rope_parameters", table)
+        attention = replace(
+            attention,
+            query_scale=QueryScale(
+                beta=scale.number("llama_4_scaling_beta"),
+                original_max_position=scale.integer("original_max_position_embeddings"),
+            ),
+        )
+    return read_dense(config, attention, windows=windows, ropes=[rope] * layers, norm_eps=1e-5)

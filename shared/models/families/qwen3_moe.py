@@ -9,24 +9,27 @@ from . import qwen3
 from .dense import read_dense, read_mlp
 
 _EXPERT = {f"{part}_proj": f"mlp.experts.{{j}}.{part}" for part in ("gate", "up", "down")}
-WEIGHTS: WeightNames = (
-    qwen3.WEIGHTS | in_layers("mlp.experts.{j}", _EXPERT) | in_layers("mlp", {"gate": "mlp.router"})
+EXPERTS: WeightNames = in_layers("mlp.experts.{j}", _EXPERT) | in_layers(
+    "mlp", {"gate": "mlp.router"}
 )
+WEIGHTS: WeightNames = qwen3.WEIGHTS | EXPERTS
 
 
 def read(config: Config) -> DecoderSpec:
-    """Read a config. Layers of ``mlp_only_layers``, and those skipped by ``decoder_sparse_step``,
-    are dense."""
+    """Read a config."""
     config.one_of("shared_expert_intermediate_size", (0,), 0)
     windows = _read_windows(config)
-    dense, experts = read_mlp(config), _read_experts(config)
-    step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
-    mlps = [
-        dense if index in skipped or (index + 1) % step else experts
-        for index in range(len(windows))
-    ]
     attention = qwen3.read_normed_attention(config)
+    mlps = read_mlps(config, len(windows), read_experts(config))
     return read_dense(config, attention, windows=windows, mlps=mlps)
+
+
+def read_mlps(config: Config, layers: int, experts: MoESpec) -> list[DenseSpec | MoESpec]:
+    """The feed-forward of each layer: dense ones in ``mlp_only_layers``, and in those that
+    ``decoder_sparse_step`` skips."""
+    dense = read_mlp(config)
+    step, skipped = config.integer("decoder_sparse_step", 1), config.layers("mlp_only_layers")
+    return [dense if index in skipped or (index + 1) % step else experts for index in range(layers)]
 
 
 def _read_windows(config: Config) -> list[int | None]:
@@ -42,7 +45,8 @@ def _read_windows(config: Config) -> list[int | None]:
     return [window] * layers
 
 
-def _read_experts(config: Config) -> MoESpec:
+def read_experts(config: Config) -> MoESpec:
+    """The experts, of which a softmax chooses."""
     # Renamed in transformers 5.
     experts = config.integer("num_local_experts", config.get("num_experts"))
     chosen = config.integer("num_experts_per_tok")

@@ -7,7 +7,15 @@ import math
 import torch
 
 from ....kernels.signatures import CosSin
-from ..spec import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
+from ..spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
@@ -17,6 +25,10 @@ def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
     match spec.scaling:
         case None:
             return frequencies
+        case DynamicScaling():
+            return frequencies
+        case ProportionalScaling(rotated=rotated, factor=factor):
+            return torch.cat([frequencies[:rotated] / factor, frequencies[rotated:] * 0])
         case LinearScaling(factor=factor):
             return frequencies / factor
         case Llama3Scaling() as scaling:

@@ -7,6 +7,7 @@ The weights are scaled such that greedy decoding gives varied tokens with clear 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _YARN = {
     "factor": 8.0,
     "original_max_position_embeddings": 64,
 }
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 _YARN_MLA = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
 
 
@@ -98,6 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
+    "llama_dynamic": ("Llama", {"rope_parameters": _DYNAMIC}),
     "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {}),
@@ -147,9 +150,113 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         _LATENT | _GROUPS | {"first_k_dense_replace": 3, "rope_interleave": False},
     ),
 }
+_LAYER_NORM: dict[str, Any] = {"rms_norm_eps": None}
+_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+_GPT2 = {
+    "n_embd": 96,
+    "n_layer": 3,
+    "n_head": 6,
+    "n_positions": 2048,
+    "tie_word_embeddings": True,
+    "rope_parameters": None,
+    "rms_norm_eps": None,
+    "num_key_value_heads": None,
+}
+_SIGMOID: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
+_LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}
+MODELS |= {
+    "mixtral": ("Mixtral", _LOCAL | {"sliding_window": 24}),
+    "qwen2_moe": ("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 40}),
+    "gemma": ("Gemma", {"tie_word_embeddings": True}),
+    "glm": ("Glm", {"rope_parameters": _PARTIAL}),
+    "glm4": ("Glm4", {"rope_parameters": _PARTIAL, "attention_bias": False}),
+    "glm4_moe": (
+        "Glm4Moe",
+        _SIGMOID | {"rope_parameters": _PARTIAL, "attention_bias": True, "use_qk_norm": True},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLite", _LATENT | {"mlp_layer_types": ["dense"] + ["sparse"] * 2}),
+    "gpt_oss": (
+        "GptOss",
+        _LOCAL
+        | {"sliding_window": 24, "num_hidden_layers": 4, "layer_types": None}
+        | {"rope_parameters": _YARN | {"truncate": False}},
+    ),
+    "granite": (
+        "Granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.7}
+        | {"attention_multiplier": 0.2},
+    ),
+    "granite_moe": (
+        "GraniteMoeShared",
+        _LOCAL | {"shared_intermediate_size": 40, "residual_multiplier": 0.7},
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {"sliding_window": 24, "num_hidden_layers": 4, "layer_types": None}
+        | {"rope_parameters": {kind: dict(table) for kind, table in _ROPE_BY_KIND.items()}},
+    ),
+    "seed_oss": ("SeedOss", {"attention_bias": True}),
+    "ernie4_5": ("Ernie4_5", {"tie_word_embeddings": True}),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_intermediate_size": 24, "moe_k": 3, "moe_num_experts": 6}
+        | {"moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+    ),
+    "exaone4": (
+        "Exaone4",
+        {"sliding_window": 24, "sliding_window_pattern": 2, "num_hidden_layers": 4}
+        | {"layer_types": None},
+    ),
+    "exaone4_full": ("Exaone4", {"sliding_window": None, "sliding_window_pattern": 4}),
+    "hunyuan": ("HunYuanDenseV1", {}),
+    "ministral": ("Ministral", {"sliding_window": 24, "layer_types": None}),
+    "ministral3": (
+        "Ministral3",
+        {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0}},
+    ),
+    "phi": ("Phi", _LAYER_NORM | {"rope_parameters": _PARTIAL}),
+    "gpt_neox": ("GPTNeoX", _LAYER_NORM | {"rope_parameters": _PARTIAL}),
+    "gpt_neox_serial": ("GPTNeoX", _LAYER_NORM | {"use_parallel_residual": False}),
+    "stablelm": ("StableLm", _LAYER_NORM | {"use_qkv_bias": True, "rope_parameters": _PARTIAL}),
+    "stablelm_parallel": (
+        "StableLm",
+        _LAYER_NORM | {"use_parallel_residual": True, "qk_layernorm": True},
+    ),
+    "starcoder2": (
+        "Starcoder2",
+        _LAYER_NORM | {"sliding_window": 24, "tie_word_embeddings": True},
+    ),
+    "gpt2": ("GPT2", _GPT2),
+    "opt": (
+        "OPT",
+        _LAYER_NORM
+        | {"ffn_dim": 96, "word_embed_proj_dim": 128, "tie_word_embeddings": True}
+        | {"rope_parameters": None, "num_key_value_heads": None},
+    ),
+    "cohere": ("Cohere", _LAYER_NORM | {"tie_word_embeddings": True, "use_qk_norm": True}),
+    "cohere2": (
+        "Cohere2",
+        _LAYER_NORM
+        | {"sliding_window": 24, "num_hidden_layers": 4, "layer_types": None}
+        | {"tie_word_embeddings": True, "logit_scale": 0.25},
+    ),
+    "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": _PARTIAL}),
+}
 SHARDED = frozenset({"qwen2"})
-WITHOUT_HEAD_DIM = frozenset({"Qwen2", "Phi3", "SmolLM3"})
+WITHOUT_HEAD_DIM = frozenset(
+    {"Qwen2", "Phi3", "SmolLM3", "Qwen2Moe", "Granite", "GraniteMoeShared", "Olmo2", "Olmo3"}
+    | {"Exaone4", "Phi", "GPTNeoX", "StableLm", "Starcoder2", "GPT2", "OPT", "Cohere", "Cohere2"}
+)
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -184,11 +291,18 @@ def new_model(name: str, **changes: Any) -> Any:
     import transformers
 
     prefix, config = MODELS[name]
-    settings = {"tie_word_embeddings": False, **_SHAPE, **config, **changes}
+    # A copy of its tables: the classes change them.
+    settings = deepcopy({"tie_word_embeddings": False, **_SHAPE, **config, **changes})
+    if settings["rms_norm_eps"] is None:
+        del settings["rms_norm_eps"]
     if prefix in WITHOUT_HEAD_DIM:
         del settings["head_dim"]
         settings["hidden_size"] = 128
-    return getattr(transformers, f"{prefix}ForCausalLM")(
+    if "n_embd" in settings:
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
+            del settings[key]
+        del settings["max_position_embeddings"], settings["intermediate_size"]
+    return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
     )
 

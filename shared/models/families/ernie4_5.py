@@ -1,0 +1,77 @@
+"""Ernie 4.5: Llama whose rotated dimensions are neighbours; and its mixtures of experts."""
+
+from __future__ import annotations
+
+from ..config import Config, read_full_attention, read_rope
+from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
+from ..weight_names import Stacked, WeightNames, interleaved, per_layer
+from . import llama
+from .dense import read_attention, read_dense, read_mlp
+
+WEIGHTS: WeightNames = llama.WEIGHTS | interleaved("q", "k")
+_PARTS = ("gate", "up", "down")
+MOE_WEIGHTS: WeightNames = (
+    WEIGHTS
+    | per_layer({"mlp.gate": "mlp.router"})
+    | per_layer({f"mlp.experts.{{j}}.{p}_proj": f"mlp.experts.{{j}}.{p}" for p in _PARTS})
+    | per_layer({f"mlp.shared_experts.{part}_proj": f"mlp.shared.{part}" for part in _PARTS})
+    | {
+        "model.layers.{i}.mlp.moe_statics.e_score_correction_bias": Stacked(
+            "layers.{i}.mlp.router.bias", over="one"
+        )
+    }
+)
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config of a dense model."""
+    bias = config.flag("use_bias")
+    windows = read_full_attention(config)
+    return _read(config, [read_mlp(config, bias=bias)] * len(windows), bias)
+
+
+def read_moe(config: Config) -> DecoderSpec:
+    """Read a config of a mixture of experts, which are in every ``moe_layer_interval``-th layer of
+    a range."""
+    bias = config.flag("use_bias")
+    layers = config.integer("num_hidden_layers")
+    for key in ("moe_use_aux_free", "use_correction_bias"):
+        config.one_of(key, (True,), True)
+    config.one_of("moe_gate", ("topk",), "topk")
+    config.get("moe_norm_min")  # far below any sum of the best scores
+    experts = config.integer("moe_num_experts", config.get("num_experts"))
+    chosen = config.integer("moe_k", config.get("num_experts_per_tok"))
+    if chosen > experts:
+        raise config.refusal("moe_k", chosen, f"at most {experts}")
+    width = config.integer("moe_intermediate_size")
+    shared = config.count("moe_num_shared_experts", 0)
+    mlp = MoESpec(
+        router=RouterSpec(experts=experts, chosen=chosen, correction=True),
+        expert=DenseSpec(intermediate=width),
+        shared=DenseSpec(intermediate=shared * width) if shared else None,
+    )
+    first, last = config.count("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    if isinstance(last, bool) or not isinstance(last, int) or not -1 <= last < layers:
+        raise config.refusal("moe_layer_end_index", last, f"-1 or up to {layers - 1}")
+    last = layers - 1 if last == -1 else last
+    step, dense = config.integer("moe_layer_interval", 1), read_mlp(config, bias=bias)
+    mlps: list[DenseSpec | MoESpec] = [
+        mlp if first <= index <= last and (index + 1) % step == 0 else dense
+        for index in range(layers)
+    ]
+    return _read(config, mlps, bias)
+
+
+def _read(config: Config, mlps: list[DenseSpec | MoESpec], bias: bool) -> DecoderSpec:
+    windows = read_full_attention(config)
+    attention = read_attention(config, qkv_bias=bias, o_bias=bias)
+    rope = read_rope(config, attention.head_dim, theta=500_000.0)
+    return read_dense(
+        config,
+        attention,
+        windows=windows,
+        ropes=[rope] * len(windows),
+        mlps=mlps,
+        norm_eps=1e-5,
+        tie_embeddings=True,
+    )

@@ -1,0 +1,79 @@
+"""GPT-2: learned positions, LayerNorms, and matrices that are stored as [inputs, outputs]."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..spec import AttentionSpec, DecoderSpec, NormKind, PositionTable
+from ..weight_names import Split, Transposed, WeightNames, per_layer
+from .dense import read_dense, read_plain_mlp
+
+_QKV = tuple(f"layers.{{i}}.attention.{part}" for part in "qkv")
+_LAYER: WeightNames = {
+    **per_layer(
+        {"ln_1": "attention_norm", "ln_2": "mlp_norm"}, root="h.{i}.", kinds=("weight", "bias")
+    ),
+    "h.{i}.attn.c_attn.weight": Transposed(Split(tuple(f"{part}.weight" for part in _QKV))),
+    "h.{i}.attn.c_attn.bias": Split(tuple(f"{part}.bias" for part in _QKV)),
+    **{
+        name: target
+        for theirs, ours in {
+            "attn.c_proj": "attention.o",
+            "mlp.c_fc": "mlp.up",
+            "mlp.c_proj": "mlp.down",
+        }.items()
+        for name, target in {
+            f"h.{{i}}.{theirs}.weight": Transposed(f"layers.{{i}}.{ours}.weight"),
+            f"h.{{i}}.{theirs}.bias": f"layers.{{i}}.{ours}.bias",
+        }.items()
+    },
+    # Masks, which follow from the config.
+    "h.{i}.attn.bias": None,
+    "h.{i}.attn.masked_bias": None,
+}
+_MODEL: WeightNames = {
+    "wte.weight": "embed.weight",
+    "wpe.weight": "positions.weight",
+    "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias",
+    **_LAYER,
+}
+# The first models were published without the prefix.
+WEIGHTS: WeightNames = {
+    "lm_head.weight": "head.weight",
+    **_MODEL,
+    **{f"transformer.{name}": target for name, target in _MODEL.items()},
+}
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config."""
+    config.one_of("scale_attn_weights", (True,), True)
+    config.one_of("scale_attn_by_inverse_layer_idx", (False,), False)
+    for key in list(config.values):
+        if key.startswith("summary_"):
+            config.get(key)  # of a head that classifies
+    config.get("reorder_and_upcast_attn")  # of training in float16
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise config.refusal("n_head", heads, f"a divisor of {hidden}")
+    layers = config.integer("num_hidden_layers")
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        qkv_bias=True,
+        o_bias=True,
+    )
+    mlp = read_plain_mlp(config, "gelu_new", key="activation_function", width=4 * hidden)
+    return read_dense(
+        config,
+        attention,
+        windows=[None] * layers,
+        ropes=[None] * layers,
+        mlps=[mlp] * layers,
+        norm=NormKind.LAYER,
+        eps_key="layer_norm_epsilon",
+        norm_eps=1e-5,
+        tie_embeddings=True,
+        positions=PositionTable(rows=config.integer("max_position_embeddings")),
+    )

@@ -1,0 +1,57 @@
+"""MiniMax M2: norms over all heads of q and of k, partly rotated heads, and experts chosen by
+corrected sigmoids."""
+
+from __future__ import annotations
+
+from ..config import Config, read_full_attention, read_rope
+from ..spec import DecoderSpec, DenseSpec, MoESpec, QKNorm, RouterSpec
+from ..weight_names import WeightNames
+from . import mixtral
+from .dense import QK_NORM, read_attention, read_dense
+
+WEIGHTS: WeightNames = (
+    mixtral.WEIGHTS
+    | QK_NORM
+    | {"model.layers.{i}.block_sparse_moe.e_score_correction_bias": ("layers.{i}.mlp.router.bias")}
+)
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config."""
+    config.one_of("hidden_act", ("silu",), "silu")
+    config.one_of("scoring_func", ("sigmoid",), "sigmoid")
+    config.one_of("use_routing_bias", (True,), True)
+    config.one_of("qk_norm_type", ("per_layer",), "per_layer")
+    config.one_of("shared_intermediate_size", (0,), 0)
+    kinds = config.get("attn_type_list")
+    if kinds is not None and (not isinstance(kinds, list) or set(kinds) != {1}):
+        raise config.refusal("attn_type_list", kinds, "ones only, which are full attention")
+    for key in ("router_jitter_noise", "layernorm_full_attention_beta", "num_mtp_modules"):
+        config.get(key)
+    for key in ("layernorm_linear_attention_beta", "layernorm_mlp_beta", "mtp_transformer_layers"):
+        config.get(key)
+    config.get("use_mtp")
+    windows = read_full_attention(config)
+    attention = read_attention(config, qk_norm=QKNorm.PROJECTION)
+    rotated = config.integer("rotary_dim", attention.head_dim)
+    rope = read_rope(
+        config,
+        attention.head_dim,
+        partial=True,
+        part=rotated / attention.head_dim,
+        theta=5_000_000.0,
+    )
+    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
+    if chosen > experts:
+        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    mlp = MoESpec(
+        router=RouterSpec(experts=experts, chosen=chosen, scoring="sigmoid", correction=True),
+        expert=DenseSpec(intermediate=config.integer("intermediate_size")),
+    )
+    return read_dense(
+        config,
+        attention,
+        windows=windows,
+        ropes=[rope] * len(windows),
+        mlps=[mlp] * len(windows),
+    )

@@ -1,0 +1,41 @@
+"""Mixtral: Mistral with experts in every layer."""
+
+from __future__ import annotations
+
+from ..config import Config, read_window
+from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
+from ..weight_names import WeightNames, per_layer
+from .dense import DENSE_WEIGHTS, read_attention, read_dense
+
+WEIGHTS: WeightNames = DENSE_WEIGHTS | per_layer(
+    {
+        "block_sparse_moe.gate": "mlp.router",
+        "block_sparse_moe.experts.{j}.w1": "mlp.experts.{j}.gate",
+        "block_sparse_moe.experts.{j}.w2": "mlp.experts.{j}.down",
+        "block_sparse_moe.experts.{j}.w3": "mlp.experts.{j}.up",
+    }
+)
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config."""
+    config.one_of("hidden_act", ("silu",), "silu")
+    config.get("router_jitter_noise")  # of training
+    experts, chosen = (
+        config.integer("num_local_experts", 8),
+        config.integer("num_experts_per_tok", 2),
+    )
+    if chosen > experts:
+        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    mlp = MoESpec(
+        router=RouterSpec(experts=experts, chosen=chosen),
+        expert=DenseSpec(intermediate=config.integer("intermediate_size")),
+    )
+    layers = config.integer("num_hidden_layers")
+    return read_dense(
+        config,
+        read_attention(config),
+        windows=[read_window(config)] * layers,
+        mlps=[mlp] * layers,
+        norm_eps=1e-5,
+    )

@@ -1,0 +1,74 @@
+"""OPT: learned positions, LayerNorms, and a feed-forward without a gate."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..spec import AttentionSpec, DecoderSpec, NormKind, PositionTable
+from ..weight_names import WeightNames, per_layer
+from .dense import read_dense, read_plain_mlp
+
+# Rows of the table before that of the first position.
+_OFFSET = 2
+_MODEL: WeightNames = {
+    "embed_tokens.weight": "embed.weight",
+    "embed_positions.weight": "positions.weight",
+    "final_layer_norm.weight": "norm.weight",
+    "final_layer_norm.bias": "norm.bias",
+    **per_layer(
+        {
+            "self_attn_layer_norm": "attention_norm",
+            "final_layer_norm": "mlp_norm",
+            "self_attn.q_proj": "attention.q",
+            "self_attn.k_proj": "attention.k",
+            "self_attn.v_proj": "attention.v",
+            "self_attn.out_proj": "attention.o",
+            "fc1": "mlp.up",
+            "fc2": "mlp.down",
+        },
+        root="layers.{i}.",
+        kinds=("weight", "bias"),
+    ),
+}
+WEIGHTS: WeightNames = {
+    "lm_head.weight": "head.weight",
+    **{f"model.decoder.{name}": target for name, target in _MODEL.items()},
+    # As the first models were published.
+    **{f"decoder.{name}": target for name, target in _MODEL.items()},
+}
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config. The 350M model alone has its norms behind attention and feed-forward, and
+    narrower embeddings."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    config.one_of("do_layer_norm_before", (True,), True)
+    config.one_of("_remove_final_layer_norm", (False,), False)
+    config.one_of("word_embed_proj_dim", (hidden,), hidden)
+    for key in ("enable_bias", "layer_norm_elementwise_affine"):
+        config.one_of(key, (True,), True)
+    if hidden % heads:
+        raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
+    layers, position = (
+        config.integer("num_hidden_layers"),
+        config.integer("max_position_embeddings"),
+    )
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        qkv_bias=True,
+        o_bias=True,
+    )
+    mlp = read_plain_mlp(config, "relu", key="activation_function", width=config.integer("ffn_dim"))
+    return read_dense(
+        config,
+        attention,
+        windows=[None] * layers,
+        ropes=[None] * layers,
+        mlps=[mlp] * layers,
+        norm=NormKind.LAYER,
+        eps_key="layer_norm_eps",
+        norm_eps=1e-5,
+        tie_embeddings=True,
+        positions=PositionTable(rows=position + _OFFSET, offset=_OFFSET),
+    )
