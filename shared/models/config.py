@@ -59,12 +59,6 @@ class Config:
         """The same config, read by a family that has other names for some keys."""
         return Config(self.values, self.file, self._ignored, self.max_model_len, aliases)
 
-    def with_default(self, key: str, value: Any) -> Config:
-        """The same config with a value for a key that it lacks, of which nothing was read."""
-        made = self.again()
-        made.values.setdefault(key, value)
-        return made
-
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
         return Config(values, f"{self.file}: {key}", self._ignored, self.max_model_len)
@@ -386,9 +380,10 @@ def _mscale(rope: Config, factor: float, key: str) -> float | None:
     return 0.1 * rope.number(key) * math.log(factor) + 1.0 if rope.get(key) else None
 
 
-def read_window(config: Config) -> int | None:
-    """``sliding_window``; null and zero mean none."""
-    return config.count("sliding_window", 0) or None
+def read_window(config: Config, default: int = 0) -> int | None:
+    """``sliding_window``; null and zero mean none, ``default`` is that of a config without it."""
+    key = "sliding_window"
+    return config.count(key, 0 if key in config.values else default) or None
 
 
 def read_windows(config: Config, layers: int, default: tuple[int | None, ...]) -> list[int | None]:

@@ -131,7 +131,7 @@ _FAMILIES = (
         "InternLM2ForCausalLM", "internlm2", internlm.read_internlm2, internlm.INTERNLM2_WEIGHTS
     ),
     Family("InternLM3ForCausalLM", "internlm3", internlm.read, internlm.WEIGHTS),
-    Family("IQuestCoderForCausalLM", "iquestcoder", llama.read, llama.WEIGHTS),
+    Family("IQuestCoderForCausalLM", "iquestcoder", llama.read_iquestcoder, llama.WEIGHTS),
     Family("LlamaForCausalLM", "llama", llama.read, llama.WEIGHTS),
     Family("MiMoForCausalLM", "mimo", mimo.read, mimo.WEIGHTS),
     Family("MiniMaxM2ForCausalLM", "minimax_m2", minimax_m2.read, minimax_m2.WEIGHTS),

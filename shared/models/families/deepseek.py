@@ -88,16 +88,16 @@ def read_v3(config: Config) -> DecoderSpec:
 
 def read_glm4_lite(config: Config) -> DecoderSpec:
     """Read GLM-4.7-Flash: V3 whose dense layers may be listed by kind."""
-    kinds = config.get("mlp_layer_types")
+    kinds, dense = config.get("mlp_layer_types"), config.count("first_k_dense_replace", 1)
     if kinds is not None:
         layers = config.integer("num_hidden_layers")
         dense = kinds.count("dense") if isinstance(kinds, list) else 0
         if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
             raise config.refusal("mlp_layer_types", kinds, "dense layers before sparse ones")
         config.one_of("first_k_dense_replace", (dense,), dense)
-        config = config.with_default("first_k_dense_replace", dense)
-        config.get("mlp_layer_types")
-    return read_v3(config)
+    router = _read_sigmoid_router(config)
+    interleaved = config.flag("rope_interleave", default=True)
+    return _read(config, router, rope_interleaved=interleaved, first=dense, norm_eps=1e-5)
 
 
 def read_sigmoid_experts(config: Config) -> MoESpec:
@@ -117,7 +117,15 @@ def _read_sigmoid_router(config: Config) -> RouterSpec:
     )
 
 
-def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> DecoderSpec:
+def _read(
+    config: Config,
+    router: RouterSpec,
+    *,
+    rope_interleaved: bool,
+    first: int | None = None,
+    norm_eps: float = 1e-6,
+) -> DecoderSpec:
+    """``first`` is the number of dense layers, if the config does not say it as V3's does."""
     for key in ("attention_bias", "mlp_bias"):
         config.one_of(key, (False,), False)
     for key in _NO_EFFECT:
@@ -131,13 +139,14 @@ def _read(config: Config, router: RouterSpec, *, rope_interleaved: bool) -> Deco
         activation=config.one_of("hidden_act", ("silu",), "silu"),
     )
     experts = _read_experts(config, router, dense.activation)
-    first = config.count("first_k_dense_replace", 1)
+    if first is None:
+        first = config.count("first_k_dense_replace")
     config.one_of("moe_layer_freq", (1,), 1)
     layers = tuple(
         LayerSpec(attention=attention, mlp=dense if index < first else experts, rope=rope)
         for index in range(config.integer("num_hidden_layers"))
     )
-    return read_decoder(config, layers)
+    return read_decoder(config, layers, norm_eps=norm_eps)
 
 
 def _read_rope(config: Config) -> RopeSpec:

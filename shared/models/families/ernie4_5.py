@@ -44,7 +44,7 @@ def read_moe(config: Config) -> DecoderSpec:
     if chosen > experts:
         raise config.refusal("moe_k", chosen, f"at most {experts}")
     width = config.integer("moe_intermediate_size")
-    shared = config.count("moe_num_shared_experts", 0)
+    shared = config.count("moe_num_shared_experts", 2)
     mlp = MoESpec(
         router=RouterSpec(experts=experts, chosen=chosen, correction=True),
         expert=DenseSpec(intermediate=width),

@@ -3,7 +3,7 @@ halves of a layer, and no rope in layers without a window between others."""
 
 from __future__ import annotations
 
-from ..config import Config, read_rope, read_windows
+from ..config import Config, read_rope, read_window, read_windows
 from ..spec import DecoderSpec, DenseSpec, NormLayout, QKNorm
 from ..weight_names import WeightNames, per_layer
 from .dense import DENSE_WEIGHTS, QK_NORM, read_attention, read_dense
@@ -53,11 +53,11 @@ def read(config: Config) -> DecoderSpec:
     """Read a config of EXAONE 4. Without a window all layers are rotated."""
     layers = config.integer("num_hidden_layers")
     pattern = config.get("sliding_window_pattern")
-    if config.get("sliding_window") is None:
+    window = read_window(config, 4096)
+    if window is None:
         config.get("layer_types")
         windows: list[int | None] = [None] * layers
     else:
-        window = config.integer("sliding_window")
         kinds = _read_pattern(config, pattern, layers)
         windows = read_windows(
             config, layers, tuple(window if sliding else None for sliding in kinds)

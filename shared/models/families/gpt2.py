@@ -14,22 +14,17 @@ _LAYER: WeightNames = {
     ),
     "h.{i}.attn.c_attn.weight": Transposed(Split(tuple(f"{part}.weight" for part in _QKV))),
     "h.{i}.attn.c_attn.bias": Split(tuple(f"{part}.bias" for part in _QKV)),
-    **{
-        name: target
-        for theirs, ours in {
-            "attn.c_proj": "attention.o",
-            "mlp.c_fc": "mlp.up",
-            "mlp.c_proj": "mlp.down",
-        }.items()
-        for name, target in {
-            f"h.{{i}}.{theirs}.weight": Transposed(f"layers.{{i}}.{ours}.weight"),
-            f"h.{{i}}.{theirs}.bias": f"layers.{{i}}.{ours}.bias",
-        }.items()
-    },
     # Masks, which follow from the config.
     "h.{i}.attn.bias": None,
     "h.{i}.attn.masked_bias": None,
 }
+for _theirs, _ours in {
+    "attn.c_proj": "attention.o",
+    "mlp.c_fc": "mlp.up",
+    "mlp.c_proj": "mlp.down",
+}.items():
+    _LAYER[f"h.{{i}}.{_theirs}.weight"] = Transposed(f"layers.{{i}}.{_ours}.weight")
+    _LAYER[f"h.{{i}}.{_theirs}.bias"] = f"layers.{{i}}.{_ours}.bias"
 _MODEL: WeightNames = {
     "wte.weight": "embed.weight",
     "wpe.weight": "positions.weight",

@@ -54,6 +54,8 @@ def read(config: Config) -> DecoderSpec:
         ),
     )
     attention = read_attention(config, qkv_bias=True, o_bias=True, sinks=True)
+    if config.get("rope_parameters", config.get("rope_scaling")) is None:
+        raise config.refusal("rope_scaling", None, "a table of YaRN")
     rope = read_rope(config, attention.head_dim, theta=150_000.0)
     return read_dense(
         config,

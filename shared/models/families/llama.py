@@ -11,6 +11,15 @@ WEIGHTS = DENSE_WEIGHTS | QKV_BIAS | O_BIAS | MLP_BIAS
 
 def read(config: Config) -> DecoderSpec:
     """Read a config: no window, and biases only if the config has them."""
+    return _read(config, norm_eps=1e-6)
+
+
+def read_iquestcoder(config: Config) -> DecoderSpec:
+    """Read a config of IQuest-Coder, which has another default."""
+    return _read(config, norm_eps=1e-5)
+
+
+def _read(config: Config, norm_eps: float) -> DecoderSpec:
     bias = config.flag("attention_bias")
     windows = read_full_attention(config)
     return read_dense(
@@ -18,4 +27,5 @@ def read(config: Config) -> DecoderSpec:
         read_attention(config, qkv_bias=bias, o_bias=bias),
         windows=windows,
         mlps=[read_mlp(config, bias=config.flag("mlp_bias"))] * len(windows),
+        norm_eps=norm_eps,
     )

@@ -14,7 +14,7 @@ WEIGHTS = DENSE_WEIGHTS
 def read(config: Config) -> DecoderSpec:
     """Read a config. ``sliding_window: null`` (Mistral 0.2 and later) means full attention."""
     layers = config.integer("num_hidden_layers")
-    default = (read_window(config),) * layers
+    default = (read_window(config, 4096),) * layers
     windows = read_windows(config, layers, default)
     return read_dense(config, read_attention(config), windows=windows)
 
@@ -24,6 +24,8 @@ def read_ministral3(config: Config) -> DecoderSpec:
     layers = config.integer("num_hidden_layers")
     windows = [read_window(config)] * layers
     attention, table = read_attention(config), config.get("rope_parameters")
+    if table is None:
+        raise config.refusal("rope_parameters", None, "a table of YaRN")
     rope = read_rope(config, attention.head_dim, theta=1_000_000.0)
     beta = table.get("llama_4_scaling_beta") if isinstance(table, dict) else None
     if beta is not None:

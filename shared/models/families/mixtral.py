@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..config import Config, read_window
+from ..config import Config, read_rope, read_window
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
 from ..weight_names import WeightNames, per_layer
 from .dense import DENSE_WEIGHTS, read_attention, read_dense
@@ -32,10 +32,12 @@ def read(config: Config) -> DecoderSpec:
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),
     )
     layers = config.integer("num_hidden_layers")
+    attention = read_attention(config)
     return read_dense(
         config,
-        read_attention(config),
+        attention,
         windows=[read_window(config)] * layers,
+        ropes=[read_rope(config, attention.head_dim, theta=1_000_000.0)] * layers,
         mlps=[mlp] * layers,
         norm_eps=1e-5,
     )

@@ -119,9 +119,9 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "it drafts tokens for another model"),
         ({}, "it names neither"),
         ({"architectures": [], "model_type": None}, "it names neither"),
-        ({"architectures": ["MixtralForCausalLM"]}, "supported: DeepseekV2ForCausalLM, "),
-        ({"architectures": ["Ernie4_5ForCausalLM"]}, "supported: DeepseekV2ForCausalLM, "),
-        ({"model_type": "gpt2"}, "supported: DeepseekV2ForCausalLM, "),
+        ({"architectures": ["JambaForCausalLM"]}, "supported: Cohere2ForCausalLM, "),
+        ({"architectures": ["FalconForCausalLM"]}, "supported: Cohere2ForCausalLM, "),
+        ({"model_type": "bloom"}, "supported: Cohere2ForCausalLM, "),
     ],
 )
 def test_a_config_of_another_kind_says_so(config: dict[str, Any], words: str) -> None:
@@ -148,7 +148,7 @@ def test_tokens_and_empty_tables_of_other_parts_do_not_matter() -> None:
 @pytest.mark.parametrize(
     ("architecture", "model_type", "changes", "same"),
     [
-        ("Llama", "mistral", {}, True),
+        ("Llama", "mistral", {"sliding_window": None}, True),
         ("Llama", "mistral", {"attention_bias": True}, False),
         ("Mistral", "llama", {"sliding_window": 8}, False),
         ("Mistral", "llama", {"sliding_window": None}, True),

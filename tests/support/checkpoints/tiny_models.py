@@ -150,6 +150,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         _LATENT | _GROUPS | {"first_k_dense_replace": 3, "rope_interleave": False},
     ),
 }
+_ALL_HEADS: dict[str, Any] = {"num_key_value_heads": None}
 _LAYER_NORM: dict[str, Any] = {"rms_norm_eps": None}
 _PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _GPT2 = {
@@ -157,7 +158,6 @@ _GPT2 = {
     "n_layer": 3,
     "n_head": 6,
     "n_positions": 2048,
-    "tie_word_embeddings": True,
     "rope_parameters": None,
     "rms_norm_eps": None,
     "num_key_value_heads": None,
@@ -215,7 +215,7 @@ MODELS |= {
         {"sliding_window": 24, "sliding_window_pattern": 2, "num_hidden_layers": 4}
         | {"layer_types": None},
     ),
-    "exaone4_full": ("Exaone4", {"sliding_window": None, "sliding_window_pattern": 4}),
+    "exaone4_full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "hunyuan": ("HunYuanDenseV1", {}),
     "ministral": ("Ministral", {"sliding_window": 24, "layer_types": None}),
     "ministral3": (
@@ -223,8 +223,11 @@ MODELS |= {
         {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0}},
     ),
     "phi": ("Phi", _LAYER_NORM | {"rope_parameters": _PARTIAL}),
-    "gpt_neox": ("GPTNeoX", _LAYER_NORM | {"rope_parameters": _PARTIAL}),
-    "gpt_neox_serial": ("GPTNeoX", _LAYER_NORM | {"use_parallel_residual": False}),
+    "gpt_neox": ("GPTNeoX", _LAYER_NORM | _ALL_HEADS | {"rope_parameters": _PARTIAL}),
+    "gpt_neox_serial": (
+        "GPTNeoX",
+        _LAYER_NORM | _ALL_HEADS | {"use_parallel_residual": False},
+    ),
     "stablelm": ("StableLm", _LAYER_NORM | {"use_qkv_bias": True, "rope_parameters": _PARTIAL}),
     "stablelm_parallel": (
         "StableLm",
@@ -232,13 +235,13 @@ MODELS |= {
     ),
     "starcoder2": (
         "Starcoder2",
-        _LAYER_NORM | {"sliding_window": 24, "tie_word_embeddings": True},
+        _LAYER_NORM | {"sliding_window": 24},
     ),
     "gpt2": ("GPT2", _GPT2),
     "opt": (
         "OPT",
         _LAYER_NORM
-        | {"ffn_dim": 96, "word_embed_proj_dim": 128, "tie_word_embeddings": True}
+        | {"ffn_dim": 96, "word_embed_proj_dim": 128}
         | {"rope_parameters": None, "num_key_value_heads": None},
     ),
     "cohere": ("Cohere", _LAYER_NORM | {"tie_word_embeddings": True, "use_qk_norm": True}),
@@ -256,6 +259,7 @@ WITHOUT_HEAD_DIM = frozenset(
     | {"Exaone4", "Phi", "GPTNeoX", "StableLm", "Starcoder2", "GPT2", "OPT", "Cohere", "Cohere2"}
 )
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+PLAIN = ("PhiFor", "GPT", "Starcoder2", "OPT")
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 CHAT_TEMPLATE = (
@@ -293,8 +297,9 @@ def new_model(name: str, **changes: Any) -> Any:
     prefix, config = MODELS[name]
     # A copy of its tables: the classes change them.
     settings = deepcopy({"tie_word_embeddings": False, **_SHAPE, **config, **changes})
-    if settings["rms_norm_eps"] is None:
-        del settings["rms_norm_eps"]
+    for key in ("rms_norm_eps", "num_key_value_heads"):
+        if settings[key] is None:
+            del settings[key]
     if prefix in WITHOUT_HEAD_DIM:
         del settings["head_dim"]
         settings["hidden_size"] = 128
@@ -312,13 +317,17 @@ def randomise(model: Any, seed: int) -> None:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    # Without gates, biases and the mean of activations would outweigh what varies.
+    plain = type(model).__name__.startswith(PLAIN)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
+            if ("norm" in name or "ln_" in name) and not name.endswith("bias"):
                 parameter.copy_(1 + 0.1 * noise)
             elif parameter.dim() == 1:
-                parameter.copy_(0.2 * noise)
+                parameter.copy_((0.02 if plain else 0.2) * noise)
+            elif plain and ("embed" in name or "wte" in name):
+                parameter.copy_(2.0 * noise)
             elif "embed_tokens" in name:
                 scale = getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)
                 parameter.copy_(0.5 / scale * noise)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models import registry
@@ -124,19 +126,39 @@ def test_a_scaling_beside_another_one_is_refused() -> None:
         assert both == spec_of(rope_parameters=same)
 
 
-def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
-    """By ``default_theta`` and ``rms_norm_eps`` of the families' configs there."""
-    for architecture in sorted(registry.FAMILIES):
-        if architecture.startswith("Deepseek"):
+def defaults_of_transformers() -> list[tuple[str, dict[str, Any]]]:
+    """What a config of each family has if nobody sets anything, and enough for a model."""
+    needed = {
+        "deepseek_v2": {"num_experts_per_tok": 2},
+        "ernie4_5_moe": {"moe_layer_end_index": -1},
+        "glm4_moe": {"head_dim": 128},
+    }
+    made = []
+    for family in registry.FAMILIES.values():
+        if family.model_type not in CONFIG_MAPPING_NAMES:
             continue
-        theta = {"SmolLM3ForCausalLM": 2e6, "Gemma3ForCausalLM": 1e6}.get(architecture, 1e4)
-        eps = 1e-5 if architecture == "Phi3ForCausalLM" else 1e-6
-        more = {"hidden_act": None, "num_hidden_layers": 6, "architectures": [architecture]}
-        if "Moe" in architecture:
-            more |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-        spec = spec_of(rms_norm_eps=None, **more)
-        ropes = [layer.rope for layer in spec.layers if layer.rope]
-        assert (spec.norm_eps, ropes[-1].theta) == (eps, theta), architecture
+        values = AutoConfig.for_model(family.model_type).to_dict()
+        more = needed.get(family.model_type, {})
+        made.append((family.model_type, {**values, "architectures": [family.architecture], **more}))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [pytest.param(*each, id=each[0]) for each in defaults_of_transformers()]
+)
+def test_what_a_config_leaves_out_is_as_in_transformers(kind: str, values: dict[str, Any]) -> None:
+    """Each key alone: without it the model is the same, or it is refused. Keys that shapes of
+    tensors have to fit are not worth a default, nor are tokens."""
+    whole = registry.spec_of(ModelConfig(values))
+    shapes = {"num_key_value_heads", "head_dim", "q_lora_rank", "num_global_key_value_heads"}
+    for key in values.keys() - shapes - {"bos_token_id", "eos_token_id"}:
+        rest = {k: v for k, v in values.items() if k != key}
+        if key == "rope_parameters":
+            rest |= {"rope_theta": None, "rope_scaling": None}
+        try:
+            assert registry.spec_of(ModelConfig(rest)) == whole, key
+        except ModelError:
+            assert key not in {"rms_norm_eps", "layer_norm_eps", "tie_word_embeddings"}, key
 
 
 def test_yarn_is_resolved_when_it_is_read() -> None:
@@ -198,9 +220,9 @@ def test_the_family_is_found_by_model_type_too() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM.*supported: .*Llama"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: .*Llama"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope_type is 'dynamic'; supp"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rope_type is 'ntk'; supp"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5; supported: 1 or"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": "1"}}, "mscale is '1'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
