@@ -172,10 +172,7 @@ _OTHER_LENGTHS = (
 )
 
 
-_ROPE_TYPES = (
-    *("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"),
-    "mrope",
-)
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
 def read_max_position(config: Config) -> int:
@@ -298,11 +295,6 @@ def _scaling(
     max_position = read_max_position(config)
     match kind:
         case "default":
-            return None
-        case "mrope":
-            # Positions in an image have three parts, which are equal in text.
-            rope.get("mrope_section")
-            rope.get("mrope_interleaved")
             return None
         case "dynamic":
             if rope.get("alpha"):

@@ -43,6 +43,7 @@ from .families import (
     stablelm,
     starcoder2,
 )
+from .families.wrappers import is_wrapper, text_values
 from .kinds import kind_of, kind_of_parts
 from .model_config import ModelConfig
 from .quantization import refuse_quantized
@@ -56,7 +57,8 @@ class Family:
     ``unquantized`` says what to use instead of quantized weights.
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
-    tokens and are not used. ``keys`` are the family's own names of keys in a config.
+    tokens and are not used. ``keys`` are the family's own names of keys in a config. ``wrapped``:
+    the model is the text part of one of images.
     """
 
     architecture: str
@@ -65,11 +67,20 @@ class Family:
     weights: WeightNames
     more_layers: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
-    unquantized: str = (
-        "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
+    wrapped: bool = False
+    unquantized: str = "use the model's bfloat16 or float16 version"
+
+
+_OR_GGUF = "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
+# Families of which GGUF files are read.
+IN_GGUF = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        *("Gemma2", "Gemma3", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe"),
+        "SmolLM3",
     )
-
-
+)
+_OR_GGUF = ", or a GGUF file of it in Q8_0, Q6_K or Q4_0"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -172,7 +183,12 @@ _EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
-    """The family of ``architectures``, or of ``model_type`` if that is missing."""
+    """The family of ``architectures``, or of ``model_type`` if that is missing; of a model of
+    images, that of its text part."""
+    if is_wrapper(values):
+        inside = text_values(values)
+        if inside["model_type"] in _BY_MODEL_TYPE:
+            return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
     known = {**_HEADLESS, **FAMILIES} if name else _BY_MODEL_TYPE
@@ -199,9 +215,12 @@ def spec_of(
     ``ignored_keys`` are treated as absent. ``max_model_len`` is the user's limit of the context, if
     any.
     """
-    values = Config(config.values, config.file, ignored_keys, max_model_len)
     family = family_of(config.values, config.file)
-    refuse_quantized(values, family.unquantized)
+    if family.wrapped:
+        config = dataclasses.replace(config, values=text_values(config.values))
+    values = Config(config.values, config.file, ignored_keys, max_model_len)
+    or_gguf = _OR_GGUF if family.architecture in IN_GGUF else ""
+    refuse_quantized(values, family.unquantized + or_gguf)
     spec = family.read(values.aliased(family.keys))
     _check_model_type(family, config, spec, values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")

@@ -53,9 +53,11 @@ class Deinterleave:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix that is stored as [inputs, outputs]."""
+    """A matrix that is stored as [inputs, outputs]; with ``or_not``, by its shape only if the other
+    order does not fit."""
 
     of: Target
+    or_not: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,8 @@ def renamed(target: Target, rename: Callable[[str], str]) -> Target:
             return GroupedHeads((rename(q), rename(k), rename(v)))
         case AddOne(name=name) | Deinterleave(name=name):
             return type(target)(rename(name))
-        case Transposed(of=inner):
-            return Transposed(renamed(inner, rename))
+        case Transposed(of=inner, or_not=or_not):
+            return Transposed(renamed(inner, rename), or_not)
         case Stacked(of=inner, over=over):
             return Stacked(renamed(inner, rename), over)
         case name:

@@ -39,7 +39,9 @@ class CheckpointWeights:
         self._source = source
         self._spec = spec
         names = source.weight_names(family)
-        self._origins = tensor_origins(source.names(), names, spec, source.path, family.more_layers)
+        self._origins = tensor_origins(
+            source.names(), names, spec, source.path, family.more_layers, family.wrapped
+        )
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter in the checkpoint; ``None`` for numbers."""
@@ -86,6 +88,8 @@ class CheckpointWeights:
         if any(each not in slots for each in names):
             raise self._misplaced(origin.tensor)
         shape = (sum(slots[n].shape[0] for n in names), *slot.shape[1:])
+        if isinstance(origin.target, Transposed) and origin.target.or_not:
+            transposed = self._source.shape(origin.tensor)[-2:] != shape
         self._check(origin, shape[::-1] if transposed else shape)
         if slot.end == slot.first:
             return

@@ -73,5 +73,5 @@ def _check_tensors(source: WeightSource, spec: DecoderSpec) -> bool:
         return True
     family = family_of(config.values, config.file)
     known = source.weight_names(family)
-    origins = tensor_origins(names, known, spec, source.path, family.more_layers)
+    origins = tensor_origins(names, known, spec, source.path, family.more_layers, family.wrapped)
     return not lacks_head(origins, spec, source.path)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import ModelError
+from ..models.families.wrappers import unwrapped
 from ..models.spec import DecoderSpec, MoESpec
 from ..models.weight_names import (
     MODEL_PREFIX,
@@ -39,17 +40,19 @@ def tensor_origins(
     spec: DecoderSpec,
     origin: object,
     more_layers: bool,
+    wrapped: bool = False,
 ) -> dict[str, TensorOrigin]:
     """The origin of each parameter, and of a head beside an embedding that it is tied to.
-    ``more_layers``: see ``Family``.
+    ``more_layers`` and ``wrapped``: see ``Family``.
 
     Raises ``ModelError`` for a tensor that is unknown, or of a larger model.
     """
     origins: dict[str, TensorOrigin] = {}
     for tensor in tensors:
-        if more_layers and layer_of(tensor) >= len(spec.layers):
+        text = unwrapped(tensor) if wrapped else tensor
+        if text is None or (more_layers and layer_of(text) >= len(spec.layers)):
             continue
-        target = target_of(tensor, names, origin)
+        target = target_of(text, names, origin)
         for each in _unstacked(tensor, target, spec):
             for name in names_of(each.target):
                 if name in origins or layer_of(name) >= len(spec.layers):

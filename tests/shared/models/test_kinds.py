@@ -22,11 +22,11 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
     ("config", "words"),
     [
         (
-            wrapper("Gemma3ForConditionalGeneration", {"model_type": "gemma3_text"}),
-            "its text part is a supported gemma3_text model, .*a vision tower .vision_config.",
+            wrapper("PaliGemmaForConditionalGeneration", {"model_type": "gemma2"}),
+            "its text part is a supported gemma2 model, .*a vision tower .vision_config.",
         ),
         (
-            wrapper("Mistral3ForConditionalGeneration", {"model_type": "mistral"}),
+            wrapper("LlavaNextForConditionalGeneration", {"model_type": "mistral"}),
             "its text part is a supported mistral model",
         ),
         (
@@ -56,8 +56,8 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
             "supported llama model.*an audio part .audio_config.",
         ),
         (
-            wrapper("Qwen3VLForConditionalGeneration", {"model_type": "qwen3_vl_text"}),
-            "qwen3_vl_text, not supported either. with a vision tower .vision_config.",
+            wrapper("Qwen3_5ForConditionalGeneration", {"model_type": "qwen3_5_text"}),
+            "qwen3_5_text, not supported either. with a vision tower .vision_config.",
         ),
         (
             wrapper("Llama4ForConditionalGeneration", {"model_type": "llama4_text"}),

@@ -19,12 +19,12 @@ RANK = Path(__file__).with_name("tensor_parallel_rank.py")
 
 
 # Two ranks have all of these in turn.
-OF_TWO = (
-    *("qwen3", "qwen2", "llama", "llama_bias", "deepseek_v2", "deepseek_v3", "qwen3_moe"),
-    *("qwen3_moe_mixed", "phi3", "phi3_partial", "gemma3", "gemma2", "smollm3"),
-)
+OF_TWO = (*tiny_models.MODELS, "qwen3_vl_moe")
 # With two KV heads, each is held by two ranks of four. A latent is held by all.
-OF_FOUR = ("qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense")
+OF_FOUR = (
+    *("qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense", "olmo2", "cohere"),
+    *("gpt_oss", "hunyuan", "minimax_m2"),
+)
 # Ranks whose inputs begin within a block have that weight as numbers: half of 96 inputs is no
 # multiple of 32, and half of 128 none of 256.
 QUANTISED = {

@@ -124,8 +124,8 @@ def test_random_weights_need_no_download(hub: FakeHub, root: Path) -> None:
 
 
 VISION = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "text_config": {"model_type": "gemma3_text"},
+    "architectures": ["PaliGemmaForConditionalGeneration"],
+    "text_config": {"model_type": "gemma2"},
     "vision_config": {"hidden_size": 8},
 }
 
@@ -133,13 +133,13 @@ VISION = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "supported: DeepseekV2ForCausalLM"),
-        (VISION, "its text part is a supported gemma3_text model"),
+        ({"architectures": ["JambaForCausalLM"]}, "supported: Cohere2ForCausalLM"),
+        (VISION, "its text part is a supported gemma2 model"),
         ({"architectures": ["BertModel"]}, "it is an encoder"),
         ({"architectures": ["T5ForConditionalGeneration"]}, "it is an encoder-decoder"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "method gptq: bits 4"),
         ({"quantization": {"bits": 4, "group_size": 64}}, "method MLX: bits 4"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "ntk", "factor": 2.0}}, "rope_type is 'ntk'"),
         ({"is_causal": False}, "is_causal is False; supported: True"),
         ({"strange": 1}, "--ignore-config-keys strange"),
         ({"num_attention_heads": 6}, "divisor of 6"),

@@ -253,6 +253,37 @@ MODELS |= {
     ),
     "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": _PARTIAL}),
 }
+# Of models of images: the text part's config is that of a text model.
+_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "image_size": 28,
+    "patch_size": 14,
+    "out_hidden_size": 64,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma3_vl": ("Gemma3", "gemma3", {"mm_tokens_per_image": 4}),
+    "mistral3": (
+        "Mistral3",
+        "ministral3",
+        {"vision_config": {"model_type": "pixtral", "head_dim": 16}},
+    ),
+    "qwen2_vl": (
+        "Qwen2VL",
+        "qwen2",
+        {"rope_parameters": _MROPE, "vision_config": {"embed_dim": 32}},
+    ),
+    "qwen2_5_vl": ("Qwen2_5_VL", "qwen2", {"rope_parameters": _MROPE}),
+    "qwen3_vl": ("Qwen3VL", "qwen3", {"rope_parameters": _MROPE}),
+    "qwen3_vl_moe": ("Qwen3VLMoe", "qwen3_moe", {"rope_parameters": _MROPE}),
+}
 SHARDED = frozenset({"qwen2"})
 WITHOUT_HEAD_DIM = frozenset(
     {"Qwen2", "Phi3", "SmolLM3", "Qwen2Moe", "Granite", "GraniteMoeShared", "Olmo2", "Olmo3"}
@@ -294,6 +325,35 @@ def new_model(name: str, **changes: Any) -> Any:
     """The model with weights that mean nothing."""
     import transformers
 
+    if name in WRAPPED:
+        return _new_wrapper(*deepcopy(WRAPPED[name]))
+    settings, prefix = _settings(name, **changes)
+    return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
+        getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
+    )
+
+
+def _new_wrapper(prefix: str, text: str, more: dict[str, Any]) -> Any:
+    import transformers
+
+    settings, _ = _settings(text)
+    for key in ("rope_parameters",):
+        settings |= {key: more.pop(key)} if key in more else {}
+    vision = _VISION | more.pop("vision_config", {})
+    config = getattr(transformers, f"{prefix}Config")
+    kind = {"ministral3": "ministral3"}.get(text) or config.sub_configs["text_config"].model_type
+    return getattr(transformers, f"{prefix}ForConditionalGeneration")(
+        config(
+            text_config={"model_type": kind, **settings},
+            vision_config=vision,
+            tie_word_embeddings=settings["tie_word_embeddings"],
+            **more,
+        )
+    )
+
+
+def _settings(name: str, **changes: Any) -> tuple[dict[str, Any], str]:
+    """The keys of a model's config, and the prefix of its classes."""
     prefix, config = MODELS[name]
     # A copy of its tables: the classes change them.
     settings = deepcopy({"tie_word_embeddings": False, **_SHAPE, **config, **changes})
@@ -307,9 +367,7 @@ def new_model(name: str, **changes: Any) -> Any:
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             del settings[key]
         del settings["max_position_embeddings"], settings["intermediate_size"]
-    return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
-        getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
-    )
+    return settings, prefix
 
 
 def randomise(model: Any, seed: int) -> None:

@@ -1,0 +1,125 @@
+"""Models of images around a text model, of which the text model is used. No torch.
+
+Their configs have the text model's inside, and their checkpoints its weights under a prefix, beside
+those of other parts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXT = "text_config"
+# Model types of text parts, and those of the text models that compute the same: positions have
+# three parts in Qwen's images, which are equal in a text.
+_TEXT_MODELS = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+WRAPPERS = {
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
+    "InternVLForConditionalGeneration": "internvl",
+    "LlavaForConditionalGeneration": "llava",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
+}
+# Keys around the text part that are about it.
+_SHARED = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
+    *("quantization_config", "quantization", "compression_config"),
+)
+# Keys beside those of a text model where that has no table of its own.
+_BESIDE = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
+# What transformers takes for keys that published text parts leave out.
+_LLAMA = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "head_dim": 256,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+    },
+    "llama": _LLAMA,
+    "mistral": _LLAMA
+    | {
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+    },
+}
+_PREFIXES = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.", "model."),
+)
+_OTHER_PARTS = (
+    *("vision_tower.", "vision_model.", "visual.", "vision_embedder.", "multi_modal_projector."),
+    *("audio_tower.", "embed_vision.", "embed_audio."),
+)
+
+
+def is_wrapper(values: dict[str, Any]) -> bool:
+    """Return whether a config is that of a model around a supported kind of text model."""
+    names, kind = values.get("architectures"), values.get("model_type")
+    name = names[0] if isinstance(names, list) and names else names
+    return str(name) in WRAPPERS or (not name and str(kind) in WRAPPERS.values())
+
+
+def text_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The config of the text model, by the model type of a text model without anything around it.
+
+    ``values`` is the whole config, of which the text part may be a table or all of it.
+    """
+    inside = values.get(_TEXT)
+    if not isinstance(inside, dict):
+        inside = {key: value for key, value in values.items() if key not in _BESIDE}
+    shared = {key: values[key] for key in _SHARED if values.get(key) is not None}
+    tied = values.get("tie_word_embeddings", inside.get("tie_word_embeddings"))
+    kind = inside.get("model_type")
+    kind = _TEXT_MODELS.get(str(kind), kind)
+    known = {key: value for key, value in inside.items() if value is not None or key not in shared}
+    made = {**_DEFAULTS.get(str(kind), {}), **shared, **known, "model_type": kind}
+    made.pop("architectures", None)
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(table := made.get(key), dict):
+            made[key] = _without_image_positions(table)
+    return made if tied is None else {**made, "tie_word_embeddings": tied}
+
+
+def _without_image_positions(table: dict[str, Any]) -> dict[str, Any]:
+    """A table of rope without how positions in images are rotated."""
+    made = {key: value for key, value in table.items() if not key.startswith("mrope_")}
+    for key in ("rope_type", "type"):
+        if made.get(key) == "mrope":
+            made[key] = "default"
+    return made
+
+
+def unwrapped(tensor: str) -> str | None:
+    """The name of a tensor in a checkpoint of the text model alone; ``None`` for one of other
+    parts."""
+    if tensor.removeprefix("model.").startswith(_OTHER_PARTS):
+        return None
+    for prefix, text in _PREFIXES:
+        if tensor.startswith(prefix):
+            return text + tensor.removeprefix(prefix)
+    return tensor
