@@ -171,13 +171,10 @@ class SafetensorsFolder:
         )
 
 
-def without_loadable_weights(
-    files: Collection[str], place: str, *, on_hub: bool = False
-) -> ModelError:
+def without_loadable_weights(files: Collection[str], place: str) -> ModelError:
     """The error for the ``files`` of a folder or of a repository, in none of the names of
     weights."""
-    kind = without_weights(files, place, on_hub=on_hub)
-    return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {kind}")
+    return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {without_weights(files, place)}")
 
 
 def _weight_map(index: Path) -> dict[str, str]:
