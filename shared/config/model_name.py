@@ -94,6 +94,8 @@ def full_name(
             f"{option} {value!r} is of a model on a hub, and {model!r} is not the name of one, such "
             f"as Qwen/Qwen3-0.6B"
         )
+    if file is not None and not file.lower().endswith(".gguf"):
+        raise UsageError(f"--f {file!r} is not a .gguf file, of which a repository has several")
     for given, word, old in (
         (file, "--f", name.tag),
         (revision, "--revision", name.revision),

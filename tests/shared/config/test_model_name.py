@@ -26,7 +26,10 @@ NAME = "owner/na.me-1"
         (f"https://huggingface.co/{NAME}/", HubName(NAME)),
         (f"https://huggingface.co/{NAME}/tree/main", HubName(NAME, "main")),
         (f"https://huggingface.co/{NAME}/blob/v2/a/m.gguf", HubName(NAME, "v2", "a/m.gguf")),
-        (f"https://huggingface.co/{NAME}/resolve/v2/m.gguf?download=true", HubName(NAME, "v2", "m.gguf")),
+        (
+            f"https://huggingface.co/{NAME}/resolve/v2/m.gguf?download=true",
+            HubName(NAME, "v2", "m.gguf"),
+        ),
         (f"modelscope:{NAME}@master", HubName(NAME, "master", None, "modelscope")),
         (f"https://modelscope.cn/models/{NAME}", HubName(NAME, None, None, "modelscope")),
         ("builtin", None),
@@ -66,6 +69,7 @@ def test_options_are_parts_of_the_name() -> None:
         ("./folder", {"file": "m.gguf"}, "--f 'm.gguf' is of a model on a hub"),
         (f"{NAME}@v1", {"revision": "v2"}, "--revision 'v2' contradicts 'v1' in the model's name"),
         (f"{NAME}:Q8_0", {"file": "m.gguf"}, "--f 'm.gguf' contradicts 'Q8_0'"),
+        (NAME, {"file": "model.bin"}, "--f 'model.bin' is not a .gguf file"),
         (NAME, {"revision": "a:b"}, "must not have ':' or '@'"),
     ],
 )

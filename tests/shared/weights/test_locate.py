@@ -56,7 +56,9 @@ def test_a_folder_has_no_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "owner" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     for version in ("@main", ":Q8_0"):
-        with pytest.raises(ModelError, match="owner/model is a folder here, which has no revisions"):
+        with pytest.raises(
+            ModelError, match="owner/model is a folder here, which has no revisions"
+        ):
             locate_model(f"owner/model{version}")
 
 
