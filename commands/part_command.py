@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -84,10 +84,21 @@ def join_names(args: list[str]) -> list[str]:
 
 
 def part_command(
-    name: str, function: Callable[[Values], None], *configs: type, model: bool = True
+    name: str,
+    function: Callable[[Values], None],
+    *configs: type,
+    model: bool = True,
+    only: Collection[str] = (),
+    others: Sequence[click.Parameter] = (),
 ) -> PartCommand:
-    """A command whose options are the fields of ``configs``, and those of a model on a hub."""
-    params: list[click.Parameter] = command_options(*configs, HubConfig)
+    """A command whose options are the fields of ``configs``, by default all of them, those of a
+    model on a hub, and ``others``."""
+    params = [
+        option
+        for option in command_options(*configs, HubConfig)
+        if not only or option.name in {*only, *(item.name for item in fields(HubConfig)), None}
+    ]
+    params += others
     if model:
         params.insert(0, _ModelArgument(["positional"], required=False, metavar="[MODEL]"))
 

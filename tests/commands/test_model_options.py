@@ -93,5 +93,6 @@ def test_a_token_that_is_none(tmp_path: Path) -> None:
 
 def test_llama_cpps_names_are_translated() -> None:
     options = {"--model", "--weight-file", "--hf-token"}
-    line = "-hfr a/b -hff c.gguf -hft t".split()
-    assert translate(line, options) == "--model a/b --weight-file c.gguf --hf-token t".split()
+    line = ["-hfr", "a/b", "-hff", "c.gguf", "-hft", "t"]
+    own = ["--model", "a/b", "--weight-file", "c.gguf", "--hf-token", "t"]
+    assert translate(line, options) == own

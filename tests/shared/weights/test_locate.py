@@ -48,7 +48,9 @@ def test_a_gguf_file_is_a_model_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./file.gguf", "/models/owner/file.gguf", "model", "a/b/c"])
 def test_what_to_give_instead(name: str) -> None:
-    with pytest.raises(ModelError, match="does not exist; give 'builtin', a folder, a .gguf file"):
+    with pytest.raises(
+        ModelError, match=r"does not exist; give 'builtin', a folder, a \.gguf file"
+    ):
         locate_model(name)
 
 
