@@ -91,8 +91,8 @@ def full_name(
     option, value = ("--f", file) if file is not None else ("--revision", revision)
     if name is None:
         raise UsageError(
-            f"{option} {value!r} is of a model on a hub, and {model!r} is not the name of one, such "
-            f"as Qwen/Qwen3-0.6B"
+            f"{option} {value!r} is of a model on a hub, and {model!r} is not the name of one, "
+            f"such as Qwen/Qwen3-0.6B"
         )
     if file is not None and not file.lower().endswith(".gguf"):
         raise UsageError(f"--f {file!r} is not a .gguf file, of which a repository has several")
