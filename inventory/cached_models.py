@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from ..shared.errors import ModelError
 from ..shared.weights.folder_kind import INDEX
 from ..shared.weights.gguf_choice import models_of, type_of
 from ..shared.weights.safetensors_folder import weight_map
@@ -33,33 +35,56 @@ class CachedModel:
 
 
 def cached_models() -> list[CachedModel]:
-    """All models in the hub's cache, the last used first."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    """All models in the caches, the last used first."""
+    return sorted((*_of_hugging_face(), *_of_modelscope()), key=lambda each: -each.last_used)
+
+
+def _of_hugging_face() -> Iterator[CachedModel]:
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        scanned = scan_cache_dir()
+        scanned = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
-        return []
-    found = [
-        CachedModel(
-            repository.repo_id,
-            revision.commit_hash,
-            tuple(sorted(revision.refs)),
-            format_of(
-                files := [
-                    str(f.file_path.relative_to(revision.snapshot_path)) for f in revision.files
-                ]
-            ),
-            revision.size_on_disk,
-            max((f.blob_last_accessed for f in revision.files), default=revision.last_modified),
-            str(revision.snapshot_path),
-            is_whole(revision.snapshot_path, files),
+        return
+    for repository in scanned.repos:
+        if repository.repo_type != "model":
+            continue
+        for revision in repository.revisions:
+            folder = revision.snapshot_path
+            files = [str(file.file_path.relative_to(folder)) for file in revision.files]
+            yield CachedModel(
+                repository.repo_id,
+                revision.commit_hash,
+                tuple(sorted(revision.refs)),
+                format_of(files),
+                revision.size_on_disk,
+                max((f.blob_last_accessed for f in revision.files), default=revision.last_modified),
+                str(folder),
+                is_whole(folder, files),
+            )
+
+
+def _of_modelscope() -> Iterator[CachedModel]:
+    if find_spec("modelscope_hub") is None:
+        return
+    from modelscope_hub import get_default_config
+
+    for folder in sorted(get_default_config().cache_dir.glob("models/*/snapshots/*")):
+        paths = [path for path in folder.rglob("*") if path.is_file()]
+        if not paths:
+            continue
+        files = [str(path.relative_to(folder)) for path in paths]
+        states = [path.stat() for path in paths]
+        yield CachedModel(
+            f"modelscope:{folder.parts[-3].replace('--', '/', 1)}",
+            folder.name,
+            (folder.name,),
+            format_of(files),
+            sum(state.st_size for state in states),
+            max(state.st_atime for state in states),
+            str(folder),
+            is_whole(folder, files),
         )
-        for repository in scanned.repos
-        if repository.repo_type == "model"
-        for revision in repository.revisions
-    ]
-    return sorted(found, key=lambda each: -each.last_used)
 
 
 def format_of(files: Iterable[str]) -> str:
@@ -80,7 +105,7 @@ def is_whole(folder: Path, files: Sequence[str]) -> bool:
     if INDEX in files:
         try:
             return set(weight_map(folder / INDEX).values()) <= set(files)
-        except Exception:
+        except ModelError:
             return False
     for parts in models_of(files).values():
         count = re.search(r"-of-(\d{5})\.gguf$", parts[0], re.IGNORECASE)
@@ -100,8 +125,8 @@ def as_table(models: Sequence[CachedModel]) -> str:
         return "no models; tandem pull MODEL downloads one"
     rows = [("NAME", "REVISION", "FORMAT", "SIZE", "LAST USED")]
     for model in models:
-        short = model.revision[:8]
-        revision = f"{','.join(model.refs)} ({short})" if model.refs else short
+        short, refs = model.revision[:8], ",".join(model.refs)
+        revision = f"{refs} ({short})" if refs not in ("", model.revision) else refs or short
         kind = model.format if model.whole else f"{model.format}, not whole"
         rows.append((model.name, revision, kind, in_words(model.size), _ago(model.last_used)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

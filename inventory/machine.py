@@ -23,7 +23,7 @@ EXTRAS = {
     "cpu": "numba",
     "kernels": "triton",
     "mcp": "mcp",
-    "modelscope": "modelscope",
+    "modelscope": "modelscope_hub",
     "nixl": "nixl",
     "otel": "opentelemetry.sdk",
 }

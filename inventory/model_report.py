@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..shared.models.spec import (
 from ..shared.weights.footprint import parameter_sizes
 from ..shared.weights.header_files import write_safetensors_header
 from ..shared.weights.locate import Download, FoundModel, find_model
+from ..shared.weights.remote_files import Listing
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
 from .machine import Machine, in_sentence, kernels
@@ -58,8 +59,11 @@ class ModelReport:
 def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     """Describe a model. Of one on a hub, only what says what it is and the headers of its weights
     are downloaded. Raises ``ModelError``."""
-    with _with_headers(config.model) as (source, files, size):
+    with find_model(config.model) as found, ExitStack() as until_end:
+        source = open_source(found.path)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        source = _with_headers(config.model, found, source, until_end)
+        files, size = _weights(found, source)
         on_cpu = not machine.gpus or config.device == "cpu"
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype)
@@ -100,39 +104,38 @@ def as_json(report: ModelReport, machine: Machine) -> str:
     return json.dumps({**report.about, "machine": machine.about}, indent=2)
 
 
-@contextmanager
-def _with_headers(name: str) -> Iterator[tuple[WeightSource, int, int]]:
-    """The source of a model whose files of weights have their headers at least; and the number and
-    size of those files."""
-    with ExitStack() as until_end:
-        found = until_end.enter_context(find_model(name))
-        source = open_source(found.path)
-        files = source.weight_files()
-        if found.download is None or not found.path.is_dir():
-            folder = found.path if found.path.is_dir() else found.path.parent
-            sizes = [(folder / file).stat().st_size for file in files if (folder / file).is_file()]
-            yield source, len(files), sum(sizes)
-            return
-        missing = [file for file in files if not (found.path / file).is_file()]
-        if not missing:
-            yield source, len(files), sum((found.path / f).stat().st_size for f in files)
-            return
-        folder = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
-        listing = found.download.listing
-        if listing is None or any(file not in listing.sizes for file in missing):
-            raise ModelError(f"{name!r} is not whole in the hub's cache, which lacks {missing[0]}")
-        _fetch_headers(found, found.download, missing, folder)
-        size = sum((folder / file).stat().st_size for file in files)
-        yield open_source(folder), len(files), size
+def _with_headers(
+    name: str, found: FoundModel, source: WeightSource, until_end: ExitStack
+) -> WeightSource:
+    """The source of a model whose files of weights have their headers at least."""
+    download = found.download
+    if download is None or not found.path.is_dir():
+        return source
+    missing = [file for file in source.weight_files() if not (found.path / file).is_file()]
+    if not missing:
+        return source
+    if download.listing is None or any(file not in download.listing.sizes for file in missing):
+        raise ModelError(f"{name!r} is not whole in the hub's cache, which lacks {missing[0]}")
+    folder = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
+    _fetch_headers(found, download, download.listing, missing, folder)
+    return open_source(folder)
+
+
+def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
+    """The number and the size of the files of weights."""
+    if found.download is not None and found.download.weights:
+        paths = [source.path.parents[file.count("/")] / file for file in found.download.weights]
+    else:
+        folder = source.path if source.path.is_dir() else source.path.parent
+        paths = [folder / file for file in source.weight_files()]
+    return len(paths), sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def _fetch_headers(
-    found: FoundModel, download: Download, missing: Sequence[str], folder: Path
+    found: FoundModel, download: Download, listing: Listing, missing: Sequence[str], folder: Path
 ) -> None:
     for path in found.path.iterdir():
         (folder / path.name).symlink_to(path)
-    listing = download.listing
-    assert listing is not None
 
     def fetch(file: str) -> None:
         read = partial(download.hub.read, download.name, listing.commit, file)

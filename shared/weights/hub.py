@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -49,9 +51,7 @@ class HuggingFaceHub:
 
     def download_description(self, name: HubName, listing: Listing | None) -> Path:
         """See ``ModelHub``."""
-        from huggingface_hub import utils
-
-        with utils.disable_progress_bars():  # small files need none; an error is the only line
+        with _without_progress_bars():  # small files need none; an error is the only line
             if listing is None:
                 return _download(name, list(DESCRIPTION), name.revision, unwanted=_FOLDERS)
             wanted = [
@@ -77,7 +77,8 @@ class HuggingFaceHub:
         before = _held(blobs) - begun
         # A folder is one version's, which may have been followed by another one meanwhile.
         version = folder.name if folder else name.revision
-        with told(str(name), missing, size, cache, lambda: _held(blobs) - before):
+        bars = nullcontext() if sys.stderr.isatty() else _without_progress_bars()
+        with told(str(name), missing, size, cache, lambda: _held(blobs) - before), bars:
             result = _download(name, [glob.escape(file) for file in files], version)
         # Without a network, some versions of the client return what there is.
         if lacking := [file for file in files if not (result / file).is_file()]:
@@ -110,6 +111,20 @@ class HuggingFaceHub:
         except Exception as error:  # as above
             raise _failure(name, error) from error
         return b"".join(parts)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    from huggingface_hub import utils
+
+    if utils.are_progress_bars_disabled():
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()
 
 
 def _cache() -> Path:
@@ -178,7 +193,7 @@ def _reason(name: HubName, error: Exception) -> str:
             )
         if isinstance(cause, errors.RevisionNotFoundError):
             return _of_revision(name)
-        if isinstance(cause, errors.EntryNotFoundError) and cause.response is not None:
+        if isinstance(cause, errors.RemoteEntryNotFoundError):
             return f"{hub} lacks a file of it: {_first_line(cause)}"
         if isinstance(cause, errors.HfHubHTTPError) and cause.response is not None:
             return _of_status(hub, cause.response.status_code)

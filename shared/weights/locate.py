@@ -152,9 +152,9 @@ def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:
 
 def hub_of(name: HubName) -> ModelHub:
     """The hub that has a model. Raises ``ModelError`` without its client."""
-    package, extra = ("modelscope", "modelscope")
+    package, extra = "modelscope_hub", "modelscope"
     if name.hub == HUGGING_FACE:
-        package, extra = ("huggingface_hub", "serve")
+        package, extra = "huggingface_hub", "serve"
     if find_spec(package) is None:
         raise ModelError(
             f"{str(name)!r} is not a folder, and downloading needs {package}: "

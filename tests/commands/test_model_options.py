@@ -67,28 +67,22 @@ def test_a_token_goes_into_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setenv("HF_TOKEN", "before")
         # Set outside of ``values_of``, which would take it back.
         monkeypatch.setenv("MY_TOKEN", "hf_mine")
-        assert HubConfig(**dict([_field(argument)])).token() == token
         part_command("part", lambda values: None, EngineConfig).main(
             [argument], standalone_mode=False
         )
         assert os.environ["HF_TOKEN"] == token
 
 
-def _field(argument: str) -> tuple[str, str]:
-    name, _, value = argument.removeprefix("--").partition("=")
-    return name.replace("-", "_"), value
-
-
 def test_a_token_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    for options, words in (
-        ({"hf_token": ""}, "--hf-token is empty"),
-        ({"hf_token": "a", "hf_token_path": "b"}, "both give the token"),
-        ({"hf_token_path": str(tmp_path / "none")}, "none: No such file or directory"),
-        ({"hf_token_path": str(tmp_path / "empty")}, "empty is empty"),
+    for config, words in (
+        (HubConfig(hf_token=""), "--hf-token is empty"),
+        (HubConfig(hf_token="a", hf_token_path="b"), "both give the token"),
+        (HubConfig(hf_token_path=str(tmp_path / "none")), "none: No such file or directory"),
+        (HubConfig(hf_token_path=str(tmp_path / "empty")), "empty is empty"),
     ):
         with pytest.raises(UsageError, match=words):
-            HubConfig(**options).token()
+            config.token()
 
 
 def test_llama_cpps_names_are_translated() -> None:
