@@ -145,7 +145,7 @@ def test_a_file_may_have_any_option_of_a_command(tmp_path: Path, command: list[s
     [
         ("TANDEM_MAX_MODEL_LENGTH", "did you mean TANDEM_MAX_MODEL_LEN?"),
         ("TANDEM_CLUSTER_TOKN", "did you mean TANDEM_CLUSTER_TOKEN?"),
-        ("TANDEM_TOKEN", "looks like a secret"),
+        ("TANDEM_TOKENS_OF_ALL", "looks like a secret"),
     ],
 )
 def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
@@ -272,7 +272,9 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 
 def test_serve_judges_its_model_before_it_starts_a_part(tmp_path: Path) -> None:
     fail(["serve", "./none"], tmp_path, 1, "tandem: model './none' does not exist; give")
-    fail(["serve", "owner/none"], tmp_path, 1, "tandem: 'owner/none' is not a", "HF_HUB_OFFLINE")
+    fail(["serve", "owner/none"], tmp_path, 1, "tandem: 'owner/none' is not on", "HF_HUB_OFFLINE")
+    for name in ("pull", "info"):
+        fail([name, "owner/none@v1"], tmp_path, 1, "tandem: 'owner/none@v1' is not", "HF_HUB_OFF")
     assert list(tmp_path.iterdir()) == []  # not even a folder of logs
 
 
