@@ -16,6 +16,7 @@ from ..shared.weights.gguf_choice import models_of, type_of
 from ..shared.weights.safetensors_folder import weight_map
 from ..shared.weights.transfer import in_words
 
+NO_WEIGHTS = "no weights"
 _SPANS = ((86400 * 365, "year"), (86400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -97,7 +98,7 @@ def format_of(files: Iterable[str]) -> str:
         return " ".join(["GGUF", ", ".join(types)]).strip()
     if any(file.endswith((".bin", ".pt", ".pth")) for file in files):
         return "pickle"
-    return "no weights"
+    return NO_WEIGHTS
 
 
 def is_whole(folder: Path, files: Sequence[str]) -> bool:
@@ -111,7 +112,7 @@ def is_whole(folder: Path, files: Sequence[str]) -> bool:
         count = re.search(r"-of-(\d{5})\.gguf$", parts[0], re.IGNORECASE)
         if count is not None and len(parts) < int(count[1]):
             return False
-    return format_of(files) != "no weights"
+    return format_of(files) != NO_WEIGHTS
 
 
 def as_json(models: Sequence[CachedModel]) -> str:
@@ -127,7 +128,8 @@ def as_table(models: Sequence[CachedModel]) -> str:
     for model in models:
         short, refs = model.revision[:8], ",".join(model.refs)
         revision = f"{refs} ({short})" if refs not in ("", model.revision) else refs or short
-        kind = model.format if model.whole else f"{model.format}, not whole"
+        partly = not model.whole and model.format != NO_WEIGHTS
+        kind = f"{model.format}, not whole" if partly else model.format
         rows.append((model.name, revision, kind, in_words(model.size), _ago(model.last_used)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

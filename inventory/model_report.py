@@ -50,7 +50,7 @@ _MOST_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What is known of a model. ``fits`` has a line for each device."""
+    """What is known of a model: for programs, and in lines."""
 
     about: dict[str, Any]
     lines: tuple[str, ...]
@@ -139,7 +139,7 @@ def _fetch_headers(
 
     def fetch(file: str) -> None:
         read = partial(download.hub.read, download.name, listing.commit, file)
-        write_safetensors_header(read, listing.sizes[file] or 0, folder / file)
+        write_safetensors_header(read, listing.size_of(file), folder / file)
 
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
         list(threads.map(fetch, missing))
@@ -212,6 +212,8 @@ def _layer_in_words(layer: LayerSpec) -> str:
                 f"{latent.num_heads} heads over a latent of {latent.kv_lora_rank} + "
                 f"{latent.rope_dim}"
             )
+        case other:
+            attention = type(other).__name__.removesuffix("Spec")
     match layer.mlp:
         case DenseSpec() as dense:
             mlp = f"feed-forward of {dense.intermediate}"
@@ -221,6 +223,8 @@ def _layer_in_words(layer: LayerSpec) -> str:
                 f"{moe.router.chosen} of {moe.router.experts} experts of "
                 f"{moe.expert.intermediate}{shared}"
             )
+        case another:
+            mlp = type(another).__name__.removesuffix("Spec")
     return f"{attention}; {mlp}"
 
 

@@ -7,7 +7,8 @@ from math import prod
 
 import torch
 
-from ..models.decoder import Decoder, LoadedPart
+from ..models.decoder import Decoder
+from ..models.layers.part import Part
 from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of
 from ..models.spec import DecoderSpec
@@ -34,7 +35,7 @@ def parameter_sizes(
     is built without memory. Raises ``ModelError`` for weights that are not the model's."""
     sizes: list[ParameterSize] = []
 
-    def measure(part: LoadedPart) -> None:
+    def measure(part: Part) -> None:
         for name, slot in part.weight_slots().items():
             target = slot.target
             kept = slot.format.name if slot.format else str(target.dtype).removeprefix("torch.")

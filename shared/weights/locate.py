@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,11 +45,12 @@ class Download:
 class FoundModel:
     """A folder or a GGUF file, and the files in the folder; ``None`` if the hub does not tell which
     they are. Of a model to ``download``, everything but the weights is there; of a GGUF file, its
-    header."""
+    header. ``version`` is the name of the very version on a hub, if that is known."""
 
     path: Path
     files: tuple[str, ...] | None = ()
     download: Download | None = None
+    version: HubName | None = None
 
 
 @contextmanager
@@ -117,22 +118,24 @@ def _on_hub(name: HubName, until_end: ExitStack) -> FoundModel:
         if (found := _in_cache(hub, name)) is None:
             raise error
         return found
+    version = replace(name, revision=listing.commit) if listing.commit else None
     if name.tag is not None or _only_ggufs(listing.sizes):
         parts = tuple(choose(listing.sizes, repr(name.repository), name.tag))
         folder = hub.cached(name, listing.commit)
         if folder is not None and all((folder / part).is_file() for part in parts):
-            return FoundModel(folder / parts[0])
+            return FoundModel(folder / parts[0], version=version)
         headers = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
         for part in parts:
             read = partial(hub.read, name, listing.commit, part)
-            write_gguf_header(read, listing.sizes[part] or 0, headers / part)
-        return FoundModel(headers / parts[0], (), Download(hub, name, listing, weights=parts))
+            write_gguf_header(read, listing.size_of(part), headers / part)
+        download = Download(hub, name, listing, weights=parts)
+        return FoundModel(headers / parts[0], (), download, version)
     files = listing.belonging()
     if not {"config.json", "tokenizer.json"} & set(files):
         kind = without_config(files, name.repository)
         raise ModelError(f"{str(name)!r} on the hub has no config.json: {kind}")
     folder = hub.download_description(name, listing)
-    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder))
+    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder), version)
 
 
 def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:

@@ -18,8 +18,10 @@ from .source import WeightSource, check_format, open_source
 
 @dataclass(frozen=True, slots=True)
 class ObtainedModel:
-    """A model that can be loaded. One that does not generate has no head, and embeds only."""
+    """A model that can be loaded. One that does not generate has no head, and embeds only.
+    ``name`` is that of the very version, for those who will load the same."""
 
+    name: str
     path: Path
     source: WeightSource
     spec: DecoderSpec
@@ -33,6 +35,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
     Raises ``ModelError``.
     """
     with find_model(config.model) as found:
+        name = str(found.version or config.model)
         source = open_source(found.path)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
         if problem := tensor_parallel_problem(spec, config.world_size):
@@ -40,16 +43,16 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
                 f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
             )
         if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
-            return ObtainedModel(found.path, source, spec, generates=True)
+            return ObtainedModel(name, found.path, source, spec, generates=True)
         if config.load_format != "dummy":
             check_format(source, config.load_format)
         _check_files(source, found)
         generates = _check_tensors(source, spec)
         if found.download is None:
-            return ObtainedModel(found.path, source, spec, generates)
+            return ObtainedModel(name, found.path, source, spec, generates)
         source.tokenizer_files()  # no router could serve the model without them
         source = open_source(found.download(source.weight_files()))
-    return ObtainedModel(source.path, source, spec, _check_tensors(source, spec))
+    return ObtainedModel(name, source.path, source, spec, _check_tensors(source, spec))
 
 
 def _check_files(source: WeightSource, found: FoundModel) -> None:

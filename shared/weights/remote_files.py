@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..config.model_name import HubName
+from ..errors import ModelError
 
 # Everything that says what a model is, and what its texts are.
 DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
@@ -25,6 +26,16 @@ class Listing:
     def belonging(self) -> list[str]:
         """The files that a model folder has: of those in folders only what describes it."""
         return [file for file in self.sizes if "/" not in file or file.startswith(_DESCRIBING)]
+
+    def size_of(self, file: str) -> int:
+        """The size of a file whose header is read. Raises ``ModelError`` if it is not known."""
+        size = self.sizes.get(file)
+        if not size:
+            raise ModelError(
+                f"the hub does not tell the size of {file}, without which its header cannot be "
+                f"read; download it by hf download, and give the file"
+            )
+        return size
 
     def bytes_of(self, files: Iterable[str]) -> int:
         """The size of some files together."""

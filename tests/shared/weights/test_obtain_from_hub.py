@@ -72,6 +72,21 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(
     assert "HF_HUB_OFFLINE is set" in refusal(f"{NAME}@other")
 
 
+def test_the_parts_of_a_server_load_the_version_that_was_judged(
+    hub: FakeHub, root: Path, gguf: bytes
+) -> None:
+    """Also those that are started again after the branch has moved on."""
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    hub.put("owner/gguf", {"m-Q8_0.gguf": gguf})
+    for name in (NAME, "owner/gguf:Q8_0"):
+        first = obtain(name)
+        assert first.name == f"{name}@{COMMIT}"
+        hub.revisions["main"] = OLDER
+        assert obtain(first.name).path == first.path
+        hub.revisions["main"] = COMMIT
+    assert obtain("builtin").name == "builtin"
+
+
 def test_a_revision_that_is_not_there(hub: FakeHub, root: Path) -> None:
     hub.put_folder(NAME, tiny_models.cached("qwen3", root))
     hub.revisions["v1.5-chat"] = OLDER
