@@ -16,6 +16,7 @@ from urllib.request import getproxies
 
 from ..config.model_name import HubName
 from ..errors import ModelError
+from . import kept_parts
 from .remote_files import DESCRIPTION, Listing
 from .transfer import check_space, told
 
@@ -71,7 +72,7 @@ class HuggingFaceHub:
             return known
         cache, blobs = _cache(), _folder(name) / "blobs"
         size = listing.bytes_of(missing) if listing is not None else 0
-        begun = _held(blobs, "*.incomplete")
+        begun = _held(blobs, f"*{kept_parts.ENDING}")
         if listing is not None:
             check_space(str(name), size - begun, cache, "HF_HOME")
         before = _held(blobs) - begun
@@ -79,6 +80,9 @@ class HuggingFaceHub:
         version = folder.name if folder else name.revision
         bars = nullcontext() if sys.stderr.isatty() else _without_progress_bars()
         with told(str(name), missing, size, cache, lambda: _held(blobs) - before), bars:
+            if listing is not None:
+                large = [f for f in missing if listing.bytes_of([f]) >= kept_parts.LARGE]
+                _fetch(name, listing.commit, large, blobs)
             result = _download(name, [glob.escape(file) for file in files], version)
         # Without a network, some versions of the client return what there is.
         if lacking := [file for file in files if not (result / file).is_file()]:
@@ -141,6 +145,15 @@ def _folder(name: HubName) -> Path:
 def _held(blobs: Path, form: str = "*") -> int:
     """The bytes of the files in the cache, by default also of those that are not whole yet."""
     return sum(file.stat().st_blocks * 512 for file in blobs.glob(form))
+
+
+def _fetch(name: HubName, commit: str | None, files: Sequence[str], blobs: Path) -> None:
+    try:
+        kept_parts.fetch(name.repository, commit or name.revision, files, blobs)
+    except ModelError:
+        raise
+    except Exception as error:  # as above
+        raise _failure(name, error) from error
 
 
 def _download(

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha1
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR
@@ -30,8 +30,10 @@ class FakeHub:
         self.refusals: dict[str, tuple[int, str]] = {}
         self.given: list[str] = []
         self.ranges: list[tuple[str, int]] = []  # those of parts of files, and their bytes
+        self.resumed: list[int] = []  # where downloads went on
         self.revisions = {"main": COMMIT}
-        self.breaks_after: int | None = None  # bytes of a file, after which the connection ends
+        # Bytes of a file of weights, after which the connection ends, and the file is refused.
+        self.breaks_after: int | None = None
 
     def put(self, name: str, files: Mapping[str, bytes | str | dict[str, object]]) -> None:
         """Add a repository; objects are JSON."""
@@ -144,7 +146,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
             return
         commit = hub.revisions.get(revision, revision)
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{_blob(content)}"'}
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(file, content)}"'}
         if file.endswith(WEIGHTS) and not stored:
             linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
             where = f"/lfs/{name}/resolve/{revision}/{quote(file)}"
@@ -159,7 +161,13 @@ class _Handler(BaseHTTPRequestHandler):
             hub.ranges.append((file, end - begin))
         elif with_body:
             hub.given.append(file)
-        self._send(content[begin:end], headers, status=status, with_body=with_body)
+            hub.resumed += [begin] if begin else []
+        breaks = hub.breaks_after if stored and with_body and not (found and found[2]) else None
+        self._send(content[begin:end], headers, status=status, with_body=with_body, most=breaks)
+        if breaks is not None and end - begin > breaks:
+            hub.refusals[f"{name}/{file}"] = (500, "")
+            self.connection.shutdown(SHUT_RDWR)
+            self.close_connection = True
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(b"{}", {"X-Error-Code": code}, status=status)
@@ -171,6 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         *,
         status: int = 200,
         with_body: bool = True,
+        most: int | None = None,
     ) -> None:
         self.send_response(status)
         for key, value in (headers or {}).items():
@@ -179,22 +188,20 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if not with_body or self.command == "HEAD":
             return
-        hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
-        if hub.breaks_after is not None and len(content) > hub.breaks_after:
-            self.wfile.write(content[: hub.breaks_after])
-            self.wfile.flush()
-            self.connection.shutdown(SHUT_RDWR)
-            self.close_connection = True
-            return
-        self.wfile.write(content)
+        self.wfile.write(content[:most])
+        self.wfile.flush()
 
 
 def _blob(content: bytes) -> str:
     return sha1(content, usedforsecurity=False).hexdigest()
 
 
+def _etag(file: str, content: bytes) -> str:
+    return sha256(content).hexdigest() if file.endswith(WEIGHTS) else _blob(content)
+
+
 def _entry(file: str, content: bytes) -> dict[str, object]:
     entry = {"type": "file", "path": file, "size": len(content), "oid": _blob(content)}
     if file.endswith(WEIGHTS):
-        entry["lfs"] = {"oid": _blob(content), "size": len(content), "pointerSize": 130}
+        entry["lfs"] = {"oid": _etag(file, content), "size": len(content), "pointerSize": 130}
     return entry

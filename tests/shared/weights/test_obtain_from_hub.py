@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import header_files, transfer
+from tandem.shared.weights import header_files, kept_parts, transfer
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.shared.weights.source import open_source
@@ -181,19 +181,44 @@ def test_weights_that_do_not_fit_are_not_begun(
     assert not hub.weights_given
 
 
+@pytest.fixture
+def large(hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A file on the hub that counts as a large one."""
+    monkeypatch.setattr(kept_parts, "LARGE", 1 << 20)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    content = gguf + bytes(4 << 20)
+    hub.put(NAME, {"m-Q8_0.gguf": content})
+    return content
+
+
 def test_a_download_that_breaks_off_goes_on_from_there(
-    hub: FakeHub, gguf: bytes, tmp_path: Path
+    hub: FakeHub, large: bytes, tmp_path: Path
 ) -> None:
-    big = gguf + bytes(4 << 20)
-    hub.put(NAME, {"m-Q8_0.gguf": big})
-    with find_model(NAME) as found:
-        assert found.download is not None
-        hub.breaks_after = len(big) // 2
-        with pytest.raises(ModelError, match="cannot be downloaded from the hub"):
-            found.download([])
-        assert not list((tmp_path / "cache").rglob("m-Q8_0.gguf"))
-        hub.breaks_after = None
-        assert found.download([]).read_bytes() == big
+    hub.breaks_after = len(large) // 2
+    assert "answers with status 500" in refusal()
+    assert not list((tmp_path / "cache").rglob("m-Q8_0.gguf")), "none is taken for whole"
+    hub.breaks_after = None
+    hub.refusals.clear()
+    model = obtain()
+    assert model.path.read_bytes() == large
+    assert hub.resumed and min(hub.resumed) > len(large) // 3
+    assert not list((tmp_path / "cache").rglob("*.incomplete"))
+    given = len(hub.given)
+    assert obtain().path == model.path and len(hub.given) == given
+
+
+def test_parts_that_do_not_belong_together_are_not_taken(
+    hub: FakeHub, large: bytes, tmp_path: Path
+) -> None:
+    hub.breaks_after = len(large) // 2
+    refusal()
+    hub.breaks_after = None
+    hub.refusals.clear()
+    (part,) = (tmp_path / "cache").rglob("*.incomplete")
+    with part.open("r+b") as opened:
+        opened.write(b"other")
+    assert "came in parts that do not belong together: try again" in refusal()
+    assert obtain().path.read_bytes() == large
 
 
 @pytest.mark.parametrize(
