@@ -7,7 +7,7 @@ import glob
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -98,7 +98,11 @@ class HuggingFaceHub:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         url = hf_hub_url(name.repository, file, revision=commit or name.revision)
-        headers = {**build_hf_headers(), "range": f"bytes={begin}-{end - 1}"}
+        headers = {
+            **build_hf_headers(),
+            "range": f"bytes={begin}-{end - 1}",
+            "accept-encoding": "identity",
+        }
         parts, left = [], end - begin
         try:
             with get_session().stream("GET", url, headers=headers, timeout=4 * _SECONDS) as reply:
@@ -144,7 +148,11 @@ def _folder(name: HubName) -> Path:
 
 def _held(blobs: Path, form: str = "*") -> int:
     """The bytes of the files in the cache, by default also of those that are not whole yet."""
-    return sum(file.stat().st_blocks * 512 for file in blobs.glob(form))
+    total = 0
+    for file in blobs.glob(form):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            total += file.stat().st_blocks * 512
+    return total
 
 
 def _fetch(name: HubName, commit: str | None, files: Sequence[str], blobs: Path) -> None:
@@ -212,6 +220,8 @@ def _reason(name: HubName, error: Exception) -> str:
             return _of_status(hub, cause.response.status_code)
         if isinstance(cause, errors.HFValidationError):
             return "a name on the hub is OWNER/NAME, such as Qwen/Qwen3-0.6B"
+        if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
+            return _first_line(cause)
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
             return (
                 f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "

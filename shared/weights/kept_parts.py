@@ -8,6 +8,7 @@ their hashes, as it does files of other versions.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -46,8 +47,10 @@ def _fetch(repository: str, revision: str | None, file: str, blobs: Path) -> Non
     whole, part = blobs / about.etag, blobs / (about.etag + ENDING)
     blobs.mkdir(parents=True, exist_ok=True)
     with part.open("a+b") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)  # another process may be at it
+        with contextlib.suppress(OSError):  # of file systems without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)  # another process may be at it
         if whole.exists():
+            part.unlink(missing_ok=True)
             return
         begun = opened.seek(0, os.SEEK_END)
         if begun < about.size:

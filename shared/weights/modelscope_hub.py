@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -71,10 +71,12 @@ class ModelScopeHub:
         from modelscope_hub import get_default_config
 
         cache = get_default_config().cache_dir
-        begun = _begun(known) if known is not None else 0
+        place = cache / "models" / name.repository.replace("/", "--")
+        begun = _held(place, "*.incomplete")
         size = listing.bytes_of(missing)
         check_space(str(name), size - begun, cache, _CACHE)
-        with told(str(name), missing, size, cache, lambda: 0):
+        before = _held(place) - begun
+        with told(str(name), missing, size, cache, lambda: _held(place) - before):
             return _download(name, missing)
 
     def read(self, name: HubName, commit: str | None, file: str, begin: int, end: int) -> bytes:
@@ -110,8 +112,12 @@ def _first(parts: Iterator[bytes], size: int) -> bytes:
     return data[:size]
 
 
-def _begun(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*.incomplete"))
+def _held(place: Path, form: str = "*") -> int:
+    total = 0
+    for file in place.rglob(form):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def _download(name: HubName, files: Sequence[str]) -> Path:
