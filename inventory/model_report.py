@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,13 +36,14 @@ from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
 from .machine import Machine, in_sentence, kernels
 
-# Parts of a model by how their parameters' names begin, or what is in them.
+# Parts of a model by what is in the names of their parameters; the first counts.
 _PARTS = (
     ("embed.", "embedding"),
     ("head.", "head"),
     (".mlp.experts.", "experts"),
     (".mlp.", "feed-forward"),
     (".attention.", "attention"),
+    ("norm", "norms"),
 )
 _REQUESTS_AT_ONCE = 8
 _MOST_RANKS = 8
@@ -178,17 +179,10 @@ def _active(spec: DecoderSpec, experts: int) -> int:
 
 
 def _part(name: str) -> str:
-    return next(
-        (
-            part
-            for sign, part in _PARTS
-            if name.startswith(sign) or (sign[0] == "." and sign in name)
-        ),
-        "norms",
-    )
+    return next((part for sign, part in _PARTS if sign in name), "others")
 
 
-def _sums(pairs: Iterator[tuple[str, int]] | Any) -> dict[str, int]:
+def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     counted: Counter[str] = Counter()
     for name, size in pairs:
         counted[name] += size
