@@ -27,7 +27,9 @@ def unpack_tokenizer(data: bytes) -> TokenizerFiles:
         values = json.loads(data.decode(errors="surrogatepass"))
         texts = [values[name] for name in _TEXTS]
         objects = [values.get(name, {}) for name in _OBJECTS]
-        templates = {name: _template(value) for name, value in values.items() if "template" in name}
+        templates = {
+            name: _templates(value) for name, value in values.items() if "template" in name
+        }
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("a text is none")
         if not all(isinstance(each, Mapping) for each in objects):
@@ -38,9 +40,16 @@ def unpack_tokenizer(data: bytes) -> TokenizerFiles:
         raise ModelError(f"it is not a tokenizer: {error!r:.200}") from None
 
 
-def _template(value: Any) -> TemplateText | None:
+def _templates(value: Any) -> TemplateText | dict[str, TemplateText] | None:
+    """One template or none, or several by their names."""
     if value is None:
         return None
+    if "source" in value:
+        return _template(value)
+    return {name: _template(each) for name, each in value.items()}
+
+
+def _template(value: Any) -> TemplateText:
     source, origin = value["source"], value["origin"]
     if not isinstance(source, str) or not isinstance(origin, str):
         raise TypeError("a template is no text")
