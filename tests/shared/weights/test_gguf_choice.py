@@ -78,4 +78,4 @@ def test_the_quantisation_in_a_name(file: str, kind: str) -> None:
 
 def test_what_can_be_loaded() -> None:
     assert all(map(loadable, ("Q8_0", "Q6_K", "Q6_K_L", "F16", "BF16", "UD-Q6_K_XL")))
-    assert not any(map(loadable, ("IQ1_S", "Q4_0_4_4", "")))
+    assert not any(map(loadable, ("Q4_0_8_8", "Q4_0_4_4", "")))
