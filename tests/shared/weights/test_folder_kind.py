@@ -23,7 +23,10 @@ ADAPTER = "is a LoRA adapter, which is not supported by itself: merge it into it
         (["params.json", "consolidated.00.pth"], "in Meta's own format"),
         (["m.Q4_0_4_4.gguf", "m.Q8_0.gguf", "m.F16.gguf"], "given by itself: place/m.Q8_0.gguf"),
         (["mmproj-F16.gguf", "m-q4_0.gguf"], "given by itself: place/m-q4_0.gguf"),
-        (["m.Q4_0_4_4.gguf", "m.Q4_0_8_8.gguf"], "none of which is of a supported type by its name"),
+        (
+            ["m.Q4_0_4_4.gguf", "m.Q4_0_8_8.gguf"],
+            "none of which is of a supported type by its name",
+        ),
         (["m-Q8_0-00001-of-00002.gguf"], "it lacks m-Q8_0-00002-of-00002.gguf, a part of the"),
         (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf is an addition to one, by its name"),
         (["Mistral-7B-lora-F16.gguf"], "is an addition to one"),
