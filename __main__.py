@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -59,6 +60,7 @@ FindRegistry = Callable[[], "tuple[str, Credentials]"]
 SECTIONS = {
     "Serve a model": ("serve", "router", "prefill-node", "decode-node"),
     "Use one": ("chat", "complete", "run-batch"),
+    "Models on this machine": ("pull", "list", "info"),
     "Look after a cluster": ("nodes", "doctor"),
     "Other commands": ("bench", "completion"),
 }
@@ -88,11 +90,12 @@ def cli() -> None:
             check_variable(name, known)
 
 
-def command(name: str, *configs: type, model: bool = True) -> Callable[[Any], click.Command]:
-    """A subcommand of ``tandem`` whose options are the fields of ``configs``."""
+def command(name: str, *configs: type, **settings: Any) -> Callable[[Any], click.Command]:
+    """A subcommand of ``tandem`` whose options are the fields of ``configs``; ``settings`` are
+    those of ``part_command``."""
 
     def wrap(function: Callable[[Values], None]) -> click.Command:
-        made = part_command(name, function, *configs, model=model)
+        made = part_command(name, function, *configs, **settings)
         cli.add_command(made)
         return made
 
@@ -332,6 +335,65 @@ def _serve_while(
     serve_cluster(fill(ServeConfig, values), values, environment_of_parts(cli), registry, talk)
     if not done:
         raise KeyboardInterrupt  # which the launcher takes for the end of its work
+
+
+AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Every field, for programs.")
+
+
+@command("pull", EngineConfig, only=("model", "ignore_config_keys"))
+def pull(values: Values) -> None:
+    """Download MODEL, unless it cannot be served or is there already, and print where it is.
+
+    \b
+    tandem pull Qwen/Qwen3-0.6B            safetensors
+    tandem pull Qwen/Qwen3-0.6B@main       a branch, a tag or a commit
+    tandem pull Qwen/Qwen3-8B-GGUF:Q4_K_M  a GGUF file by its quantisation
+    tandem pull REPOSITORY --f FILE.gguf   or by its name
+    """
+    from .inventory.pull import pull as have
+
+    if not model_is_given():
+        raise UsageError("pull needs the MODEL to download, such as Qwen/Qwen3-0.6B")
+    click.echo(have(fill(EngineConfig, values)))
+
+
+@cli.command("list", cls=HelpfulCommand, params=[AS_JSON])
+def list_models(as_json: bool) -> None:
+    """List the models that were downloaded, the last used first."""
+    from .inventory import cached_models as models
+
+    found = models.cached_models()
+    click.echo(models.as_json(found) if as_json else models.as_table(found))
+
+
+@command(
+    "info",
+    EngineConfig,
+    only=(
+        "model",
+        "dtype",
+        "kv_cache_dtype",
+        "device",
+        "max_model_len",
+        "ignore_config_keys",
+        "cpu_kernels",
+        "decode_kernel",
+    ),
+    others=[AS_JSON],
+)
+def info(values: Values) -> None:
+    """Tell what MODEL is, how much memory it takes, and whether it fits here; without one, what
+    this machine has. Of a model on a hub, only configuration and headers are downloaded."""
+    from .inventory import machine, model_report
+
+    config = fill(EngineConfig, values)
+    here = machine.this_machine(config)
+    if not model_is_given():
+        click.echo(json.dumps(here.about, indent=2) if values["as_json"] else machine.as_text(here))
+        return
+    report = model_report.describe_model(config, here)
+    text = model_report.as_json(report, here) if values["as_json"] else "\n".join(report.lines)
+    click.echo(text)
 
 
 @cli.group("nodes", invoke_without_command=True, params=command_options(SecurityConfig))

@@ -22,11 +22,13 @@ MANY = 40
 ALL = "all"
 INDENT = 6
 # Groups that a command which talks to a server only needs if it starts one.
-OF_MODELS = ("engine",)
+OF_MODELS = ("engine", "hub")
 TITLES = {"http": "HTTP", "mcp": "MCP"}
 # The options of ``tandem serve`` that most people need.
 COMMON = (
     "model",
+    "weight_file",
+    "revision",
     "served_model_name",
     "host",
     "port",

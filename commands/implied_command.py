@@ -9,19 +9,16 @@ import click
 from ..shared.errors import UsageError
 
 IMPLIED, HELP, VERSION = "serve", "help", "version"
-_ONE_MODEL = "a server has one model, and keeps no list of others"
 # Commands of ollama, vLLM, SGLang and llama.cpp, with those that do the same.
 OTHERS = {
-    "collect-env": "tandem doctor URL examines a cluster",
+    "collect-env": "tandem info tells what this machine has, tandem doctor URL examines a cluster",
     "create": "the options of tandem serve take the place of a Modelfile",
     "generate": "tandem complete MODEL generates text",
-    "list": f"{_ONE_MODEL}; hf cache ls lists what was downloaded",
-    "ls": f"{_ONE_MODEL}; hf cache ls lists what was downloaded",
+    "ls": "tandem list lists what was downloaded",
     "ps": "tandem nodes lists the nodes of a server",
-    "pull": "tandem serve downloads a model of the hub by itself; hf download does so before",
-    "rm": f"{_ONE_MODEL}; hf cache rm removes what was downloaded",
+    "rm": "hf cache rm removes what was downloaded",
     "run": "tandem chat MODEL serves a model for a chat",
-    "show": f"{_ONE_MODEL}; GET /v1/models shows it",
+    "show": "tandem info MODEL tells what a model is",
     "status": "tandem nodes lists the nodes of a server",
     "stop": "Ctrl-C ends tandem serve, and tandem nodes drain a node",
 }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from ..shared.config.command_line import command_options
+from ..shared.config import HubConfig
+from ..shared.config.command_line import command_options, fill
+from ..shared.config.model_name import full_name
 from ..shared.errors import UsageError
 from .help_page import HelpfulCommand
 from .implied_command import own_options
@@ -23,7 +28,7 @@ CLOSE = 0.8
 
 class PartCommand(HelpfulCommand):
     """A command that takes the spellings of peers, and rejects several models: of ``--model``,
-    ``--m``, ``--w`` and ``--f``, which are one option, click would use the last silently."""
+    ``--m`` and ``--w``, which are one option, click would use the last silently."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # the shell completes a line that is not complete
@@ -79,10 +84,21 @@ def join_names(args: list[str]) -> list[str]:
 
 
 def part_command(
-    name: str, function: Callable[[Values], None], *configs: type, model: bool = True
+    name: str,
+    function: Callable[[Values], None],
+    *configs: type,
+    model: bool = True,
+    only: Collection[str] = (),
+    others: Sequence[click.Parameter] = (),
 ) -> PartCommand:
-    """A command whose options are the fields of ``configs``."""
-    params: list[click.Parameter] = command_options(*configs)
+    """A command whose options are the fields of ``configs``, by default all of them, those of a
+    model on a hub, and ``others``."""
+    params = [
+        option
+        for option in command_options(*configs, HubConfig)
+        if not only or option.name in {*only, *(item.name for item in fields(HubConfig)), None}
+    ]
+    params += others
     if model:
         params.insert(0, _ModelArgument(["positional"], required=False, metavar="[MODEL]"))
 
@@ -90,9 +106,38 @@ def part_command(
         given = values.pop("positional", None)
         if given is not None:
             values["model"] = _only_model(given, values["model"])
-        function(values)
+        function(with_full_name(values))
 
     return PartCommand(name, params=params, callback=run, help=function.__doc__)
+
+
+def with_full_name(values: Values) -> Values:
+    """The options with a model's name that says all that those of ``HubConfig`` do, and with their
+    token in the environment, where the hub's client looks for it here and in parts. Raises
+    ``UsageError``."""
+    hub = fill(HubConfig, values)
+    own = {item.name for item in fields(HubConfig)}
+    values = {name: value for name, value in values.items() if name not in own}
+    if token := hub.token():
+        os.environ["HF_TOKEN"] = token
+    model, file = values["model"], hub.weight_file
+    if file is not None and not _of_model():
+        model, file = file, None
+    elif file is not None and Path(model).expanduser().is_dir():
+        model, file = str(Path(model).expanduser() / file), None
+    if model is None:
+        return values
+    name = full_name(model, file=file, revision=hub.revision, modelscope=hub.modelscope)
+    return values | {"model": name}
+
+
+def _of_model() -> bool:
+    """True if ``--f`` is a file of the model that is given, rather than the model itself: one on
+    the command line counts more than a model in the environment."""
+    context = click.get_current_context()
+    source = context.get_parameter_source("model")
+    named = source is not click.core.ParameterSource.DEFAULT
+    return model_named() or (named and not is_given("weight_file"))
 
 
 def _only_model(given: str, option: str) -> str:
@@ -109,4 +154,9 @@ def is_given(name: str) -> bool:
 
 def model_is_given() -> bool:
     """True if the command line has a model, with or without the option's name."""
+    return model_named() or is_given("weight_file")
+
+
+def model_named() -> bool:
+    """True if the command line has a model, apart from a file of it."""
     return is_given("model") or is_given("positional")

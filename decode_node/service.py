@@ -17,12 +17,21 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
-from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
+from ..shared.errors import (
+    NODE_DRAINING,
+    ModelError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+)
 from ..shared.node.calls import Caller, caller_of, serving_call
+from ..shared.process.threads import in_thread
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.security.token_interceptor import shown_token, token_problem
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
+from ..shared.text.tokenizer_message import pack_tokenizer
+from ..shared.weights.source import open_source
 from .choices import Choices
 from .embedding import embedding_event
 from .events import (
@@ -44,6 +53,8 @@ from .wide_logprobs import NARROW, check_logprobs
 log = logging.getLogger("tandem.decode")
 
 DEFAULT_DEADLINE_SECONDS = 3600.0
+# Bytes of a message with a part of the tokenizer.
+TOKENIZER_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +93,7 @@ class DecodeService(DecodeServicer):
         self._streams: set[CallStream] = set()
         self._calls: set[_Call] = set()
         self._choices: dict[int, Choices] = {}  # by the router's id of the call
+        self._packing = asyncio.Lock()
         self._draining = False
         self._cut_off = False
 
@@ -304,6 +316,18 @@ class DecodeService(DecodeServicer):
         self, request: pb.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StatusReply:
         return self._status()
+
+    async def Tokenizer(
+        self, request: pb.TokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.TokenizerPart]:
+        source = open_source(self._engine.model_path)
+        try:
+            async with self._packing:  # which takes several times its memory
+                data = await in_thread(lambda: pack_tokenizer(source.tokenizer_files()))
+        except ModelError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        for begin in range(0, len(data), TOKENIZER_PART):
+            yield pb.TokenizerPart(content=data[begin : begin + TOKENIZER_PART])
 
     async def Examine(
         self, request: pb.ExamineRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -286,6 +286,16 @@ class SetRoleReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TokenizerRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TokenizerPart(_message.Message):
+    __slots__ = ("content",)
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
+
 class ExamineRequest(_message.Message):
     __slots__ = ("prefill",)
     PREFILL_FIELD_NUMBER: _ClassVar[int]

@@ -355,6 +355,11 @@ class DecodeStub:
                 request_serializer=tandem__pb2.StatusRequest.SerializeToString,
                 response_deserializer=tandem__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Tokenizer = channel.unary_stream(
+                '/tandem.v1.Decode/Tokenizer',
+                request_serializer=tandem__pb2.TokenizerRequest.SerializeToString,
+                response_deserializer=tandem__pb2.TokenizerPart.FromString,
+                _registered_method=True)
         self.Examine = channel.unary_unary(
                 '/tandem.v1.Decode/Examine',
                 request_serializer=tandem__pb2.ExamineRequest.SerializeToString,
@@ -397,6 +402,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenizer(self, request, context):
+        """The tokenizer and the chat template, for routers that have no folder of the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Examine(self, request, context):
         """Tries each way from a prefill node to this one, now: greeting, ports, canary. One call at a
         time; RESOURCE_EXHAUSTED while another one is at it.
@@ -427,6 +439,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=tandem__pb2.StatusRequest.FromString,
                     response_serializer=tandem__pb2.StatusReply.SerializeToString,
+            ),
+            'Tokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.Tokenizer,
+                    request_deserializer=tandem__pb2.TokenizerRequest.FromString,
+                    response_serializer=tandem__pb2.TokenizerPart.SerializeToString,
             ),
             'Examine': grpc.unary_unary_rpc_method_handler(
                     servicer.Examine,
@@ -544,6 +561,33 @@ class Decode:
             '/tandem.v1.Decode/Status',
             tandem__pb2.StatusRequest.SerializeToString,
             tandem__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tandem.v1.Decode/Tokenizer',
+            tandem__pb2.TokenizerRequest.SerializeToString,
+            tandem__pb2.TokenizerPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,7 +95,7 @@ def test_yaml_takes_every_name_of_an_option(tmp_path: Path) -> None:
     assert (config.enable_prefix_caching, config.model) == (False, "x")
 
 
-@pytest.mark.parametrize("alias", ["--m", "--model", "--w", "--f"])
+@pytest.mark.parametrize("alias", ["--m", "--model", "--w"])
 def test_aliases_of_the_model(alias: str) -> None:
     assert parse([f"{alias}=here"])["model"] == "here"
 

@@ -15,6 +15,7 @@ FOLDERS = (
     "bench",
     "client",
     "commands",
+    "inventory",
     "router",
     "prefill_node",
     "decode_node",

@@ -48,10 +48,10 @@ class LocalTokens:
         """The tokenizer of a model by its folder, file or name. Raises ``ModelError``."""
         # Only those who name a tokenizer wait for its libraries.
         from ...shared.text.tokenizer import Tokenizer
-        from ...shared.weights.locate import locate_model
+        from ...shared.weights.locate import find_model
         from ...shared.weights.source import open_source
 
-        with open_source(locate_model(name)) as source:
+        with find_model(name) as found, open_source(found.path) as source:
             return cls(Tokenizer.load(source.tokenizer_files()))
 
     async def encode(self, text: str) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ...commands.part_command import is_given
-from ...shared.config import EngineConfig
+from ...commands.part_command import is_given, with_full_name
+from ...shared.config import EngineConfig, HubConfig
 from ...shared.config.command_line import command_options, fill
 from ...shared.errors import UsageError
 from ..grouped_command import Groups, flag, text, whole
@@ -31,7 +31,7 @@ def latency_groups() -> Groups:
             whole("--num-iters", default=30, low=1, help="Batches that count."),
         ],
         "results": _result_options(),
-        "engine": _without_prefix_caching(command_options(EngineConfig)),
+        "engine": _without_prefix_caching(command_options(EngineConfig, HubConfig)),
     }
 
 
@@ -43,7 +43,7 @@ def throughput_groups() -> Groups:
     return {
         "requests": [*requests, whole("--n", default=1, low=1, help="Answers of each prompt.")],
         "results": _result_options(),
-        "engine": command_options(EngineConfig),
+        "engine": command_options(EngineConfig, HubConfig),
     }
 
 
@@ -56,7 +56,7 @@ def startup_groups() -> Groups:
             whole("--num-iters-warm", default=3, low=0, help="With full ones."),
         ],
         "results": _result_options(),
-        "engine": command_options(EngineConfig),
+        "engine": command_options(EngineConfig, HubConfig),
     }
 
 
@@ -83,5 +83,5 @@ def engine_config(values: Mapping[str, Any], *, waiting: int = 0) -> EngineConfi
         if is_given("model"):
             raise UsageError(f"the model is given twice: {given!r} and {values['model']!r}")
         values["model"] = given
-    config = fill(EngineConfig, values)
+    config = fill(EngineConfig, with_full_name(values))
     return replace(config, max_waiting=max(config.max_waiting, waiting))

@@ -42,6 +42,11 @@ def text_of(card: pb.ModelCard) -> tuple[str, ...]:
     return tuple(fields.get(name, "") for name in TEXT_FIELDS)
 
 
+def field_of(card: pb.ModelCard, name: str) -> str:
+    """One field of a fingerprint; empty if it has none of this name."""
+    return _fields(card.fingerprint).get(name, "")
+
+
 def difference(
     cluster: pb.ModelCard, node: pb.ModelCard, names: Sequence[str] | None = None
 ) -> str:

@@ -13,8 +13,8 @@ from ...proto import tandem_pb2 as pb
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
 from ...shared.process.threads import in_thread
-from ...shared.text.tokenizer_files import TemplateText
-from ...shared.weights.locate import display_name, locate_model
+from ...shared.text.tokenizer_files import TemplateText, TokenizerFiles
+from ...shared.weights.locate import display_name, find_model
 from ...shared.weights.source import open_source, read_spec
 from ..options import RouterOptions
 
@@ -41,35 +41,42 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     name = options.model
     if name is None:
         return None
-    path = await in_thread(lambda: locate_model(name))
-    spec = await in_thread(lambda: read_spec(path, options.ignored_config_keys))
-    tokenizer = await load_tokenizer(path, spec.vocab_size, options.template_source)
-    card = pb.ModelCard(
-        name=next(iter(options.served_names), display_name(name)),
-        path=str(path),
-        fingerprint=fingerprint_text(
-            await in_thread(lambda: model_fingerprint(spec, open_source(path).tokenizer_files()))
-        ),
-        vocab_size=spec.vocab_size,
+    fingerprint, vocab_size, files = await in_thread(
+        lambda: _describe(name, options.ignored_config_keys)
     )
-    return PinnedModel(card, tokenizer)
+    own_name = next(iter(options.served_names), display_name(name))
+    card = pb.ModelCard(name=own_name, fingerprint=fingerprint, vocab_size=vocab_size)
+    return PinnedModel(card, await load_tokenizer(files, vocab_size, options.template_source))
 
 
-async def load_tokenizer(path: Path, vocab_size: int, chat_template: str | None) -> Tokenizer:
-    """Load a model's tokenizer, with the operator's ``chat_template`` if there is one. Raises
-    ``ModelError`` if it cannot be read, or belongs to another model."""
-    from ...shared.text.tokenizer import Tokenizer
+def _describe(name: str, ignored_keys: frozenset[str]) -> tuple[str, int, TokenizerFiles]:
+    """The fingerprint of a model, the size of its vocabulary, and its tokenizer."""
+    with find_model(name) as found:
+        spec, files = read_spec(found.path, ignored_keys), read_tokenizer(found.path)
+        return fingerprint_text(model_fingerprint(spec, files)), spec.vocab_size, files
 
+
+def read_tokenizer(path: Path) -> TokenizerFiles:
+    """The tokenizer of a model on this machine. Raises ``ModelError``."""
     try:
-        files = await in_thread(lambda: open_source(path).tokenizer_files())
-        if chat_template is not None:
-            template = TemplateText(chat_template, "--chat-template")
-            files = replace(files, template=template, tool_template=None)
-        tokenizer = await in_thread(lambda: Tokenizer.load(files))
-        await in_thread(tokenizer.prepare)
+        return open_source(path).tokenizer_files()
     except OSError as error:
         shown = str(path)[:MAX_PATH]
         raise ModelError(f"{shown!r} cannot be read: {error.strerror}") from None
+
+
+async def load_tokenizer(
+    files: TokenizerFiles, vocab_size: int, chat_template: str | None
+) -> Tokenizer:
+    """Load a model's tokenizer, with the operator's ``chat_template`` if there is one. Raises
+    ``ModelError`` if it belongs to another model."""
+    from ...shared.text.tokenizer import Tokenizer
+
+    if chat_template is not None:
+        template = TemplateText(chat_template, "--chat-template")
+        files = replace(files, template=template, tool_template=None)
+    tokenizer = await in_thread(lambda: Tokenizer.load(files))
+    await in_thread(tokenizer.prepare)
     # A few published models have special tokens beyond the embedding, which cannot be sampled.
     if vocab_size and tokenizer.base_vocab_size > vocab_size:
         raise ModelError(

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -29,6 +28,7 @@ from .groups import conflict, difference, text_of
 from .node import Node
 from .node_commands import MAX_NAME, NodeCommands, UnknownNodeError
 from .node_table import NodeTable
+from .node_tokenizer import tokenizer_of
 from .pinned_model import PinnedModel, load_tokenizer
 from .reachability import Reachability, UnreachedError
 
@@ -132,7 +132,7 @@ class Registry(RegistryServicer):
     async def _take(self, request: pb.JoinRequest, address: str) -> None:
         self._check_model(request.model, address)  # another one may have come first
         if request.role == pb.ROLE_DECODE:
-            await self._load_tokenizer(request.model)
+            await self._load_tokenizer(request.model, address)
         self._nodes.join(request, address)
         for node in self._nodes:
             if node.address == address and node.node_id != request.node_id:
@@ -164,10 +164,10 @@ class Registry(RegistryServicer):
             self._logged_at = now
             log.warning("a node at %s is refused: %s; more are only counted", address, reason)
 
-    async def learn(self, card: pb.ModelCard) -> None:
+    async def learn(self, card: pb.ModelCard, address: str) -> None:
         """Serve the model of a decode node that the keeper of this worker has let in. Raises
         ``PeerRefusedError`` if its tokenizer cannot be read here."""
-        await self._load_tokenizer(card)
+        await self._load_tokenizer(card, address)
         self._update_model()
 
     def nodes_lost(self) -> None:
@@ -320,16 +320,13 @@ class Registry(RegistryServicer):
             return not error.gone
         return True
 
-    async def _load_tokenizer(self, card: pb.ModelCard) -> None:
-        """Load the tokenizer once for each model: a second node's folder may be elsewhere, on its
-        own machine."""
+    async def _load_tokenizer(self, card: pb.ModelCard, address: str) -> None:
+        """Load the tokenizer once for each model, of whichever node comes first."""
         if self._pinned is not None:
             return
         text = text_of(card)
         if self._loading is None or self._loading[0] != text:
-            template = self._options.template_source
-            loading = load_tokenizer(Path(card.path), card.vocab_size, template)
-            self._loading = text, asyncio.create_task(loading)
+            self._loading = text, asyncio.create_task(self._tokenizer_of(card, address))
         try:
             # Shielded from a join that times out, so that the next one finds it done.
             self._tokenizer = await asyncio.shield(self._loading[1])
@@ -339,6 +336,10 @@ class Registry(RegistryServicer):
                 log.exception("loading the tokenizer of %r failed", card.path)
             message = f"the router cannot use the model's tokenizer: {error}"
             raise PeerRefusedError(message) from None
+
+    async def _tokenizer_of(self, card: pb.ModelCard, address: str) -> Tokenizer:
+        files = await tokenizer_of(card, address, self._nodes.credentials)
+        return await load_tokenizer(files, card.vocab_size, self._options.template_source)
 
     def _update_model(self) -> None:
         decode = [n for n in self._nodes if n.role == pb.ROLE_DECODE]

@@ -39,6 +39,8 @@ log = logger("router")
 # How often a worker tells what it has placed. A heartbeat tells as much, but once a second.
 LOAD_SECONDS = 0.05
 SYNC_SECONDS = 60.0
+# Before a tokenizer is asked for again.
+LEARN_PAUSES = (0.5, 2.0)
 CLOSE_SECONDS = 0.5
 
 
@@ -189,15 +191,21 @@ class Worker:
         request = pb.JoinRequest.FromString(body)
         self.nodes.join(request, request.address)
         if request.role == pb.ROLE_DECODE:
-            task = asyncio.create_task(self._learn(request.model))
+            task = asyncio.create_task(self._learn(request.model, request.address))
             self._following.add(task)
             task.add_done_callback(self._following.discard)
 
-    async def _learn(self, card: pb.ModelCard) -> None:
-        try:
-            await self.registry.learn(card)
-        except PeerRefusedError as error:
-            log.error("%s", error)
+    async def _learn(self, card: pb.ModelCard, address: str) -> None:
+        """Have the tokenizer as the keeper has it; a call to the node may fail once."""
+        for pause in (*LEARN_PAUSES, None):
+            try:
+                await self.registry.learn(card, address)
+                return
+            except PeerRefusedError as error:
+                if pause is None:
+                    log.error("%s", error)
+                    return
+            await asyncio.sleep(pause)
 
     def _heartbeat(self, body: bytes) -> None:
         self.nodes.heartbeat(pb.HeartbeatRequest.FromString(body))

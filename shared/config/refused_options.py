@@ -15,7 +15,6 @@ _GRAPHS = "no graphs are captured and nothing is compiled by torch; leave it out
 _NO_IMAGES = "models take text only; leave it out"
 _NO_CODE = "code of a model or a user is never loaded; leave it out"
 _NODES = "nodes on other machines join a router: tandem decode-node MODEL --join"
-_TOKEN = "set the environment variable HF_TOKEN"
 _HUB = "give the repository as MODEL, such as Qwen/Qwen3-0.6B; of GGUF files, give the file"
 _LAYERS = "all layers are on the GPUs, or with --device cpu on the CPU; leave it out"
 _GPUS = "--d names the GPUs, and --tp how many of them split the model; leave it out"
@@ -78,11 +77,7 @@ REFUSED = {
     "--guided-decoding-backend": "grammars are compiled by llguidance; leave it out",
     "--headless": "start tandem decode-node MODEL --join ROUTER",
     "--hf-config-path": _FILES,
-    "--hf-file": _HUB,
     "--hf-overrides": _ROPE,
-    "--hf-repo": _HUB,
-    "--hf-token": _TOKEN,
-    "--hf-token-path": _TOKEN,
     "--isq": "weights are not quantised while loading; use a GGUF file, --f FILE",
     "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
     "--kv-events-config": "nodes tell their routers by themselves; leave it out",
@@ -127,7 +122,6 @@ REFUSED = {
     "--reasoning-format": "use --reasoning-parser",
     "--reasoning-parser-plugin": _NO_CODE,
     "--response-role": "answers have the role assistant; leave it out",
-    "--revision": "download that revision (hf download --revision), and give its folder as MODEL",
     "--root-path": "let the proxy strip the path",
     "--rope-freq-base": _ROPE,
     "--rope-freq-scale": _ROPE,
@@ -168,9 +162,6 @@ REFUSED = {
     "-ctv": _KV_DTYPE,
     "-dp": "start more nodes with --decode-nodes",
     "-fa": _KERNELS,
-    "-hf": _HUB,
-    "-hff": _HUB,
-    "-hfr": _HUB,
     "-md": _NO_SPECULATION,
     "-mg": _GPUS,
     "-mu": _HUB,

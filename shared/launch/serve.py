@@ -91,7 +91,7 @@ def serve_cluster(
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     try:
         # Before there is a folder of logs: starts that come to nothing would push out older ones.
-        _obtain(fill(EngineConfig, values))
+        values = values | {"model": _obtain(fill(EngineConfig, values))}
     except KeyboardInterrupt:
         _tell_stopping("", front)
         return
@@ -136,10 +136,13 @@ def serve_cluster(
             cluster.stop(partial(_tell_stopping, metrics, front) if interrupted else None)
 
 
-def _obtain(engine: EngineConfig) -> None:
+def _obtain(engine: EngineConfig) -> str:
     """Have the model on this machine before any part needs it, so that what is wrong with it is
-    told by this command, and a download is seen. Raises ``ModelError``."""
-    obtain_model(engine).source.tokenizer_files()
+    told by this command, and a download is seen. Returns the name of the version that is here: a
+    part that is started again later gets no other one. Raises ``ModelError``."""
+    model = obtain_model(engine)
+    model.source.tokenizer_files()
+    return model.name
 
 
 def _use_while_kept(

@@ -16,14 +16,18 @@ def model_fingerprint(spec: DecoderSpec, tokenizer: TokenizerFiles | None) -> di
     The model counts, not its files: a checkpoint in another format, or one that was saved again, is
     the same model. Without ``tokenizer``, vocabulary and template are not compared.
     """
-    fields = fingerprint_fields(spec)
-    if tokenizer is not None:
-        vocabulary = sorted((number, text) for text, number in tokenizer.vocabulary().items())
-        fields["vocabulary"] = _digest(json.dumps(vocabulary))
-        both = (tokenizer.template, tokenizer.tool_template or tokenizer.template)
-        templates = ["" if one is None else one.source.strip() for one in both]
-        fields["chat_template"] = _digest(json.dumps(templates))
-    return fields
+    return fingerprint_fields(spec) | ({} if tokenizer is None else text_fields(tokenizer))
+
+
+def text_fields(tokenizer: TokenizerFiles) -> dict[str, str]:
+    """The fields for vocabulary and template."""
+    vocabulary = sorted((number, text) for text, number in tokenizer.vocabulary().items())
+    both = (tokenizer.template, tokenizer.tool_template or tokenizer.template)
+    templates = ["" if one is None else one.source.strip() for one in both]
+    return {
+        "vocabulary": _digest(json.dumps(vocabulary)),
+        "chat_template": _digest(json.dumps(templates)),
+    }
 
 
 def _digest(text: str) -> str:

@@ -6,17 +6,15 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from ..errors import ModelError
+from .gguf_choice import choose
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
-# GGUF files that are no model by themselves.
-_NO_MODEL = re.compile(r"mmproj|imatrix|lora|adapter|ggml-vocab|control-?vector", re.IGNORECASE)
 _ADAPTER = re.compile(r"^(adapters?(_model|_config)?|(.*_)?lora_weights)\.\w+$")
 _TRAINING = re.compile(r"\.distcp$|^zero_to_fp32\.py$|optim_states\.pt$|^pytorch_model_fsdp")
 _CHECKPOINT = re.compile(r"^checkpoint-\d+$")
-# Types of GGUF files that can be loaded, the best one first, as file names have them.
-_GGUF_TYPES = ("q8_0", "q6_k", "q4_0", "q4_1", "bf16", "f16", "fp16", "f32")
 # Weights that run code while they are loaded.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_FORMATS = {
@@ -32,14 +30,14 @@ _OTHER_FORMATS = {
 }
 
 
-def without_config(files: Collection[str], place: str, *, on_hub: bool = False) -> str:
+def without_config(files: Collection[str], place: str) -> str:
     """What ``files`` are, which have no config.json, and what to do. ``place`` is their folder or
     the name of their repository."""
     if "model_index.json" in files:
         return "it is a diffusion pipeline; only text models are supported"
     if {"blobs", "snapshots"} <= set(files):
         return "it is a model in the hub's cache; give its name, or the folder in snapshots/"
-    if kind := _of_weights(files, place, on_hub=on_hub):
+    if kind := _of_weights(files, place):
         return kind
     if other := _other_format(files):
         return other
@@ -51,10 +49,10 @@ def without_config(files: Collection[str], place: str, *, on_hub: bool = False) 
     return "give the folder of a Hugging Face model"
 
 
-def without_weights(files: Collection[str], place: str, *, on_hub: bool = False) -> str:
+def without_weights(files: Collection[str], place: str) -> str:
     """What ``files`` are, which have neither of the names of weights that are loaded, and what to
     do."""
-    if kind := _of_weights(files, place, on_hub=on_hub):
+    if kind := _of_weights(files, place):
         return kind
     if shards := sorted(file for file in files if _SHARD.search(file)):
         return f"{shards[0]} is one of several files, which {INDEX} lists: download that too"
@@ -71,7 +69,7 @@ def without_weights(files: Collection[str], place: str, *, on_hub: bool = False)
     return "download the weights"
 
 
-def _of_weights(files: Collection[str], place: str, *, on_hub: bool) -> str:
+def _of_weights(files: Collection[str], place: str) -> str:
     """Kinds of checkpoints that are recognised with and without a config.json."""
     if any(_ADAPTER.search(file) for file in files):
         return (
@@ -92,42 +90,16 @@ def _of_weights(files: Collection[str], place: str, *, on_hub: bool) -> str:
         )
     if old := [file for file in files if re.search(r"^ggml.*\.bin$|\.ggml$", file)]:
         return f"{min(old)} is in GGML, which came before GGUF; use a GGUF file"
-    if ggufs := _ending(files, (".gguf",)):
-        return _of_ggufs(ggufs, place, on_hub=on_hub)
+    if _ending(files, (".gguf",)):
+        return _of_ggufs(files, place)
     return ""
 
 
-def _of_ggufs(ggufs: list[str], place: str, *, on_hub: bool) -> str:
-    models = [file for file in ggufs if not _NO_MODEL.search(file)]
-    if not models:
-        return (
-            f"{ggufs[0]} is no model by itself, but a part or an addition, by its name; give the "
-            f"GGUF file of the model"
-        )
-    whole = [file for file in models if not _SPLIT.search(file)]
-    if not whole:
-        return (
-            f"its GGUF files are parts of one ({models[0]}); merge them with llama-gguf-split "
-            f"--merge FIRST_PART MERGED.gguf, and give that"
-        )
-    loadable = [
-        file
-        for kind in _GGUF_TYPES
-        for file in whole
-        if re.search(rf"(^|[-._]){kind}([-.]|_(?!\d)|$)", Path(file).stem.lower())
-    ]
-    if not loadable:
-        return (
-            f"it has GGUF files, none of which is of a supported type by its name "
-            f"({', '.join(whole[:3])}); supported: Q8_0, Q6_K, Q4_0, Q4_1, BF16, F16 and F32, each "
-            f"in one file"
-        )
-    file = loadable[0]
-    if on_hub:
-        return (
-            f"it has GGUF files, of which one is given by itself: hf download {place} {file} "
-            f"--local-dir ., then tandem serve {file}"
-        )
+def _of_ggufs(files: Collection[str], place: str) -> str:
+    try:
+        file = choose(files, "it", None)[0]
+    except ModelError as error:
+        return str(error)
     return f"it has GGUF files, of which one is given by itself: {Path(place) / file}"
 
 

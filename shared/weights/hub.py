@@ -1,64 +1,128 @@
-"""Models on the Hugging Face hub, whose weights are downloaded last."""
+"""The Hugging Face hub: what a repository has, and downloads of some of it."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from ..config.model_name import HubName
 from ..errors import ModelError
+from . import kept_parts
+from .remote_files import DESCRIPTION, Listing
+from .transfer import check_space, told
 
-# Everything that says what a model is.
-_DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
-# The folders that belong to it; others have other formats.
-_DESCRIBING = ("additional_chat_templates/", "1_Pooling/")
+# The folders that are left out if the hub does not tell which files there are.
 _FOLDERS = ["*/*"]
 _SECONDS = 5.0
 
 
-def list_files(name: str) -> list[str] | None:
-    """The files of a model's repository, of those in folders only what describes it; ``None`` if
-    the hub does not tell, which the download will explain unless the model is in the cache."""
-    from huggingface_hub import HfApi
+class HuggingFaceHub:
+    """A ``ModelHub``, by huggingface_hub, whose variables hold: HF_TOKEN, HF_ENDPOINT, HF_HOME,
+    HF_HUB_OFFLINE."""
 
-    try:
-        files = HfApi().model_info(name, timeout=_SECONDS).siblings
-    except Exception:  # the client raises its transport's errors as well as its own
-        return None
-    names = [file.rfilename for file in files or ()]
-    return [name for name in names if "/" not in name or name.startswith(_DESCRIBING)]
+    def listing(self, name: HubName) -> Listing:
+        """See ``ModelHub``."""
+        from huggingface_hub import HfApi
 
-
-def download_description(name: str, files: Sequence[str] | None) -> Path:
-    """Download everything but the weights, given what ``list_files`` returned. Returns the folder
-    of the model's current version."""
-    with _without_progress_bars():
-        if files is None:
-            return _download(name, _DESCRIPTION, None, unwanted=_FOLDERS)
-        wanted = [file for file in files if any(fnmatch(file, form) for form in _DESCRIPTION)]
-        return _download(name, [glob.escape(file) for file in wanted], None)
-
-
-def download_weights(name: str, folder: Path, files: Sequence[str]) -> None:
-    """Download files of the version of a model that is in ``folder``."""
-    _download(name, [glob.escape(file) for file in files], folder.name)
-    for file in files:
-        if not (folder / file).is_file():  # without a network, some versions return what there is
-            raise ModelError(
-                f"{name!r} is not whole in the hub's cache, which lacks {file}: run hf download "
-                f"{name} where there is a network"
+        try:
+            about = HfApi().model_info(
+                name.repository, revision=name.revision, timeout=_SECONDS, files_metadata=True
             )
+        except Exception as error:  # the client raises its transport's errors as well as its own
+            raise _failure(name, error) from error
+        return Listing({file.rfilename: file.size for file in about.siblings or ()}, about.sha)
+
+    def cached(self, name: HubName, commit: str | None = None) -> Path | None:
+        """See ``ModelHub``."""
+        folder = _folder(name)
+        wanted = commit or name.revision or "main"
+        named = folder / "refs" / wanted
+        commit = named.read_text().strip() if named.is_file() else wanted
+        snapshot = folder / "snapshots" / commit
+        return snapshot if commit and snapshot.is_dir() else None
+
+    def download_description(self, name: HubName, listing: Listing | None) -> Path:
+        """See ``ModelHub``."""
+        with _without_progress_bars():  # small files need none; an error is the only line
+            if listing is None:
+                return _download(name, list(DESCRIPTION), name.revision, unwanted=_FOLDERS)
+            wanted = [
+                file
+                for file in listing.belonging()
+                if any(fnmatch(file, form) for form in DESCRIPTION)
+            ]
+            return _download(name, [glob.escape(file) for file in wanted], name.revision)
+
+    def download(
+        self, name: HubName, files: Sequence[str], listing: Listing | None, folder: Path | None
+    ) -> Path:
+        """See ``ModelHub``."""
+        known = folder or self.cached(name, listing.commit if listing else None)
+        missing = [file for file in files if known is None or not (known / file).is_file()]
+        if known is not None and not missing:
+            return known
+        cache, blobs = _cache(), _folder(name) / "blobs"
+        size = listing.bytes_of(missing) if listing is not None else 0
+        begun = _held(blobs, f"*{kept_parts.ENDING}")
+        if listing is not None:
+            check_space(str(name), size - begun, cache, "HF_HOME")
+        before = _held(blobs) - begun
+        # A folder is one version's, which may have been followed by another one meanwhile.
+        version = folder.name if folder else name.revision
+        bars = nullcontext() if sys.stderr.isatty() else _without_progress_bars()
+        with told(str(name), missing, size, cache, lambda: _held(blobs) - before), bars:
+            if listing is not None:
+                large = [f for f in missing if listing.bytes_of([f]) >= kept_parts.LARGE]
+                _fetch(name, listing.commit, large, blobs)
+            result = _download(name, [glob.escape(file) for file in files], version)
+        # Without a network, some versions of the client return what there is.
+        if lacking := [file for file in files if not (result / file).is_file()]:
+            raise ModelError(
+                f"{str(name)!r} is not whole in the hub's cache, which lacks {lacking[0]}: run "
+                f"tandem pull {name} where there is a network"
+            )
+        return result
+
+    def read(self, name: HubName, commit: str | None, file: str, begin: int, end: int) -> bytes:
+        """See ``ModelHub``."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        url = hf_hub_url(name.repository, file, revision=commit or name.revision)
+        headers = {
+            **build_hf_headers(),
+            "range": f"bytes={begin}-{end - 1}",
+            "accept-encoding": "identity",
+        }
+        parts, left = [], end - begin
+        try:
+            with get_session().stream("GET", url, headers=headers, timeout=4 * _SECONDS) as reply:
+                hf_raise_for_status(reply)
+                if reply.status_code != 206 and begin:
+                    raise ModelError(f"{url} is not given in parts, which its header needs")
+                for part in reply.iter_bytes():
+                    parts.append(part[:left])
+                    left -= len(parts[-1])
+                    if left <= 0:
+                        break
+        except ModelError:
+            raise
+        except Exception as error:  # as above
+            raise _failure(name, error) from error
+        return b"".join(parts)
 
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Small files need none, and an error is then the only line."""
     from huggingface_hub import utils
 
     if utils.are_progress_bars_disabled():
@@ -71,15 +135,44 @@ def _without_progress_bars() -> Iterator[None]:
         utils.enable_progress_bars()
 
 
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _folder(name: HubName) -> Path:
+    """The folder of a repository in the cache."""
+    return _cache() / "--".join(("models", *name.repository.split("/")))
+
+
+def _held(blobs: Path, form: str = "*") -> int:
+    """The bytes of the files in the cache, by default also of those that are not whole yet."""
+    total = 0
+    for file in blobs.glob(form):
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            total += file.stat().st_blocks * 512
+    return total
+
+
+def _fetch(name: HubName, commit: str | None, files: Sequence[str], blobs: Path) -> None:
+    try:
+        kept_parts.fetch(name.repository, commit or name.revision, files, blobs)
+    except ModelError:
+        raise
+    except Exception as error:  # as above
+        raise _failure(name, error) from error
+
+
 def _download(
-    name: str, wanted: list[str], revision: str | None, unwanted: list[str] | None = None
+    name: HubName, wanted: list[str], revision: str | None, unwanted: list[str] | None = None
 ) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         return Path(
             snapshot_download(
-                name,
+                name.repository,
                 revision=revision,
                 allow_patterns=wanted,
                 ignore_patterns=unwanted,
@@ -87,13 +180,17 @@ def _download(
             )
         )
     except Exception as error:  # as above
-        raise ModelError(
-            f"{name!r} is not a folder here, and cannot be downloaded from the hub: "
-            f"{_reason(name, error)}"
-        ) from error
+        raise _failure(name, error) from error
 
 
-def _reason(name: str, error: Exception) -> str:
+def _failure(name: HubName, error: Exception) -> ModelError:
+    return ModelError(
+        f"{str(name)!r} is not on this machine, and cannot be downloaded from the hub: "
+        f"{_reason(name, error)}"
+    )
+
+
+def _reason(name: HubName, error: Exception) -> str:
     """The cause of a failed download, and what to do."""
     from huggingface_hub import constants, errors
 
@@ -103,22 +200,28 @@ def _reason(name: str, error: Exception) -> str:
         if isinstance(cause, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
             return (
                 f"HF_HUB_OFFLINE is set, and the cache {constants.HF_HUB_CACHE} lacks the model or "
-                f"a part of it; unset it, or run hf download {name} where there is a network"
+                f"a part of it; unset it, or run tandem pull {name} where there is a network"
             )
         if isinstance(cause, errors.GatedRepoError):
             return (
-                f"it is gated: accept its terms at {hub}/{name}, then run hf auth login, or set "
-                f"HF_TOKEN to a token of the same account"
+                f"it is gated: accept its terms at {hub}/{name.repository}, then run hf auth "
+                f"login, or set HF_TOKEN to a token of the same account"
             )
         if isinstance(cause, errors.RepositoryNotFoundError):
             return (
                 f"{hub} has no such model, or it is private: check the spelling; for a private "
                 f"one run hf auth login, or set HF_TOKEN"
             )
+        if isinstance(cause, errors.RevisionNotFoundError):
+            return _of_revision(name)
+        if isinstance(cause, errors.RemoteEntryNotFoundError):
+            return f"{hub} lacks a file of it: {_first_line(cause)}"
         if isinstance(cause, errors.HfHubHTTPError) and cause.response is not None:
             return _of_status(hub, cause.response.status_code)
         if isinstance(cause, errors.HFValidationError):
             return "a name on the hub is OWNER/NAME, such as Qwen/Qwen3-0.6B"
+        if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
+            return _first_line(cause)
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
             return (
                 f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "
@@ -131,6 +234,21 @@ def _reason(name: str, error: Exception) -> str:
         f"no connection to {hub} ({said}): without a network, download it elsewhere and give the "
         f"folder; HTTPS_PROXY sets a proxy, HF_ENDPOINT a mirror"
     )
+
+
+def _of_revision(name: HubName) -> str:
+    """The near ones of the revisions that a repository has."""
+    from huggingface_hub import HfApi
+
+    try:
+        refs = HfApi().list_repo_refs(name.repository)
+    except Exception:  # as above
+        listed = []
+    else:
+        listed = [ref.name for ref in (*refs.branches, *refs.tags)]
+    near = get_close_matches(name.revision or "", listed, 5, 0.4) or listed[:5]
+    known = f"; it has {', '.join(near)}" if near else ""
+    return f"{name.repository} has no revision {name.revision!r}{known}"
 
 
 def _of_status(hub: str, status: int) -> str:

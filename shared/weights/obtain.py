@@ -10,7 +10,6 @@ from ..errors import ModelError
 from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec, tensor_parallel_problem
 from .folder_kind import INDEX, SINGLE
-from .hub import download_weights
 from .locate import FoundModel, find_model
 from .origins import lacks_head, tensor_origins
 from .safetensors_folder import without_loadable_weights
@@ -19,8 +18,10 @@ from .source import WeightSource, check_format, open_source
 
 @dataclass(frozen=True, slots=True)
 class ObtainedModel:
-    """A model that can be loaded. One that does not generate has no head, and embeds only."""
+    """A model that can be loaded. One that does not generate has no head, and embeds only.
+    ``name`` is that of the very version, for those who will load the same."""
 
+    name: str
     path: Path
     source: WeightSource
     spec: DecoderSpec
@@ -33,21 +34,25 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
 
     Raises ``ModelError``.
     """
-    found = find_model(config.model)
-    source = open_source(found.path)
-    spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
-    if problem := tensor_parallel_problem(spec, config.world_size):
-        raise ModelError(f"{found.path} cannot be split over {config.world_size} ranks: {problem}")
-    if config.load_format == "dummy":
-        return ObtainedModel(found.path, source, spec, generates=True)
-    check_format(source, config.load_format)
-    _check_files(source, found)
-    generates = _check_tensors(source, spec)
-    if found.repository is not None:
-        source.tokenizer_files()  # no router could serve the model without them
-        download_weights(found.repository, found.path, source.weight_files())
+    with find_model(config.model) as found:
+        name = str(found.version or config.model)
+        source = open_source(found.path)
+        spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        if problem := tensor_parallel_problem(spec, config.world_size):
+            raise ModelError(
+                f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
+            )
+        if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
+            return ObtainedModel(name, found.path, source, spec, generates=True)
+        if config.load_format != "dummy":
+            check_format(source, config.load_format)
+        _check_files(source, found)
         generates = _check_tensors(source, spec)
-    return ObtainedModel(found.path, source, spec, generates)
+        if found.download is None:
+            return ObtainedModel(name, found.path, source, spec, generates)
+        source.tokenizer_files()  # no router could serve the model without them
+        source = open_source(found.download(source.weight_files()))
+    return ObtainedModel(name, source.path, source, spec, _check_tensors(source, spec))
 
 
 def _check_files(source: WeightSource, found: FoundModel) -> None:
@@ -55,13 +60,13 @@ def _check_files(source: WeightSource, found: FoundModel) -> None:
     if found.files is None or not found.path.is_dir():
         return
     missing = [file for file in source.weight_files() if file not in found.files]
-    place = found.repository or str(found.path)
+    place = found.download.name.repository if found.download else str(found.path)
     if missing == [SINGLE]:
-        raise without_loadable_weights(found.files, place, on_hub=found.repository is not None)
+        raise without_loadable_weights(found.files, place)
     if missing:
         raise ModelError(
             f"{Path(place) / missing[0]} is missing, and {INDEX} lists it: "
-            + ("use another model" if found.repository else "resume the download")
+            + ("use another model" if found.download else "resume the download")
         )
 
 

@@ -80,7 +80,7 @@ class SafetensorsFolder:
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
         index = self.path / INDEX
-        return sorted(set(_weight_map(index).values())) if index.is_file() else [SINGLE]
+        return sorted(set(weight_map(index).values())) if index.is_file() else [SINGLE]
 
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
@@ -88,7 +88,7 @@ class SafetensorsFolder:
             with SafetensorsFolder(self.path, "np") as opened:
                 return opened.names()
         index = self.path / INDEX
-        return list(_weight_map(index)) if index.is_file() else None
+        return list(weight_map(index)) if index.is_file() else None
 
     def dtype(self, name: str) -> str:
         """See ``WeightSource``."""
@@ -132,7 +132,7 @@ class SafetensorsFolder:
             raise without_loadable_weights(self._names_of_files(), str(self.path))
 
     def _find_shards(self, index: Path) -> None:
-        listed = _weight_map(index)
+        listed = weight_map(index)
         for file in sorted(set(listed.values())):
             present: set[str] = set(self._open_file(file))
             claimed = {name for name, where in listed.items() if where == file}
@@ -171,16 +171,13 @@ class SafetensorsFolder:
         )
 
 
-def without_loadable_weights(
-    files: Collection[str], place: str, *, on_hub: bool = False
-) -> ModelError:
+def without_loadable_weights(files: Collection[str], place: str) -> ModelError:
     """The error for the ``files`` of a folder or of a repository, in none of the names of
     weights."""
-    kind = without_weights(files, place, on_hub=on_hub)
-    return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {kind}")
+    return ModelError(f"{place} has neither {SINGLE} nor {INDEX}: {without_weights(files, place)}")
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor."""
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:

@@ -102,7 +102,10 @@ def _left_running(mark: str) -> list[str]:
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
         (["serve", "--pd-server", "--pd-url", "host:99999"], ["host:99999"]),
         (["serve", "builtin", "--model", "builtin"], ["twice"]),
-        (["serve", "--m", "a/b", "--f", "c.gguf"], ["twice", "--m, --w, --f are one option"]),
+        (["serve", "--m", "a/b", "--w", "c/d"], ["twice", "--m, --w are one option"]),
+        (["serve", "--m", "a/b", "--f", "c.bin"], ["--f 'c.bin' is not a .gguf file"]),
+        (["serve", "builtin", "--revision", "v1"], ["--revision 'v1' is of a model on a hub"]),
+        (["serve", "a/b", "--hf-token-path", "none"], ["--hf-token-path none: No such file"]),
         (["serve", "--colour", "red"], ["--colour"]),
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),
         (["decode-node", "--d", "a"], ["--d", "'a'"]),
@@ -142,7 +145,7 @@ def test_a_file_may_have_any_option_of_a_command(tmp_path: Path, command: list[s
     [
         ("TANDEM_MAX_MODEL_LENGTH", "did you mean TANDEM_MAX_MODEL_LEN?"),
         ("TANDEM_CLUSTER_TOKN", "did you mean TANDEM_CLUSTER_TOKEN?"),
-        ("TANDEM_TOKEN", "looks like a secret"),
+        ("TANDEM_TOKENS_OF_ALL", "looks like a secret"),
     ],
 )
 def test_a_variable_that_is_misspelt_or_may_be_a_secret_is_refused(
@@ -269,7 +272,9 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 
 def test_serve_judges_its_model_before_it_starts_a_part(tmp_path: Path) -> None:
     fail(["serve", "./none"], tmp_path, 1, "tandem: model './none' does not exist; give")
-    fail(["serve", "owner/none"], tmp_path, 1, "tandem: 'owner/none' is not a", "HF_HUB_OFFLINE")
+    fail(["serve", "owner/none"], tmp_path, 1, "tandem: 'owner/none' is not on", "HF_HUB_OFFLINE")
+    for name in ("pull", "info"):
+        fail([name, "owner/none@v1"], tmp_path, 1, "tandem: 'owner/none@v1' is not", "HF_HUB_OFF")
     assert list(tmp_path.iterdir()) == []  # not even a folder of logs
 
 

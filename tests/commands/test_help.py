@@ -114,9 +114,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["serve", "-z", "1"], "No such option '-z'. tandem serve --help=all lists all."),
         (["serve", "-ngl", "99"], "-ngl is not supported: all layers are on the GPUs"),
         (["serve", "--ctx-size", "9"], "use --max-model-len, the context of one sequence"),
-        (["chat", "--hf-repo", "a/b"], "give the repository as MODEL"),
+        (["chat", "--model-url", "a/b"], "give the repository as MODEL"),
         (["serv"], "Did you mean 'serve'?"),
-        (["pull", "a/b"], "tandem serve downloads a model of the hub by itself"),
+        (["pull"], "pull needs the MODEL to download"),
+        (["show", "a/b"], "tandem info MODEL tells what a model is"),
         (["a/b", "--port", "1"], "if that is a model: tandem serve a/b"),
         (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
@@ -128,7 +129,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["chat", "a", "b"], "extra argument (b). Usage: tandem chat [OPTIONS] [MODEL]"),
         (["doctor"], "Missing argument 'URL'. Usage: tandem doctor [OPTIONS] URL"),
         (["run-batch"], "run-batch needs -i REQUESTS.jsonl and -o RESULTS.jsonl"),
-        (["serve", "--help=nothing"], "the groups are processes, engine, "),
+        (["serve", "--help=nothing"], "the groups are processes, engine, hub, "),
     ],
 )
 def test_wrong_usage_is_one_line_with_a_remedy(

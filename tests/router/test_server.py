@@ -44,7 +44,7 @@ async def test_probes_are_answered_while_the_model_is_read(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, stop = threading.Event(), asyncio.Event()
-    monkeypatch.setattr(pinned_model, "locate_model", lambda _: read.wait())
+    monkeypatch.setattr(pinned_model, "find_model", lambda _: read.wait())
     options = RouterOptions(
         port=0, registry_port=0, metrics_port=0, model="hub/model", router_workers=workers
     )
@@ -98,7 +98,7 @@ def download(name):
     begun.set()
     threading.Event().wait()
 
-pinned_model.locate_model = download
+pinned_model.find_model = download
 
 async def main():
     stop = asyncio.Event()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha1
+from hashlib import sha1, sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -17,13 +20,20 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Repositories by name; ``refusals`` have a status and the ``X-Error-Code`` instead."""
+    """Repositories by name; ``refusals`` have a status and the ``X-Error-Code`` instead, for names,
+    and for ``NAME/FILE``. ``revisions`` are those of all repositories. Files of weights are
+    given by a redirection, as LFS files are, and in ranges."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
         self.given: list[str] = []
+        self.ranges: list[tuple[str, int]] = []  # those of parts of files, and their bytes
+        self.resumed: list[int] = []  # where downloads went on
+        self.revisions = {"main": COMMIT}
+        # Bytes of a file of weights, after which the connection ends, and the file is refused.
+        self.breaks_after: int | None = None
 
     def put(self, name: str, files: Mapping[str, bytes | str | dict[str, object]]) -> None:
         """Add a repository; objects are JSON."""
@@ -96,30 +106,68 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
-        parts = self.path.split("?")[0].strip("/").split("/")
+        parts = unquote(self.path.split("?")[0]).strip("/").split("/")
+        stored = parts[:1] == ["lfs"]
+        parts = parts[1:] if stored else parts
         parts = parts[2:] if parts[:2] == ["api", "models"] else parts
         name, rest = "/".join(parts[:2]), parts[2:]
-        if name in hub.refusals or name not in hub.repositories:
+        file = "/".join(rest[2:])
+        known = {*hub.revisions, *hub.revisions.values()}
+        if f"{name}/{file}" in hub.refusals:
+            self._refuse(*hub.refusals[f"{name}/{file}"])
+        elif name in hub.refusals or name not in hub.repositories:
             self._refuse(*hub.refusals.get(name, (404, "RepoNotFound")))
+        elif rest == ["refs"]:
+            branches = [{"name": each, "ref": f"refs/heads/{each}"} for each in hub.revisions]
+            branches = [each | {"targetCommit": COMMIT} for each in branches]
+            self._send(json.dumps({"branches": branches, "tags": [], "converts": []}).encode())
+        elif len(rest) > 1 and rest[1] not in known:
+            self._refuse(404, "RevisionNotFound")
         elif rest[:1] == ["resolve"]:
-            self._give(hub, name, "/".join(rest[2:]), with_body=with_body)
+            self._give(hub, name, rest[1], file, with_body=with_body, stored=stored)
         elif rest[:1] == ["tree"]:
             files = hub.repositories[name]
             self._send(json.dumps([_entry(file, files[file]) for file in sorted(files)]).encode())
         else:
-            siblings = [{"rfilename": file} for file in sorted(hub.repositories[name])]
-            described = {"id": name, "private": False, "tags": [], "downloads": 0}
-            self._send(json.dumps(described | {"sha": COMMIT, "siblings": siblings}).encode())
+            self._describe(hub, name, rest[1] if len(rest) > 1 else "main")
 
-    def _give(self, hub: FakeHub, name: str, file: str, *, with_body: bool) -> None:
+    def _describe(self, hub: FakeHub, name: str, revision: str) -> None:
+        files = hub.repositories[name]
+        siblings = [{"rfilename": file, "size": len(files[file])} for file in sorted(files)]
+        described = {"id": name, "private": False, "tags": [], "downloads": 0}
+        sha = hub.revisions.get(revision, revision)
+        self._send(json.dumps(described | {"sha": sha, "siblings": siblings}).encode())
+
+    def _give(
+        self, hub: FakeHub, name: str, revision: str, file: str, *, with_body: bool, stored: bool
+    ) -> None:
         content = hub.repositories[name].get(file)
         if content is None:
             self._refuse(404, "EntryNotFound")
             return
-        if with_body:
+        commit = hub.revisions.get(revision, revision)
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(file, content)}"'}
+        if file.endswith(WEIGHTS) and not stored:
+            linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
+            where = f"/lfs/{name}/resolve/{revision}/{quote(file)}"
+            self._send(b"", headers | linked | {"Location": where}, status=302)
+            return
+        status, begin, end = 200, 0, len(content)
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            begin, end = int(found[1]), min(int(found[2] or len(content)) + 1, len(content))
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+            status = 206
+        if with_body and status == 206 and found and found[2]:
+            hub.ranges.append((file, end - begin))
+        elif with_body:
             hub.given.append(file)
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_blob(content)}"'}
-        self._send(content, headers, with_body=with_body)
+            hub.resumed += [begin] if begin else []
+        breaks = hub.breaks_after if stored and with_body and not (found and found[2]) else None
+        self._send(content[begin:end], headers, status=status, with_body=with_body, most=breaks)
+        if breaks is not None and end - begin > breaks:
+            hub.refusals[f"{name}/{file}"] = (500, "")
+            self.connection.shutdown(SHUT_RDWR)
+            self.close_connection = True
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(b"{}", {"X-Error-Code": code}, status=status)
@@ -131,19 +179,29 @@ class _Handler(BaseHTTPRequestHandler):
         *,
         status: int = 200,
         with_body: bool = True,
+        most: int | None = None,
     ) -> None:
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if with_body and self.command != "HEAD":
-            self.wfile.write(content)
+        if not with_body or self.command == "HEAD":
+            return
+        self.wfile.write(content[:most])
+        self.wfile.flush()
 
 
 def _blob(content: bytes) -> str:
     return sha1(content, usedforsecurity=False).hexdigest()
 
 
+def _etag(file: str, content: bytes) -> str:
+    return sha256(content).hexdigest() if file.endswith(WEIGHTS) else _blob(content)
+
+
 def _entry(file: str, content: bytes) -> dict[str, object]:
-    return {"type": "file", "path": file, "size": len(content), "oid": _blob(content)}
+    entry = {"type": "file", "path": file, "size": len(content), "oid": _blob(content)}
+    if file.endswith(WEIGHTS):
+        entry["lfs"] = {"oid": _etag(file, content), "size": len(content), "pointerSize": 130}
+    return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from tandem.tests.end_to_end.support.clients import prompt
 from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
+from tandem.tests.support import fake_hub
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.extent import selected
 
@@ -54,16 +56,35 @@ def test_a_folder_and_a_file_hand_over(mixed: TestCluster, aggregated: TestClust
     assert found == expected
 
 
-def test_serve_takes_a_file_by_f(file: str, tmp_path: Path, aggregated: TestCluster) -> None:
-    command = [sys.executable, "-m", "tandem", "serve", "--f", file, "--port=0"]
+def test_serve_takes_a_file_of_the_hub_by_f(
+    file: str, tmp_path: Path, aggregated: TestCluster
+) -> None:
+    with fake_hub.serving() as hub:
+        hub.put("owner/model", {"model-F32.gguf": Path(file).read_bytes(), "model-F16.gguf": b""})
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache")}
+        served = ["--m", "owner/model", "--f", "model-F32.gguf"]
+        name, tokens = answered(served, tmp_path, environment | {"NO_PROXY": "127.0.0.1"})
+        assert hub.given == ["model-F32.gguf"]
+    assert name == "owner/model"
+    expected = aggregated.complete(BATCH, **FIELDS)["choices"]
+    assert tokens == [choice["token_ids"] for choice in expected]
+
+
+def answered(
+    model: list[str], folder: Path, environment: dict[str, str]
+) -> tuple[str, list[list[int]]]:
+    """The name of a model that is served, and its answers to ``BATCH``."""
+    command = [sys.executable, "-m", "tandem", "serve", *model, "--port=0"]
     options = [
         "--prefill-nodes=1",
         "--share-devices",
-        f"--log-dir={tmp_path}",
+        f"--log-dir={folder / 'logs'}",
         "--drain-timeout=1",
         "--threads=1",
     ]
-    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    )
     try:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -74,6 +95,4 @@ def test_serve_takes_a_file_by_f(file: str, tmp_path: Path, aggregated: TestClus
     finally:
         process.terminate()
         process.communicate(timeout=60)
-    expected = aggregated.complete(BATCH, **FIELDS)["choices"]
-    assert models[0]["id"] == "model"
-    assert [each["token_ids"] for each in answer["choices"]] == [c["token_ids"] for c in expected]
+    return models[0]["id"], [each["token_ids"] for each in answer["choices"]]

@@ -14,7 +14,7 @@ import torch
 
 from tandem.shared.models.spec import tensor_parallel_problem
 from tandem.shared.text.tokenizer import Tokenizer
-from tandem.shared.weights.locate import locate_model
+from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.end_to_end.support.cluster import TestCluster, committed_transfers, running
 from tandem.tests.end_to_end.support.questions import QUESTIONS, assert_answers, messages
@@ -30,7 +30,8 @@ TOKENS = 16
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    return locate_model("smollm2")
+    with find_model("smollm2") as found:
+        return found.path
 
 
 @pytest.fixture(scope="module")

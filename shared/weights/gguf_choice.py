@@ -1,0 +1,139 @@
+"""Which GGUF file is meant, of those in a repository or a folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+
+from ..errors import ModelError
+from .gguf.tensor_types import TENSOR_TYPES
+
+# The default is the first of these that is there, and can be loaded; llama.cpp's is the first too.
+_PREFERRED = (
+    *("Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q4_0", "Q4_1", "Q6_K", "Q8_0", "IQ4_XS", "IQ4_NL"),
+    *("Q5_0", "Q5_1", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "MXFP4", "BF16", "F16", "F32"),
+)
+_TYPE = re.compile(
+    r"(?<![A-Za-z0-9])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|FP?16|FP?32))"
+    r"(?![A-Za-z0-9])",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+# Files that are no model by themselves.
+NO_MODEL = re.compile(
+    r"mmproj|imatrix|lora|adapter|ggml-vocab|control-?vector|(^|[-_.])mtp([-_.]|$)", re.IGNORECASE
+)
+_MOST_SHOWN = 12
+
+
+def models_of(files: Iterable[str]) -> dict[str, list[str]]:
+    """The models among ``files``: the parts of each, in order, by the name of the first one."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.lower().endswith(".gguf") and not NO_MODEL.search(file.rpartition("/")[2]):
+            models.setdefault(_PART.sub("", file), []).append(file)
+    return {parts[0]: parts for parts in models.values()}
+
+
+def type_of(file: str) -> str:
+    """The quantisation that a file's name has, as ``Q4_K_M``; empty without any."""
+    stem = _PART.sub("", file.rpartition("/")[2]).removesuffix(".gguf")
+    found = _TYPE.findall(stem)
+    return re.sub("^FP", "F", found[-1].upper()) if found else ""
+
+
+def choose(files: Collection[str], place: str, tag: str | None) -> list[str]:
+    """The parts of the model that ``tag`` names, by its file or its quantisation; without one, of
+    the default. Raises ``ModelError`` with what there is."""
+    if tag is not None and tag.lower().endswith(".gguf"):
+        return whole(_named(files, place, tag), place)
+    models = models_of(files)
+    if not models:
+        found = sorted(file for file in files if file.lower().endswith(".gguf"))
+        raise ModelError(
+            f"{place} has no GGUF file of a model"
+            + (f": {found[0]} is an addition to one, by its name" if found else "")
+        )
+    types: dict[str, list[str]] = {}
+    for first in models:
+        types.setdefault(type_of(first), []).append(first)
+    wanted = _wanted(types, place, tag, models)
+    if len(types[wanted]) > 1:
+        raise ModelError(
+            f"{place} has several GGUF files{f' in {wanted}' if wanted else ''}: "
+            f"{_listed(types[wanted])}; give one of them by --f"
+        )
+    return whole(models[types[wanted][0]], place)
+
+
+def whole(parts: list[str], place: str) -> list[str]:
+    """All parts of a file. Raises ``ModelError`` if some are missing."""
+    numbered = [found for part in parts if (found := _PART.search(part))]
+    if not numbered:
+        return parts
+    count = int(numbered[0][2])
+    missing = sorted(set(range(1, count + 1)) - {int(found[1]) for found in numbered})
+    if missing:
+        stem = parts[0][: numbered[0].start()]
+        raise ModelError(
+            f"{place} lacks {stem}-{missing[0]:05}-of-{count:05}.gguf, a part of the model; "
+            f"download it too"
+        )
+    return parts
+
+
+def loadable(kind: str) -> bool:
+    """True if tensors of a quantisation can be loaded, as far as its name tells."""
+    base = re.sub("^UD-|_(XS|XXS|NL|S|M|L|XL|MOE)$", "", kind)
+    known = {each.name for each in TENSOR_TYPES.values()}
+    return bool({kind, base} & known)
+
+
+def _wanted(
+    types: dict[str, list[str]], place: str, tag: str | None, models: dict[str, list[str]]
+) -> str:
+    """The one of ``types`` that a tag names, or the default."""
+    if tag is not None:
+        asked = re.sub("^FP", "F", tag.upper())
+        for kind in (asked, f"UD-{asked}"):
+            if kind in types:
+                return kind
+        near = get_close_matches(asked, types, 1)
+        raise ModelError(
+            f"{place} has no GGUF file in {tag}; it has {_listed(filter(None, types))}"
+            + (f"; did you mean {near[0]}?" if near else "")
+        )
+    ordered = [kind for kind in _PREFERRED if kind in types and loadable(kind)]
+    others = sorted(kind for kind in types if loadable(kind))
+    if best := [*ordered, *others][:1]:
+        return best[0]
+    if len(types) == 1:
+        return next(iter(types))  # its header says what is in it
+    raise ModelError(
+        f"{place} has GGUF files, none of which is of a supported type by its name "
+        f"({_listed(types)}); supported: {', '.join(sorted(k.name for k in TENSOR_TYPES.values()))}"
+    )
+
+
+def _named(files: Collection[str], place: str, name: str) -> list[str]:
+    """The parts of the file of this name, in whichever folder it is, if there is only one."""
+    matches = [name] if name in files else [f for f in files if f.rpartition("/")[2] == name]
+    if len(matches) != 1:
+        ggufs = [file for file in files if file.lower().endswith(".gguf")]
+        near = get_close_matches(name, ggufs, 3, 0.4) or ggufs
+        several = f"has several {name!r}" if matches else f"has no file {name!r}"
+        shown = _listed(matches or near)
+        raise ModelError(
+            f"{place} {several}" + (f"; it has {shown}" if shown else ", and no GGUF file at all")
+        )
+    stem = _PART.sub("", matches[0])
+    if stem == matches[0]:
+        return matches
+    return sorted(file for file in files if _PART.search(file) and _PART.sub("", file) == stem)
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    more = len(listed) - _MOST_SHOWN
+    return ", ".join(listed[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")

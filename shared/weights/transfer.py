@@ -1,0 +1,74 @@
+"""Downloads of weights: whether they fit, and how far they are."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import ModelError
+
+log = logging.getLogger("tandem.node")
+# Between two lines about a download, where nobody sees bars.
+_LINE_SECONDS = 10.0
+
+
+def in_words(size: float) -> str:
+    """A number of bytes as ``4.2 GB``."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def check_space(name: str, needed: int, cache: Path, variable: str) -> None:
+    """Raise ``ModelError`` if so many bytes do not fit; ``variable`` moves the cache."""
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ModelError(
+            f"{name!r} needs {in_words(needed)}, and {in_words(free)} are free in {cache}: free "
+            f"some, or move the cache by {variable}"
+        )
+
+
+@contextmanager
+def told(
+    name: str, files: Sequence[str], size: int, cache: Path, done: Callable[[], int]
+) -> Iterator[None]:
+    """Tell of a download in lines, where there is no terminal on which the hub's client shows
+    bars. ``done`` returns how many of its bytes are there."""
+    if sys.stderr.isatty():
+        yield
+        return
+    count = f"{len(files)} files" if len(files) > 1 else files[0]
+    tell(f"downloading {count} of {name}{f', {in_words(size)},' if size else ''} to {cache}")
+    begun, ended = time.monotonic(), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LINE_SECONDS):
+            of = f" of {in_words(size)}" if size else ""
+            tell(f"downloading {name}: {in_words(done())}{of}")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+    tell(f"downloaded {name} in {time.monotonic() - begun:.0f} s")
+
+
+def tell(line: str) -> None:
+    """Log a line, or print it where nothing is logged."""
+    if log.hasHandlers():
+        log.info(line)
+    else:
+        print(f"tandem: {line}", file=sys.stderr)

@@ -1,0 +1,210 @@
+"""``tandem pull``, ``list`` and ``info``, against a hub in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from safetensors.torch import load_file
+
+from tandem.__main__ import cli
+from tandem.commands.help_page import HelpfulCommand
+from tandem.inventory import machine
+from tandem.inventory.cached_models import as_table, cached_models
+from tandem.inventory.model_report import describe_model
+from tandem.shared.config import EngineConfig
+from tandem.shared.errors import ModelError, UsageError
+from tandem.shared.kv.planning import RankDevice
+from tandem.shared.weights.obtain import obtain_model
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.fake_hub import COMMIT, FakeHub, used_here
+
+NAME = "owner/model"
+CPU = RankDevice("cpu", "CPU", 64 << 30, 32 << 30)
+GPUS = tuple(RankDevice("cuda", f"GPU {index}", 80 << 30, 79 << 30) for index in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with used_here(monkeypatch, tmp_path / "cache") as serving:
+        yield serving
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    cli.main(list(arguments), standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def on(*gpus: RankDevice, cpu: RankDevice = CPU) -> machine.Machine:
+    return machine.Machine(cpu, gpus, {})
+
+
+def describe(name: str, *gpus: RankDevice, cpu: RankDevice = CPU, **options: Any) -> dict[str, Any]:
+    config = EngineConfig(model=name, **options)
+    return describe_model(config, on(*gpus, cpu=cpu)).about
+
+
+# -- info MODEL --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen3_moe"])
+def test_a_model_on_the_hub_is_described_by_its_headers(
+    hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    """As it is once it is here."""
+    hub.put_folder(NAME, tiny_models.cached(model, root))
+    there = json.loads(run(capsys, "info", NAME, "--json"))
+    assert not hub.weights_given
+    obtain_model(EngineConfig(model=NAME))
+    given = len(hub.given)
+    here = json.loads(run(capsys, "info", NAME, "--json"))
+    assert len(hub.given) == given
+    for report in (there, here):
+        report.pop("fits")
+        report.pop("machine")
+    assert there == here
+    assert there["size"] == sum(
+        path.stat().st_size for path in tiny_models.cached(model, root).glob("*.safetensors")
+    )
+    text = run(capsys, "info", NAME)
+    assert f"{there['layers']} of width {there['hidden_size']}" in text
+
+
+def test_parameters_are_those_of_the_checkpoint(root: Path) -> None:
+    folder = tiny_models.cached("qwen3_moe", root)
+    about = describe(str(folder), dtype="float32")
+    saved = [load_file(file) for file in folder.glob("*.safetensors")]
+    assert about["parameters"] == sum(each.numel() for part in saved for each in part.values())
+    assert about["active_parameters"] < about["parameters"]
+    assert about["memory"] == 4 * about["parameters"]
+    assert sum(about["memory_by_part"].values()) == about["memory"]
+    assert about["memory_by_format"] == {"float32": about["memory"]}
+    assert {"embedding", "head", "experts", "attention", "norms"} <= set(about["memory_by_part"])
+
+
+def test_the_blocks_of_a_gguf_file_are_counted_as_such(hub: FakeHub, root: Path) -> None:
+    file = write_gguf(tiny_models.cached("qwen3", root), root / "m-Q8_0.gguf", "Q8_0")
+    hub.put(NAME, {"m-Q8_0.gguf": file.read_bytes()})
+    about = describe(f"{NAME}:Q8_0")
+    assert about == describe(str(file)) | {"model": f"{NAME}:Q8_0"}
+    assert not hub.weights_given
+    assert about["format"] == "gguf" and "Q8_0" in about["memory_by_format"]
+    assert about["memory"] < describe(str(file), dtype="float32")["parameters"] * 4
+
+
+def test_kv_follows_its_dtype_and_the_context(root: Path) -> None:
+    folder = str(tiny_models.cached("qwen3", root))
+    wide = describe(folder, kv_cache_dtype="float32")
+    narrow = describe(folder, kv_cache_dtype="fp8")
+    assert wide["kv_bytes_per_token"] == 4 * narrow["kv_bytes_per_token"]
+    assert wide["fits"][0]["tokens"] < narrow["fits"][0]["tokens"]
+    tokens = int(CPU.free_bytes - wide["memory"]) * 0.3 // wide["kv_bytes_per_token"]
+    assert wide["fits"] == [{"device": "CPU", "ranks": 1, "fits": True, "tokens": int(tokens)}]
+
+
+def test_whether_it_fits(root: Path) -> None:
+    folder = str(tiny_models.cached("qwen3", root))
+    memory = describe(folder)["memory"]
+    small = RankDevice("cpu", "CPU", 64 << 30, memory)
+    assert describe(folder, cpu=small)["fits"] == [
+        {"device": "CPU", "ranks": 1, "fits": False, "tokens": 0}
+    ]
+    both = describe(folder, *GPUS)["fits"]
+    assert [fit["fits"] for fit in both] == [True, True] and both[0]["tokens"] > 1000
+    # Half of the weights and libraries leave room, all of the weights do not.
+    card = RankDevice("cuda", "GPU 0", (4 << 30), memory - 1)
+    assert [fit["ranks"] for fit in describe(folder, card, card)["fits"]] == [2, 2]
+    assert describe(folder, card)["fits"][0]["fits"] is False
+    assert describe(folder, *GPUS, device="cpu")["fits"][0]["device"] == "CPU"
+
+
+def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    hub.put(NAME, files | {"config.json": b'{"architectures": ["BertModel"]}'})
+    with pytest.raises(ModelError, match="it is an encoder"):
+        describe(NAME)
+    assert not hub.weights_given and not hub.ranges
+
+
+# -- this machine ------------------------------------------------------------------------------
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    about = json.loads(run(capsys, "info", "--json"))
+    assert about["memory"]["total"] >= about["memory"]["free"] > 0
+    assert about["extras"]["serve"] and set(about["extras"]) == set(machine.EXTRAS)
+    text = run(capsys, "info")
+    assert about["cpu"]["model"] in text and about["torch"] in text and "kernels" in text
+
+
+def test_the_kernels_that_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    config = EngineConfig()
+    assert "needs pip install '.[cpu]'" in machine.in_sentence(
+        machine.kernels(config, on_gpu=False)
+    )
+    assert machine.kernels(config, on_gpu=True) == {"gpu": "torch"}
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
+    assert machine.kernels(config, on_gpu=True) == {"gpu": "triton"}
+    compiled = EngineConfig(cpu_kernels="compiled")
+    assert machine.in_sentence(machine.kernels(compiled, on_gpu=False)) == "compiled ones, by numba"
+
+
+# -- pull and list -----------------------------------------------------------------------------
+
+
+def test_a_model_that_was_pulled_is_listed(
+    hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(capsys, "list").startswith("no models; tandem pull MODEL")
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    file = write_gguf(tiny_models.cached("qwen3", root), tmp_path / "m.gguf", "Q8_0")
+    hub.put("owner/gguf", {"m-Q8_0.gguf": file.read_bytes()})
+    told = run(capsys, "pull", NAME)
+    assert told.startswith(f"{tmp_path}/cache/models--owner--model/snapshots/{COMMIT}  ")
+    assert "KB" in told or "MB" in told
+    assert "/m-Q8_0.gguf  " in run(capsys, "pull", "owner/gguf", "--f", "m-Q8_0.gguf")
+    listed = {model["name"]: model for model in json.loads(run(capsys, "list", "--json"))}
+    assert set(listed) == {NAME, "owner/gguf"}
+    assert (listed[NAME]["format"], listed[NAME]["refs"]) == ("safetensors", ["main"])
+    assert listed["owner/gguf"]["format"] == "GGUF Q8_0"
+    assert listed["owner/gguf"]["size"] == file.stat().st_size
+    assert all(model["whole"] for model in listed.values())
+    table = run(capsys, "list").splitlines()
+    assert table[0].split() == ["NAME", "REVISION", "FORMAT", "SIZE", "LAST", "USED"]
+    assert any(f"main ({COMMIT[:8]})" in line and "just now" in line for line in table[1:])
+
+
+def test_what_is_not_whole_is_listed_as_such(hub: FakeHub, root: Path) -> None:
+    hub.put_folder(NAME, tiny_models.cached("qwen2", root))  # in several files
+    path = obtain_model(EngineConfig(model=NAME)).path
+    assert [model.whole for model in cached_models()] == [True]
+    next(path.glob("model-*.safetensors")).unlink()
+    assert [model.whole for model in cached_models()] == [False]
+    assert "safetensors, not whole" in as_table(cached_models())
+
+
+def test_a_model_that_is_here_needs_no_pull(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_models.cached("qwen3", root)
+    assert run(capsys, "pull", str(folder)).startswith(f"{folder}  ")
+    with pytest.raises(UsageError, match="pull needs the MODEL to download"):
+        run(capsys, "pull")
+
+
+def test_the_commands_have_few_options() -> None:
+    for name in ("pull", "info", "list"):
+        made = cli.commands[name]
+        assert isinstance(made, HelpfulCommand)
+        options = [each for each in made.params if isinstance(each, click.Option)]
+        assert len(options) < 20
+        assert "revision" in {each.name for each in options} or name == "list"

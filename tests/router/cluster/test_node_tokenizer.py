@@ -1,0 +1,139 @@
+"""A router without a folder of the model takes tokenizer and template from a node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from tandem.decode_node.service import DecodeService
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster import node_tokenizer
+from tandem.shared.models.fingerprint import text_fields
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
+from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
+from tandem.tests.support.fake_node import FakeNode
+
+
+class GivingNode(FakeDecodeNode):
+    """A decode node that gives its tokenizer as a real one does."""
+
+    folder = Path()
+    given = 0
+
+    async def Tokenizer(
+        self, request: pb.TokenizerRequest, context: Any
+    ) -> AsyncIterator[pb.TokenizerPart]:
+        self.given += 1
+        node = FakeNode("d", 1, model_path=self.folder)
+        nothing = cast(Any, None)
+        service = DecodeService(node.engine, node.identity, nothing, nothing, nothing)
+        async for part in service.Tokenizer(request, context):
+            yield part
+
+
+async def joined(
+    c: Cluster, folder: Path, path: str = "/only/on/the/node", name: str = "decode-0", **text: str
+) -> GivingNode:
+    """A node with this folder, which is at ``path`` by its own account, and whose fingerprint has
+    other fields of ``text`` than those of the folder."""
+    node = GivingNode(name, c.encode("hello world"))
+    node.folder = folder
+    await node.start()
+    c.nodes.append(node)
+    fields = {"layers": "2", **text_fields(read_tokenizer_files(c.model)), **text}
+    request = node.join_request(Path(path))
+    request.model.fingerprint = "\n".join(f"{k}={v}" for k, v in fields.items())
+    await c.registry.Join(request)
+    return node
+
+
+async def refusal(c: Cluster, folder: Path, **others: str) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await joined(c, folder, **others)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    details = caught.value.details() or ""
+    assert "\n" not in details
+    return details
+
+
+async def test_a_router_on_another_machine_takes_it_from_the_first_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.decode_node.service.TOKENIZER_PART", 1000)
+    async with cluster(tmp_path, nodes=0) as c:
+        first = await joined(c, c.model)
+        second = await joined(c, c.model, name="decode-1")
+        assert (first.given, second.given) == (1, 0)
+        answer = await c.chat("hi")
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["message"]["content"] == "hello world"
+        (asked,) = first.requests + second.requests
+        assert set(c.encode("hi")) <= set(asked.prompt)
+
+
+async def test_a_folder_of_another_model_at_the_same_path_is_not_taken(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    async with cluster(tmp_path, nodes=0) as c:
+        shutil.copytree(c.model, other)
+        (other / "chat_template.jinja").write_text("another template")
+        node = await joined(c, c.model, path=str(other))
+        assert node.given == 1
+        assert (await c.chat()).status_code == 200
+        same = await joined(c, c.model, path=str(c.model), name="decode-1")
+        assert same.given == 0
+
+
+async def test_nodes_that_disagree_about_the_template_are_told_in_one_line(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        await joined(c, c.model)
+        told = await refusal(c, c.model, name="decode-1", chat_template="other")
+        assert "another vocabulary or chat template of 'tiny': chat_template is " in told
+
+
+async def test_what_a_node_gives_must_be_what_it_announces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        told = await refusal(c, c.model, vocabulary="other")
+        assert "the node gives another one than it announces (vocabulary)" in told
+        told = await refusal(c, tmp_path / "nowhere")
+        assert "/only/on/the/node/tokenizer.json does not exist" in told
+        assert "and the node does not give it: " in told and "nowhere" in told
+        monkeypatch.setattr(node_tokenizer, "MAX_BYTES", 100)
+        assert "the node's tokenizer is larger than 100 bytes" in await refusal(c, c.model)
+        monkeypatch.undo()
+        await joined(c, c.model)
+        assert (await c.chat()).status_code == 200
+
+
+async def test_an_older_node_is_told_what_is_missing(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        node = FakeDecodeNode("decode-0", [])
+        await node.start()
+        c.nodes.append(node)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(node.join_request(Path("/only/on/the/node")))
+        details = caught.value.details() or ""
+        assert "tokenizer.json does not exist" in details and "of an older version" in details
+
+
+async def test_bytes_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
+    class Lying(GivingNode):
+        async def Tokenizer(
+            self, request: pb.TokenizerRequest, context: Any
+        ) -> AsyncIterator[pb.TokenizerPart]:
+            yield pb.TokenizerPart(content=json.dumps({"tokenizer": 7}).encode())
+
+    async with cluster(tmp_path, nodes=0) as c:
+        node = Lying("decode-0", [])
+        await node.start()
+        c.nodes.append(node)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await c.registry.Join(node.join_request(Path("/nowhere")))
+        assert "it is not a tokenizer" in (caught.value.details() or "")

@@ -1,0 +1,266 @@
+"""Versions and GGUF files of the hub: what is fetched, and what is told if it cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from tandem.shared.config import EngineConfig
+from tandem.shared.errors import ModelError
+from tandem.shared.weights import header_files, kept_parts, transfer
+from tandem.shared.weights.locate import find_model
+from tandem.shared.weights.obtain import ObtainedModel, obtain_model
+from tandem.shared.weights.source import open_source
+from tandem.tests.support import fake_hub
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.fake_hub import COMMIT, FakeHub, used_here
+
+NAME = "owner/model"
+OLDER = "f" * 40
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def gguf(root: Path) -> bytes:
+    file = write_gguf(tiny_models.cached("qwen3", root), root / "model.gguf", "Q8_0")
+    return file.read_bytes()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    with used_here(monkeypatch, tmp_path / "cache") as serving:
+        serving.revisions["v1"] = OLDER
+        yield serving
+
+
+def obtain(name: str = NAME, **options: Any) -> ObtainedModel:
+    return obtain_model(EngineConfig(model=name, **options))
+
+
+def refusal(name: str = NAME, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        obtain(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# -- revisions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("revision", "commit"), [("v1", OLDER), (OLDER, OLDER), ("main", COMMIT), (COMMIT, COMMIT)]
+)
+def test_a_revision_is_a_branch_a_tag_or_a_commit(
+    hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch, revision: str, commit: str
+) -> None:
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    name = f"{NAME}@{revision}"
+    assert obtain(name).path.name == commit
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert obtain(name).path.name == commit
+    assert "HF_HUB_OFFLINE is set" in refusal(f"{NAME}@other")
+
+
+def test_the_parts_of_a_server_load_the_version_that_was_judged(
+    hub: FakeHub, root: Path, gguf: bytes
+) -> None:
+    """Also those that are started again after the branch has moved on."""
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    hub.put("owner/gguf", {"m-Q8_0.gguf": gguf})
+    for name in (NAME, "owner/gguf:Q8_0"):
+        first = obtain(name)
+        assert first.name == f"{name}@{COMMIT}"
+        hub.revisions["main"] = OLDER
+        assert obtain(first.name).path == first.path
+        hub.revisions["main"] = COMMIT
+    assert obtain("builtin").name == "builtin"
+
+
+def test_a_revision_that_is_not_there(hub: FakeHub, root: Path) -> None:
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    hub.revisions["v1.5-chat"] = OLDER
+    assert "owner/model has no revision 'v1.5'; it has v1, v1.5-chat" in refusal(f"{NAME}@v1.5")
+    assert "has no revision 'zzz'; it has main, v1" in refusal(f"{NAME}@zzz")
+    assert hub.given == []
+
+
+# -- GGUF files --------------------------------------------------------------------------------
+
+
+def test_of_a_gguf_file_the_header_comes_first_and_then_only_that_file(
+    hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(header_files, "_FIRST_GGUF", 1 << 10)  # smaller than the header
+    files = {"m-Q8_0.gguf": gguf, "m-F16.gguf": b"other", "mmproj-Q8_0.gguf": b"other"}
+    hub.put(NAME, {**files, "config.json": "{}", "README.md": "x"})
+    with find_model(NAME) as found:
+        header = open_source(found.path)
+        assert header.tensor_names() and header.tokenizer_files().tokenizer
+        assert found.path.stat().st_size == len(gguf)
+    assert not found.path.exists()
+    assert hub.given == [] and {file for file, _ in hub.ranges} == {"m-Q8_0.gguf"}
+    assert sum(size for _, size in hub.ranges) < len(gguf)
+    model = obtain()
+    assert model.path.read_bytes() == gguf and model.generates
+    assert hub.given == ["m-Q8_0.gguf"]
+    ranges = len(hub.ranges)
+    for name in (NAME, f"{NAME}:Q8_0", f"{NAME}:m-Q8_0.gguf", f"{NAME}/m-Q8_0.gguf"):
+        assert obtain(name).path == model.path
+    assert hub.given == ["m-Q8_0.gguf"] and len(hub.ranges) == ranges
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name in (NAME, f"{NAME}:Q8_0"):
+        assert obtain(name).path == model.path
+    assert "HF_HUB_OFFLINE is set, and the cache" in refusal(f"{NAME}:F16")
+
+
+def test_safetensors_are_preferred_to_gguf_files(hub: FakeHub, root: Path, gguf: bytes) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    hub.put(NAME, {**files, "m-Q8_0.gguf": gguf})
+    assert obtain().path.is_dir()
+    assert hub.weights_given == ["model.safetensors"]
+    assert obtain(f"{NAME}:Q8_0").path.name == "m-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"GGUF" + bytes(5000), "GGUF"),
+        (b"<html>", "is not a GGUF file: it begins with b'<htm'"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+    ],
+)
+def test_nothing_is_downloaded_of_a_gguf_file_with_an_invalid_header(
+    hub: FakeHub, content: bytes, words: str
+) -> None:
+    hub.put(NAME, {"m-Q8_0.gguf": content})
+    assert words in refusal()
+    assert hub.given == []
+
+
+def test_a_gguf_file_of_an_unsupported_model_is_refused_by_its_header(
+    hub: FakeHub, root: Path, tmp_path: Path
+) -> None:
+    folder = tiny_models.cached("qwen3", root)
+    file = write_gguf(folder, tmp_path / "m.gguf", change=lambda made: made.add_type("mmproj"))
+    hub.put(NAME, {"m-F32.gguf": file.read_bytes()})
+    assert "it is the vision or audio part (mmproj) of a model" in refusal()
+    assert hub.given == []
+
+
+def test_what_a_repository_lacks_is_told_with_what_it_has(hub: FakeHub, gguf: bytes) -> None:
+    hub.put(NAME, {"m-Q8_0.gguf": gguf, "m-F16.gguf": b"x"})
+    assert "'owner/model' has no GGUF file in Q5_K_M; it has F16, Q8_0" in refusal(f"{NAME}:Q5_K_M")
+    assert "has no file 'm.gguf'; it has m-F16.gguf, m-Q8_0.gguf" in refusal(f"{NAME}:m.gguf")
+    assert hub.given == [] and hub.ranges == []
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+def test_weights_that_do_not_fit_are_not_begun(
+    hub: FakeHub, root: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    hub.put("owner/gguf", {"m-Q8_0.gguf": gguf})
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(transfer, "shutil", SimpleNamespace(disk_usage=lambda _: usage))
+    for name in (NAME, "owner/gguf"):
+        told = refusal(name)
+        assert f"'{name}' needs " in told and "1.0 KB are free in " in told and "HF_HOME" in told
+    assert not hub.weights_given
+
+
+@pytest.fixture
+def large(hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """A file on the hub that counts as a large one."""
+    monkeypatch.setattr(kept_parts, "LARGE", 1 << 20)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    content = gguf + bytes(4 << 20)
+    hub.put(NAME, {"m-Q8_0.gguf": content})
+    return content
+
+
+def test_a_download_that_breaks_off_goes_on_from_there(
+    hub: FakeHub, large: bytes, tmp_path: Path
+) -> None:
+    hub.breaks_after = len(large) // 2
+    assert "answers with status 500" in refusal()
+    assert not list((tmp_path / "cache").rglob("m-Q8_0.gguf")), "none is taken for whole"
+    hub.breaks_after = None
+    hub.refusals.clear()
+    model = obtain()
+    assert model.path.read_bytes() == large
+    assert hub.resumed and min(hub.resumed) > len(large) // 3
+    assert not list((tmp_path / "cache").rglob("*.incomplete"))
+    given = len(hub.given)
+    assert obtain().path == model.path and len(hub.given) == given
+
+
+def test_parts_that_do_not_belong_together_are_not_taken(
+    hub: FakeHub, large: bytes, tmp_path: Path
+) -> None:
+    hub.breaks_after = len(large) // 2
+    refusal()
+    hub.breaks_after = None
+    hub.refusals.clear()
+    (part,) = (tmp_path / "cache").rglob("*.incomplete")
+    with part.open("r+b") as opened:
+        opened.write(b"other")
+    assert "came in parts that do not belong together: try again" in refusal()
+    assert obtain().path.read_bytes() == large
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "GatedRepo", "it is gated: accept its terms at"),
+        (401, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
+        (500, "", "answers with status 500; try again later"),
+        (404, "EntryNotFound", "lacks a file of it"),
+    ],
+)
+def test_a_file_that_the_hub_does_not_give(
+    hub: FakeHub, gguf: bytes, status: int, code: str, words: str
+) -> None:
+    hub.put(NAME, {"m-Q8_0.gguf": gguf})
+    hub.refusals[f"{NAME}/m-Q8_0.gguf"] = (status, code)
+    assert words in refusal()
+
+
+def test_a_hub_that_cannot_be_reached_and_a_part_that_is_not_here(
+    hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {f"m-Q8_0-0000{part}-of-00002.gguf": gguf for part in (1, 2)}
+    hub.put(NAME, parts)
+    with find_model(NAME) as found:
+        assert found.download is not None and found.download.weights == tuple(parts)
+        path = found.download([])
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted(parts)
+    fake_hub.use(monkeypatch, "http://127.0.0.1:9")
+    with find_model(NAME) as found:
+        assert found.path == path and found.download is None
+    (path.parent / max(parts)).unlink()
+    with pytest.raises(ModelError, match=r"no connection to http://127.0.0.1:9"), find_model(NAME):
+        pass
+
+
+def test_a_download_is_told_in_lines_where_there_is_no_terminal(
+    hub: FakeHub, gguf: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.put(NAME, {"m-Q8_0.gguf": gguf})
+    with caplog.at_level("INFO", "tandem.node"):
+        obtain()
+    first, last = caplog.messages
+    assert first.startswith("downloading m-Q8_0.gguf of owner/model, ") and " KB, to " in first
+    assert last.startswith("downloaded owner/model in ")
