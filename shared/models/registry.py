@@ -71,7 +71,6 @@ class Family:
     unquantized: str = "use the model's bfloat16 or float16 version"
 
 
-_OR_GGUF = "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
 # Families of which GGUF files are read.
 IN_GGUF = frozenset(
     f"{name}ForCausalLM"
