@@ -12,12 +12,13 @@ from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
 from .layers.ffn import DenseMLP
-from .layers.linear_method import LinearPart, choose_table
 from .layers.mla import LatentAttention
 from .layers.moe import MoE, NormedMoE
 from .layers.norm import Norm, make_norm
 from .layers.part import Part
 from .layers.rope import Rope
+from .layers.token_inputs import OutputScale, TokenEmbedding, TokenGate
+from .layers.vocabulary import VocabParallel
 from .parallel import WeightPlacement, WeightSlot, replicated
 from .spec import (
     AttentionSpec,
@@ -26,75 +27,12 @@ from .spec import (
     LayerSpec,
     MLASpec,
     MoESpec,
-    NormKind,
     NormLayout,
     PositionTable,
     tensor_parallel_problem,
 )
 
 OnLayer = Callable[[int], None]
-
-
-class VocabParallel(Part):
-    """A [vocabulary, hidden] table whose rows are split over ranks: embedding, head, or both."""
-
-    def __init__(
-        self,
-        place: WeightPlacement,
-        vocab: int,
-        hidden: int,
-        *,
-        embeds: bool,
-        is_head: bool,
-        bias: bool = False,
-    ) -> None:
-        self.tp = place.tp
-        self.vocab = vocab
-        self.embeds = embeds
-        self.is_head = is_head
-        self.mine = place.tp.shard(vocab)
-        # Ranks gather equal shapes, so the last ones' tables are padded with rows of zeros.
-        padding = -(-vocab // place.tp.size) - len(self.mine)
-        part = LinearPart(
-            place.name("weight"), (vocab, self.mine), (hidden, range(hidden)), padding
-        )
-        self.method = choose_table(place, part)
-        self.bias: torch.Tensor | None = None
-        if bias:
-            self.bias = place.empty(len(self.mine) + padding).zero_()
-            self.bias_name = place.name("bias")
-
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Look up the rows of tokens."""
-        if self.tp.size == 1:
-            return self.method.rows(tokens)
-        local = tokens - self.mine.start
-        elsewhere = (local < 0) | (local >= len(self.mine))
-        rows = self.method.rows(local.masked_fill(elsewhere, 0))
-        return self.tp.all_reduce(rows.masked_fill_(elsewhere[:, None], 0))
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""
-        parts = self.tp.gather(self.method(hidden))
-        if not parts:
-            return None
-        full = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return full[:, : self.vocab].float()
-
-    def own_slots(self) -> dict[str, WeightSlot]:
-        slots = self.method.weight_slots()
-        if self.bias is not None:
-            mine = self.mine
-            slots[self.bias_name] = WeightSlot(
-                self.bias[: len(mine)], (self.vocab,), 0, mine.start, mine.stop
-            )
-        return slots
-
-    def pack(self) -> None:
-        """Pack a table that is used as head. One that also embeds keeps its rows, because rows
-        cannot be read from the packed copy."""
-        if self.is_head:
-            self.method.finish_loading(self.bias, keep_rows=self.embeds)
 
 
 class PositionEmbedding(Part):
@@ -116,10 +54,8 @@ class PositionEmbedding(Part):
 class Layer(Part):
     """Attention and feed-forward, with the norms of their layout."""
 
-    def __init__(
-        self, place: WeightPlacement, spec: LayerSpec, hidden: int, kind: NormKind, eps: float
-    ) -> None:
-        layout = spec.norms
+    def __init__(self, place: WeightPlacement, spec: LayerSpec, model: DecoderSpec) -> None:
+        layout, hidden, kind, eps = spec.norms, model.hidden_size, model.norm, model.norm_eps
 
         def norm(name: str, *layouts: NormLayout) -> Norm | None:
             return make_norm(place.at(name), kind, hidden, eps) if layout in layouts else None
@@ -134,6 +70,11 @@ class Layer(Part):
         self.post_mlp_norm = norm("post_mlp_norm", *after)
         self.parallel = layout in (NormLayout.PARALLEL, NormLayout.PARALLEL_SHARED)
         self.residual_scale = spec.residual_scale
+        inputs = model.token_inputs
+        self.token_gate = (
+            None if inputs is None else TokenGate(place.at("token_gate"), inputs, hidden, eps)
+        )
+        self.output_scale = OutputScale(place.at("output_scale")) if spec.output_scale else None
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -143,9 +84,23 @@ class Layer(Part):
         return self.attention.project(normed, batch, cos_sin, cache)
 
     def complete(
+        self,
+        x: torch.Tensor,
+        q: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerKV,
+        token_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attention and feed-forward, and what the layer has of the rows' tokens."""
+        x = self._halves(x, q, batch, cache)
+        if self.token_gate is not None:
+            assert token_input is not None
+            x = self.token_gate(x, token_input)
+        return x if self.output_scale is None else x * self.output_scale.weight
+
+    def _halves(
         self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
     ) -> torch.Tensor:
-        """Attention and feed-forward."""
         attended = self.attention.attend(q, batch, cache)
         if self.parallel:
             norm = self.mlp_norm or self.attention_norm
@@ -219,6 +174,10 @@ class Decoder:
                 place.at("positions"), spec.positions, spec.hidden_size
             )
             load(self.positions)
+        self.token_inputs: TokenEmbedding | None = None
+        if spec.token_inputs is not None:
+            self.token_inputs = TokenEmbedding(place.at("token_inputs"), spec)
+            load(self.token_inputs)
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
         self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
         load(self.norm)
@@ -248,7 +207,7 @@ class Decoder:
     def _layer(self, index: int, load: Callable[[Part], None]) -> Layer:
         spec = self.spec
         place = self.place.at(f"layers.{index}")
-        layer = Layer(place, spec.layers[index], spec.hidden_size, spec.norm, spec.norm_eps)
+        layer = Layer(place, spec.layers[index], spec)
         load(layer)
         return layer
 
@@ -264,6 +223,7 @@ class Decoder:
             x = x * self.embedding_scale
         if self.positions is not None:
             x = x + self.positions(batch.positions)
+        inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for index, layer in enumerate(self.layers):
             spec, memory = self.spec.layers[index], self._memory_of_layer[index]
@@ -272,7 +232,8 @@ class Decoder:
                 on_layer(memory)
             if index == self._last_written and not batch.needs_logits:
                 break
-            x = layer.complete(x, q, batch, cache[memory])
+            token_input = None if inputs is None else inputs[:, index]
+            x = layer.complete(x, q, batch, cache[memory], token_input)
         return self.norm(x.index_select(0, batch.output_rows))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -55,6 +55,8 @@ def tensor_origins(
         target = target_of(text, names, origin)
         for each in _unstacked(tensor, target, spec):
             for name in names_of(each.target):
+                if _has_no_part(name, spec):
+                    continue
                 if name in origins or layer_of(name) >= len(spec.layers):
                     raise ModelError(f"{origin}: {tensor} has no place in this model: {REMEDY}")
                 origins[name] = each
@@ -85,6 +87,19 @@ def _unstacked(tensor: str, target: Target, spec: DecoderSpec) -> list[TensorOri
 
 def _unstacked_at(tensor: str, target: Target, index: int) -> TensorOrigin:
     return TensorOrigin(tensor, renamed(target, lambda name: name.format(j=index)), index)
+
+
+def _has_no_part(name: str, spec: DecoderSpec) -> bool:
+    """Return whether a parameter is of keys or values in a layer that has none of its own:
+    checkpoints have them all the same."""
+    layer = layer_of(name)
+    if not 0 <= layer < len(spec.layers):
+        return False
+    attention = spec.layers[layer].attention
+    leaf = name.split(".", 2)[-1]
+    return not attention.memories and leaf.startswith(
+        ("attention.k.", "attention.v.", "attention.k_norm.")
+    )
 
 
 def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: object) -> bool:

@@ -8,7 +8,7 @@ from ..spec import Activation, DecoderSpec, DenseSpec, NormLayout
 from ..weight_names import AddOne, WeightNames
 from .dense import DENSE_WEIGHTS, read_attention, read_dense
 
-_NORMS = {
+NORMS = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "mlp_norm",
@@ -19,7 +19,7 @@ WEIGHTS: WeightNames = {
     "model.norm.weight": AddOne("norm.weight"),
     **{
         f"model.layers.{{i}}.{theirs}.weight": AddOne(f"layers.{{i}}.{ours}.weight")
-        for theirs, ours in _NORMS.items()
+        for theirs, ours in NORMS.items()
     },
 }
 

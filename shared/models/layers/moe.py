@@ -55,7 +55,8 @@ class NormedMoE(Part):
         assert spec.shared is not None
         self.tp = place.tp
         self.router = ExpertRouter(place.at("router"), spec.router, hidden, eps)
-        self.shared = DenseMLP(place.at("shared"), spec.shared, hidden)
+        # Under the names of a layer without experts.
+        self.shared = DenseMLP(place, spec.shared, hidden)
         self.experts = ExpertWeights(place, spec.expert, spec.router.experts, hidden)
         self.experts_norm = RMSNorm(place.at("experts_norm"), hidden, eps)
         self.post_experts_norm = RMSNorm(place.at("post_experts_norm"), hidden, eps)

@@ -171,6 +171,17 @@ _SIGMOID: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 _LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "rope_parameters": None,
+    "sliding_window": 24,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 5.0,
+    "tie_word_embeddings": True,
+}
 MODELS |= {
     "mixtral": ("Mixtral", _LOCAL | {"sliding_window": 24}),
     "qwen2_moe": ("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 40}),
@@ -251,6 +262,21 @@ MODELS |= {
         | {"sliding_window": 24, "num_hidden_layers": 4, "layer_types": None}
         | {"tie_word_embeddings": True, "logit_scale": 0.25},
     ),
+    "gemma4": ("Gemma4", _GEMMA4),
+    "gemma4_shared": (
+        "Gemma4",
+        _GEMMA4
+        | {"layer_types": ["sliding_attention", "full_attention"] * 3}
+        | {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 12},
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        _GEMMA4
+        | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3}
+        | {"moe_intermediate_size": 24, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 4},
+    ),
     "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": _PARTIAL}),
 }
 # Of models of images: the text part's config is that of a text model.
@@ -289,7 +315,7 @@ WITHOUT_HEAD_DIM = frozenset(
     {"Qwen2", "Phi3", "SmolLM3", "Qwen2Moe", "Granite", "GraniteMoeShared", "Olmo2", "Olmo3"}
     | {"Exaone4", "Phi", "GPTNeoX", "StableLm", "Starcoder2", "GPT2", "OPT", "Cohere", "Cohere2"}
 )
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}
+CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
 PLAIN = ("PhiFor", "GPT", "Starcoder2", "OPT")
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
