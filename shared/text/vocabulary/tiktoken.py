@@ -1,0 +1,182 @@
+"""tiktoken's files of ranks: ``tiktoken.model``, ``qwen.tiktoken``, and Llama 3's
+``tokenizer.model``.
+
+They have tokens and ranks only; the rule by which texts are split, and the special tokens, are in
+the code of each family.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ModelError
+from ..model_files import read_text
+from .added_tokens import AddedTokens, entry
+from .byte_spelling import decode_token, ranked_bytes
+from .tokenizer_json import MAX_TOKENS, byte_level, split_by, tokenizer_json, with_ends
+
+_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _cased(but: str, after: str) -> str:
+    """Words whose capitals come first."""
+    upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """``special`` tokens follow the ranks, and then those that ``reserved`` names by its ``base``:
+    its number among all tokens, or among the reserved ones; ``specials`` is how many there are."""
+
+    name: str
+    pattern: str
+    special: tuple[str, ...] = ()
+    specials: int = 0
+    reserved: str = ""
+    counted_from: int | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    begins: bool = False
+    normalises: bool = False
+
+    def special_tokens(self, ranks: int) -> list[str]:
+        """All special tokens, by their numbers after the ranks."""
+        known = len(self.special)
+        base = ranks if self.counted_from is None else self.counted_from - known
+        more = (self.reserved.format(base + number) for number in range(known, self.specials))
+        return [*self.special, *more]
+
+
+_KIMI = _Family(
+    "Kimi's and Moonlight's",
+    "|".join((r"[\p{Han}]+", _cased(r"&&[^\p{Han}]", f"{_SHORTENED}?"), r"\p{N}{1,3}", _REST)),
+    specials=256,
+    reserved="<|reserved_token_{}|>",
+)
+_QWEN = _Family(
+    "Qwen's",
+    rf"{_SHORTENED}|{_WORD}|\p{{N}}|{_REST}",
+    special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    specials=208,
+    reserved="<|extra_{}|>",
+    counted_from=0,
+    names=(("eos_token", "<|endoftext|>"), ("pad_token", "<|endoftext|>")),
+    normalises=True,
+)
+_LLAMA3 = _Family(
+    "Llama 3's",
+    rf"{_SHORTENED}|{_WORD}|\p{{N}}{{1,3}}|{_REST}",
+    special=(
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|reserved_special_token_0|>",
+        "<|reserved_special_token_1|>",
+        "<|finetune_right_pad_id|>",
+        "<|step_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+        "<|python_tag|>",
+        "<|image|>",
+    ),
+    specials=256,
+    reserved="<|reserved_special_token_{}|>",
+    counted_from=2,
+    names=(("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")),
+    begins=True,
+)
+_LLAMA4 = _Family(
+    "Llama 4's",
+    _cased("", f"{_SHORTENED}?")
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    names=(("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")),
+    begins=True,
+)
+# By the name of the file, and by the number of ranks in one whose name says nothing.
+_BY_FILE = {"tiktoken.model": _KIMI, "qwen.tiktoken": _QWEN}
+_BY_RANKS = {128_000: _LLAMA3, 200_000: _LLAMA4}
+_CLASSES = {"tiktoken.model": ("TikTokenTokenizer",), "qwen.tiktoken": ("QWenTokenizer",)}
+
+
+def is_ranks(beginning: bytes) -> bool:
+    """Return whether a file begins as a list of ranks does."""
+    return _LINE.match(beginning) is not None
+
+
+def read_tiktoken(path: Path, added: AddedTokens) -> str:
+    """The ``tokenizer.json`` of a file of ranks. Raises ``ModelError``."""
+    origin = str(path)
+    tokens = _ranks(path)
+    family = _family_of(path.name, len(tokens), added, origin)
+    listed = added.by_number
+    if family.special_tokens(len(tokens)) == [] and not listed:
+        raise ModelError(
+            f"{origin}: {family.name} special tokens are in added_tokens_decoder of "
+            f"tokenizer_config.json, which is missing there: download it too"
+        )
+    names = dict(enumerate(family.special_tokens(len(tokens)), len(tokens)))
+    names |= {number: token["content"] for number, token in listed.items()}
+    added.default(**{key: text for key, text in family.names if text in names.values()})
+    special = [(text, number) for number, text in sorted(names.items()) if number >= len(tokens)]
+    vocabulary, model = ranked_bytes(tokens, special, 0, origin)
+    for text, number in special:
+        listed.setdefault(number, entry(text, number))
+    every = added.joined(vocabulary, origin)
+    bos = added.token("bos_token") if added.flag("add_bos_token", family.begins) else None
+    if bos is not None and bos not in vocabulary:
+        raise ModelError(f"{origin}: has no token {bos[:40]!r}, with which its texts begin")
+    return tokenizer_json(
+        model,
+        added=every,
+        normalizer={"type": "NFC"} if family.normalises else None,
+        pre_tokenizer=split_by(family.pattern),
+        post_processor=with_ends(() if bos is None else (bos,), (), vocabulary),
+        decoder=byte_level(use_regex=False),
+    )
+
+
+def _family_of(name: str, ranks: int, added: AddedTokens, origin: str) -> _Family:
+    family = _BY_FILE.get(name) or _BY_RANKS.get(ranks)
+    kind = added.tokenizer_class
+    if family is None:
+        known = ", ".join(f"{one.name} with {number}" for number, one in _BY_RANKS.items())
+        raise ModelError(
+            f"{origin}: is a file of tiktoken with {ranks} ranks, and the rule by which its texts "
+            f"are split is unknown; known: {known}, and {', '.join(_BY_FILE)}"
+        )
+    if kind is not None and kind not in _CLASSES.get(name, (kind,)):
+        raise ModelError(
+            f"{origin}: tokenizer_class in tokenizer_config.json is {kind!r:.60}, whose rule for "
+            f"splitting texts is unknown; known: {', '.join(_CLASSES[name])}"
+        )
+    return family
+
+
+def _ranks(path: Path) -> Sequence[bytes]:
+    """The tokens in the order of their ranks."""
+    lines = read_text(path).split("\n")
+    tokens: dict[int, bytes] = {}
+    if len(lines) > MAX_TOKENS:
+        raise ModelError(f"{path}: has more than {MAX_TOKENS} tokens")
+    for number, line in enumerate(lines):
+        if not (line := line.strip()):
+            continue
+        text, _, rank = line.partition(" ")
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 9):
+            raise ModelError(f"{path}: line {number + 1} must be a token in base64 and its rank")
+        token = decode_token(text, int(rank), str(path))
+        if tokens.setdefault(int(rank), token) != token:
+            raise ModelError(f"{path}: two tokens have the rank {rank}")
+    missing = next((rank for rank in range(len(tokens)) if rank not in tokens), None)
+    if missing is not None:
+        raise ModelError(f"{path}: no token has the rank {missing}, but others have later ones")
+    return [tokens[rank] for rank in range(len(tokens))]
