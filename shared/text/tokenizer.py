@@ -19,6 +19,7 @@ from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
+from .literal_text import literal_tokenizer
 from .special_tokens import SpecialTokens, special_tokens
 from .tokenizer_files import TemplateText, TokenizerFiles
 
@@ -214,8 +215,7 @@ class Tokenizer:
         """
         with self._literal_lock:
             if self._literal is None:
-                self._literal = RawTokenizer.from_str(self._raw.to_str())
-                self._literal.encode_special_tokens = True
+                self._literal = literal_tokenizer(self._raw)
             return self._literal
 
     def _encode_guarded(self, rendered: str, guard: _Guard, most: int | None) -> list[int]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...errors import ModelError
 from ...version import install_command
@@ -39,6 +39,10 @@ _UNIGRAM, _BPE = 1, 2
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # Of all user-defined symbols, which become one pattern.
 _MAX_SYMBOLS = 1 << 20
+# Of spaces before the first word of a text.
+_MAX_STRIPPED = 64
+# A character that no text has, and that joins no other one.
+_BREAK = "\U000e0fff"
 # So much less probable than every piece is a byte, which only stands for what no piece has.
 _IMPROBABLE = 1e4
 
@@ -145,7 +149,7 @@ class _Model:
             normalizer=self._normalising(prefixed and everywhere),
             pre_tokenizer=_first_space() if prefixed and not everywhere else None,
             post_processor=with_ends(first, last, vocabulary),
-            decoder=_decoding(prefixed),
+            decoder=self._decoding(prefixed),
         )
 
     def _check_specs(self) -> None:
@@ -225,8 +229,8 @@ class _Model:
             if number not in listed and piece.kind in (_CONTROL, _UNKNOWN):
                 listed[number] = entry(piece.text, number)
             elif number not in listed and piece.kind == _USER_DEFINED:
-                normalized = self._is_normal(piece.text)
-                listed[number] = entry(piece.text, number, special=False, normalized=normalized)
+                normal = "".join(map(self._normalized, piece.text)) == piece.text
+                listed[number] = entry(piece.text, number, special=False, normalized=normal)
 
     def _merging(self, vocabulary: dict[str, int]) -> Step:
         normal = {piece.text for piece in self._pieces if piece.kind == _NORMAL}
@@ -278,7 +282,7 @@ class _Model:
         if trims:
             steps.append(replaced(rf"{SPACE}+\z", "", regex=True))
         if prefixed:
-            steps.append(self._prefixing())
+            steps += self._prefixing()
         return sequence("normalizers", steps)
 
     def _character_steps(self) -> list[Step]:
@@ -290,31 +294,55 @@ class _Model:
             if self._added.flag("do_lower_case", True):
                 steps.append({"type": "Lowercase"})
         if charsmap := self._normalizer.precompiled_charsmap:
+            # The library looks up graphemes, and drops the rest of one that only begins in the map:
+            # it gets characters. What the map has for several is composing, which NFC does too,
+            # unless several marks are in an unusual order.
             encoded = base64.b64encode(charsmap).decode()
-            steps.append({"type": "Precompiled", "precompiled_charsmap": encoded})
+            composes = self._normalized("e\u0301") == "\u00e9"
+            composing: list[Step] = [{"type": "NFC"}] if composes else []
+            steps += [
+                *composing,
+                replaced(r"(?<=[\s\S])(?=[^\x00-\x7f])", _BREAK, regex=True),
+                {"type": "Precompiled", "precompiled_charsmap": encoded},
+                replaced(_BREAK, ""),
+                *composing,
+            ]
         return steps
 
-    def _prefixing(self) -> Step:
+    def _decoding(self, prefixed: bool) -> Step:
+        steps: list[Step] = [
+            replaced(SPACE, " "),
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]
+        stripped = _MAX_STRIPPED if self._normalizer.remove_extra_whitespaces else int(prefixed)
+        if stripped:
+            steps.append({"type": "Strip", "content": " ", "start": stripped, "stop": 0})
+        return {"type": "Sequence", "decoders": steps}
+
+    def _prefixing(self) -> list[Step]:
         """A space before each text. The library normalises user-defined symbols too, before it
         looks for them: to a text that is just one of them, nothing is added."""
+        steps: list[Step] = [{"type": "Prepend", "prepend": SPACE}]
         symbols = [
             token["content"] for token in self._added.by_number.values() if token["normalized"]
         ]
         if sum(map(len, symbols)) > _MAX_SYMBOLS:
             raise self._invalid(f"has more than {_MAX_SYMBOLS} characters of user-defined symbols")
-        one_of = "|".join(map(re.escape, symbols))
-        but = rf"(?!(?:{one_of})\z)" if symbols else ""
-        return replaced(rf"\A{but}(?=[\s\S])", SPACE, regex=True)
+        if symbols:
+            one_of = "|".join(map(re.escape, symbols))
+            steps.append(replaced(rf"\A{SPACE}(?=(?:{one_of})\z)", "", regex=True))
+        return steps
 
-    def _is_normal(self, text: str) -> bool:
-        """Return whether the normalizer leaves a text as it is."""
+    def _normalized(self, text: str) -> str:
+        """What the map of characters makes of a text that is one grapheme."""
         from tokenizers import normalizers
 
-        if not self._normalizer.precompiled_charsmap:
-            return True
-        charsmap = normalizers.Precompiled(self._normalizer.precompiled_charsmap)
-        same: bool = charsmap.normalize_str(text) == text
-        return same
+        charsmap = self._normalizer.precompiled_charsmap
+        normalized: str = (
+            normalizers.Precompiled(charsmap).normalize_str(text) if charsmap else text
+        )
+        return normalized
 
     def _ends(self) -> tuple[Sequence[str], Sequence[str]]:
         """The special tokens before and after every text."""
@@ -352,17 +380,6 @@ def _parsed(path: Path) -> pb.ModelProto:
         raise ModelError(
             f"{path} is truncated or no SentencePiece model: delete it and download it again"
         ) from None
-
-
-def _decoding(prefixed: bool) -> Step:
-    steps: list[dict[str, Any]] = [
-        replaced(SPACE, " "),
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefixed:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {"type": "Sequence", "decoders": steps}
 
 
 def _first_space() -> Step:
