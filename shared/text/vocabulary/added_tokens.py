@@ -13,6 +13,7 @@ from .tokenizer_json import MAX_TOKENS, check_token
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 MORE = "additional_special_tokens"
+_NAMES = (*SPECIAL_NAMES, "mask_token")
 
 
 def entry(content: str, number: int, *, special: bool = True, **flags: bool) -> dict[str, Any]:
@@ -33,12 +34,12 @@ class AddedTokens:
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         named = read_json_object(folder / "special_tokens_map.json")
-        known = (*SPECIAL_NAMES, MORE)
+        known = (*_NAMES, MORE)
         self.config = {**{key: named[key] for key in known if key in named}, **config}
         self._place = folder / "tokenizer_config.json"
         self._special: dict[str, dict[str, bool]] = {}
         more = self.config.get(MORE)
-        for value in (*map(self.config.get, SPECIAL_NAMES), *(more if _is_list(more) else ())):
+        for value in (*map(self.config.get, _NAMES), *(more if _is_list(more) else ())):
             self._name(value)
         self.by_number: dict[int, dict[str, Any]] = {}
         decoder = self.config.get("added_tokens_decoder") or {}
@@ -59,7 +60,7 @@ class AddedTokens:
         for key, value in values.items():
             if self.config.get(key) is None:
                 self.config[key] = value
-                if key in SPECIAL_NAMES:
+                if key in _NAMES:
                     self._name(value)
 
     def token(self, name: str) -> str | None:

@@ -46,6 +46,7 @@ _ROBERTA = _Class(
     names=(
         *(("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")),
         *(("cls_token", "<s>"), ("sep_token", "</s>"), ("pad_token", "<pad>")),
+        ("mask_token", "<mask>"),
     ),
     first=("cls_token",),
     last=("sep_token",),

@@ -11,7 +11,13 @@ from .tokenizer_json import MAX_TOKENS, check_token, tokenizer_json, with_ends
 
 _PREFIX = "##"
 _MAX_WORD = 100
-_BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "pad_token": "[PAD]"}
+_BERT = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "cls_token": "[CLS]",
+    "pad_token": "[PAD]",
+    "mask_token": "[MASK]",
+}
 _MPNET = {
     "unk_token": "[UNK]",
     "sep_token": "</s>",
@@ -19,6 +25,7 @@ _MPNET = {
     "pad_token": "<pad>",
     "bos_token": "<s>",
     "eos_token": "</s>",
+    "mask_token": "<mask>",
 }
 _CLASSES = {
     "BertTokenizer": _BERT,
