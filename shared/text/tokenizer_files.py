@@ -69,6 +69,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     config = read_json_object(folder / "tokenizer_config.json")
     templates = _read_templates(folder, config)
     vocabulary = read_vocabulary(folder, config)
+    if not templates and vocabulary.template is not None:
+        templates = {DEFAULT: TemplateText(vocabulary.template, vocabulary.origin)}
     return TokenizerFiles(
         vocabulary.tokenizer,
         vocabulary.origin,

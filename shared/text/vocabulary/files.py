@@ -12,6 +12,7 @@ from ..model_files import read_text
 from .added_tokens import AddedTokens
 from .sentencepiece import read_sentencepiece
 from .tekken import Tekken
+from .tekken_chat import tekken_chat
 from .tiktoken import is_ranks, read_tiktoken
 from .vocab_json import read_vocab_json
 from .vocab_txt import read_vocab_txt
@@ -30,12 +31,13 @@ TOKENIZER_FILES = (*_IN_ORDER, "merges.txt", "added_tokens.json", "special_token
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """``tokenizer`` is the JSON of a ``tokenizer.json``, made of the file ``origin``; ``config`` is
-    that of the folder, with what the file says. ``version`` is that of Mistral's chats."""
+    that of the folder, with what the file says. ``template`` is that of chats whose form the file
+    names."""
 
     tokenizer: str
     origin: str
     config: Mapping[str, Any]
-    version: str | None = None
+    template: str | None = None
 
 
 def find_vocabulary(folder: Path) -> Path | None:
@@ -55,10 +57,11 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
     if path.name == TOKENIZER_JSON:
         return Vocabulary(read_text(path), str(path), config)
     added = AddedTokens(folder, config)
-    version = None
+    template = None
     if path.name == _TEKKEN:
         tekken = Tekken(path)
-        made, version = tekken.tokenizer_json(added), tekken.version
+        made = tekken.tokenizer_json(added)
+        template = tekken_chat(tekken.version, tekken.special)
     elif path.name in _TIKTOKEN or (path.name in _PIECES and is_ranks(_beginning(path))):
         made = read_tiktoken(path, added)
     elif path.name in _PIECES:
@@ -67,7 +70,7 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
         made = read_vocab_json(path, added)
     else:
         made = read_vocab_txt(path, added)
-    return Vocabulary(made, str(path), added.config, version)
+    return Vocabulary(made, str(path), added.config, template)
 
 
 def _beginning(path: Path) -> bytes:
