@@ -28,7 +28,7 @@ class TokenizerFiles:
     """``tokenizer`` is the JSON of a ``tokenizer.json``, which ``origin`` names in error messages.
     ``config`` and ``generation_config`` are the contents of ``tokenizer_config.json`` and
     ``generation_config.json``. ``tool_template`` is that of chats with tools, if they have one of
-    their own."""
+    their own, and ``more_templates`` are used by their names only."""
 
     tokenizer: str
     origin: str
@@ -36,6 +36,12 @@ class TokenizerFiles:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     template: TemplateText | None = None
     tool_template: TemplateText | None = None
+    more_templates: Mapping[str, TemplateText] = field(default_factory=dict)
+
+    def templates(self) -> dict[str, TemplateText]:
+        """All chat templates by their names."""
+        both = {DEFAULT: self.template, TOOL_USE: self.tool_template}
+        return {**self.more_templates, **{name: one for name, one in both.items() if one}}
 
     def vocabulary(self) -> dict[str, int]:
         """The number of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
@@ -76,8 +82,9 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         vocabulary.origin,
         vocabulary.config,
         read_json_object(folder / "generation_config.json"),
-        templates.get(DEFAULT),
-        templates.get(TOOL_USE),
+        templates.pop(DEFAULT, None),
+        templates.pop(TOOL_USE, None),
+        templates,
     )
 
 

@@ -14,6 +14,7 @@ from ..models.weight_names import WeightNames, with_short_names
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from ..text.vocabulary.files import TOKENIZER_JSON
 from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ class SafetensorsFolder:
     def end_tokens(self) -> list[int]:
         """See ``WeightSource``. Those of ``tokenizer_config.json``, read as plain JSON: loading a
         tokenizer takes longer than everything else that a head does before its ranks start."""
-        named, listed = self.path / "tokenizer_config.json", self.path / "tokenizer.json"
-        if not named.is_file() or not listed.is_file():
+        named, listed = self.path / "tokenizer_config.json", self.path / TOKENIZER_JSON
+        if not listed.is_file():
+            return self._end_tokens_of_other_files()
+        if not named.is_file():
             return []
         text = special_tokens(read_json(named)).get("eos_token")
         added = None if text is None else read_json(listed).get("added_tokens")
@@ -115,6 +118,16 @@ class SafetensorsFolder:
             return part[first:end] if dim == 0 else part[:, first:end]
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from error
+
+    def _end_tokens_of_other_files(self) -> list[int]:
+        """Those of a tokenizer that has to be made first; none if it cannot be, since an engine
+        takes token ids without any."""
+        try:
+            files = read_tokenizer_files(self.path)
+        except ModelError:
+            return []
+        number = files.added_tokens().get(special_tokens(files.config).get("eos_token", ""))
+        return [] if number is None else [number]
 
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(name)

@@ -43,8 +43,8 @@ _MAX_SYMBOLS = 1 << 20
 _MAX_STRIPPED = 64
 # A character that no text has, and that joins no other one.
 _BREAK = "\U000e0fff"
-# So much less probable than every piece is a byte, which only stands for what no piece has.
-_IMPROBABLE = 1e4
+# Characters that the map of most models composes.
+_COMPOSED = {"e\u0301": "\u00e9", "a\u0302": "\u00e2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,10 @@ class _Model:
             model,
             added=tokens,
             normalizer=self._normalising(prefixed and everywhere),
-            pre_tokenizer=_first_space() if prefixed and not everywhere else None,
+            pre_tokenizer=sequence(
+                "pretokenizers",
+                [*(_first_space() if prefixed and not everywhere else ()), *self._dividing()],
+            ),
             post_processor=with_ends(first, last, vocabulary),
             decoder=self._decoding(prefixed),
         )
@@ -261,17 +264,27 @@ class _Model:
             )
         scores = {piece.text: piece.score for piece in self._pieces if piece.kind == _NORMAL}
         lowest = min(scores.values(), default=0.0)
-        # The library finds any piece in a text, also those that SentencePiece never does.
-        improbable = {p.text: lowest - _IMPROBABLE for p in self._pieces if p.kind == _BYTE}
         return {
             "type": "Unigram",
             "unk_id": self._numbers[self._unknown],
             "vocab": [
-                (texts[number], scores.get(texts[number], improbable.get(texts[number], lowest)))
-                for number in range(len(texts))
+                (texts[number], scores.get(texts[number], lowest)) for number in range(len(texts))
             ],
             "byte_fallback": self._has_bytes,
         }
+
+    def _dividing(self) -> list[Step]:
+        """Divide what looks like a byte: the library would find its piece in a text."""
+        if not self._has_bytes or self._trainer.model_type != _UNIGRAM:
+            return []
+        return [
+            {
+                "type": "Split",
+                "pattern": {"Regex": "(?<=<)0(?=x[0-9A-F]{2}>)"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        ]
 
     def _normalising(self, prefixed: bool) -> Step | None:
         steps = self._character_steps()
@@ -298,7 +311,7 @@ class _Model:
             # it gets characters. What the map has for several is composing, which NFC does too,
             # unless several marks are in an unusual order.
             encoded = base64.b64encode(charsmap).decode()
-            composes = self._normalized("e\u0301") == "\u00e9"
+            composes = all(self._normalized(text) == one for text, one in _COMPOSED.items())
             composing: list[Step] = [{"type": "NFC"}] if composes else []
             steps += [
                 *composing,
@@ -382,7 +395,7 @@ def _parsed(path: Path) -> pb.ModelProto:
         ) from None
 
 
-def _first_space() -> Step:
+def _first_space() -> list[Step]:
     """A space before the first text. ``Metaspace`` adds none before the character that it writes
     for one: the first step writes a space for it, and the second what stands for a space."""
 
@@ -394,7 +407,4 @@ def _first_space() -> Step:
             "split": False,
         }
 
-    return {
-        "type": "Sequence",
-        "pretokenizers": [metaspace(" ", "first"), metaspace(SPACE, "never")],
-    }
+    return [metaspace(" ", "first"), metaspace(SPACE, "never")]

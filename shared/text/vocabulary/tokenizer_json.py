@@ -70,9 +70,13 @@ def merges_by_rank(ranked: Iterable[str], vocabulary: Mapping[str, int]) -> list
     """
     merges: list[Merge] = []
     for token in ranked:
-        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
-        pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        pairs = [
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in vocabulary and token[cut:] in vocabulary
+        ]
+        if len(pairs) > 1:
+            pairs.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
         merges += pairs
         if len(merges) > MAX_MERGES:
             raise ValueError(f"its tokens are made of others in more than {MAX_MERGES} ways")
