@@ -19,6 +19,7 @@ from ...errors import ModelError
 from ...version import install_command
 from ..model_files import read_bytes
 from .added_tokens import AddedTokens, entry
+from .charsmap import check_charsmap
 from .tokenizer_json import (
     SPACE,
     Step,
@@ -163,6 +164,9 @@ class _Model:
             raise self._invalid("has spaces after words (treat_whitespace_as_suffix); unsupported")
         if not self._normalizer.escape_whitespaces:
             raise self._invalid("does not escape spaces (escape_whitespaces); unsupported")
+        charsmap = self._normalizer.precompiled_charsmap
+        if charsmap and (problem := check_charsmap(charsmap)):
+            raise self._invalid(f"its precompiled_charsmap {problem}")
 
     def _class_of(self) -> _Class:
         name = self._added.tokenizer_class
