@@ -98,7 +98,8 @@ async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) ->
     config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = await load_tokenizer(folder, 0, RouterOptions(chat_template="rag"))
-    for tools in (None, [{}]):
+    options: list[Any] = [None, [{}]]
+    for tools in options:
         assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == "stop hi"
     with pytest.raises(ModelError, match=r"'tag' is neither a file nor .* has: default, rag, tool"):
         await load_tokenizer(folder, 0, RouterOptions(chat_template="tag"))

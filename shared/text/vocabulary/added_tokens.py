@@ -39,7 +39,7 @@ class AddedTokens:
         self._place = folder / "tokenizer_config.json"
         self._special: dict[str, dict[str, bool]] = {}
         more = self.config.get(MORE)
-        for value in (*map(self.config.get, _NAMES), *(more if _is_list(more) else ())):
+        for value in [*map(self.config.get, _NAMES), *(more if isinstance(more, list) else [])]:
             self._name(value)
         self.by_number: dict[int, dict[str, Any]] = {}
         decoder = self.config.get("added_tokens_decoder") or {}
@@ -138,6 +138,3 @@ class AddedTokens:
             f"{path or self._place}: the added token {key!r:.40} must have a number and a text"
         )
 
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)

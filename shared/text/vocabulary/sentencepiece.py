@@ -221,14 +221,14 @@ class _Model:
     def _name_special_tokens(self) -> None:
         """Enter what ``tokenizer_config.json`` may leave out."""
         trainer, names = self._trainer, dict(self._class.names)
-        for key, piece in (
+        for key, text in (
             ("bos_token", trainer.bos_piece),
             ("eos_token", trainer.eos_piece),
             ("pad_token", trainer.pad_piece),
         ):
-            names.setdefault(key, piece.decode(errors="replace"))
+            names.setdefault(key, text.decode(errors="replace"))
         names.setdefault("unk_token", self._unknown)
-        self._added.default(**{key: text for key, text in names.items() if text in self._numbers})
+        self._added.default(**{key: name for key, name in names.items() if name in self._numbers})
         listed = self._added.by_number
         for number, token in listed.items():
             listed[number] = token | {"normalized": False}

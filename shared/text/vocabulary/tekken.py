@@ -42,9 +42,10 @@ class Tekken:
             raise self._invalid("config is missing")
         self._config = config
         self.version = str(config.get("version"))[:40]
-        self._pattern = config.get("pattern")
-        if not isinstance(self._pattern, str):
+        pattern = config.get("pattern")
+        if not isinstance(pattern, str):
             raise self._invalid("config.pattern is missing")
+        self._pattern = pattern
         specials = self._number("default_num_special_tokens")
         size = self._number("default_vocab_size")
         if size <= specials:
@@ -90,7 +91,7 @@ class Tekken:
             raise self._invalid("special_tokens must be a list")
         texts: dict[int, str] = {}
         for one in listed:
-            rank = one.get("rank") if isinstance(one, Mapping) else None
+            rank: Any = one.get("rank") if isinstance(one, Mapping) else None
             text = one.get("token_str") if isinstance(one, Mapping) else None
             if not _is_number(rank) or not 0 <= rank < count or not isinstance(text, str):
                 raise self._invalid(
@@ -114,7 +115,7 @@ class Tekken:
         return decode_token(text, rank, self._origin)
 
     def _number(self, key: str) -> int:
-        value = self._config.get(key)
+        value: Any = self._config.get(key)
         if not _is_number(value) or not 0 <= value <= MAX_TOKENS:
             raise self._invalid(f"config.{key} is {value!r:.40}; it must be a number of tokens")
         number: int = value

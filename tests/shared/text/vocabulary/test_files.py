@@ -227,7 +227,7 @@ def _tekken(changes: dict[str, Any], config: dict[str, Any]) -> bytes:
 def _pieces(pieces: list[tuple[bytes, float, int]]) -> bytes:
     proto = pb.ModelProto()
     for text, score, kind in pieces:
-        proto.pieces.add(piece=text, score=score, type=kind)  # type: ignore[arg-type]
+        proto.pieces.add(piece=text, score=score, type=kind)
     return proto.SerializeToString()
 
 

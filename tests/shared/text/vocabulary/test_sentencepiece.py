@@ -35,7 +35,7 @@ def made(folder: Path, *pieces: tuple[str, float, int], **trainer: Any) -> Path:
     """A folder with a model of a few pieces."""
     proto = pb.ModelProto()
     for text, score, kind in pieces:
-        proto.pieces.add(piece=text.encode(), score=score, type=kind)  # type: ignore[arg-type]
+        proto.pieces.add(piece=text.encode(), score=score, type=kind)
     proto.trainer_spec.model_type = pb.TrainerSpec.BPE
     for key, value in trainer.items():
         setattr(proto.trainer_spec, key, value)
