@@ -137,4 +137,3 @@ class AddedTokens:
         return ModelError(
             f"{path or self._place}: the added token {key!r:.40} must have a number and a text"
         )
-

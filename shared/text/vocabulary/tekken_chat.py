@@ -114,12 +114,7 @@ _TEMPLATE = r"""
     {%- set said = namespace(before='', text='', calls=[]) -%}
     {%- for message in group.messages -%}
       {%- set between = '\n\n' if said.text else '' -%}
-      {%- if thinks and message.thinking -%}
-        {%- set said.before = said.before ~ said.text ~ '[THINK]' ~ message.thinking -%}
-        {%- set said.before = said.before ~ '[/THINK]' -%}
-        {%- set said.text, between = '', '' -%}
-      {%- endif -%}
-      {%- if text(message.content) -%}
+@THINKING@      {%- if text(message.content) -%}
         {%- set said.text = said.text ~ between ~ text(message.content) -%}
       {%- endif -%}
       {%- set said.calls = said.calls + (message.tool_calls or []) -%}
@@ -170,6 +165,15 @@ _TEMPLATE = r"""
 {%- endfor -%}
 """
 
+# Shown only by templates of models that have the two tokens: templates also say what is parsed.
+_THINKING = r"""
+      {%- if message.thinking -%}
+        {%- set said.before = said.before ~ said.text ~ '[THINK]' ~ message.thinking -%}
+        {%- set said.before = said.before ~ '[/THINK]' -%}
+        {%- set said.text, between = '', '' -%}
+      {%- endif -%}
+"""
+
 
 def tekken_chat(version: str, special: Collection[str]) -> str | None:
     """The chat template of a version with these special tokens; ``None`` if its chats are
@@ -177,5 +181,6 @@ def tekken_chat(version: str, special: Collection[str]) -> str | None:
     number = VERSIONS.get(version)
     if number is None:
         return None
-    thinks = "true" if number >= 13 and "[THINK]" in special else "false"
-    return f"{{%- set version, thinks = {number}, {thinks} -%}}{_TEMPLATE}".rstrip()
+    thinks = number >= 13 and {"[THINK]", "[/THINK]"} <= {*special}
+    template = _TEMPLATE.replace("@THINKING@", _THINKING if thinks else "")
+    return f"{{%- set version = {number} -%}}{template}".rstrip()
