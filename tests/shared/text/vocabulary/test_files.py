@@ -107,6 +107,13 @@ def test_a_node_knows_the_token_that_ends_a_text(tmp_path: Path, name: str, end:
     assert SafetensorsFolder(tmp_path).end_tokens() == end
 
 
+def test_the_number_in_the_configuration_is_enough(tmp_path: Path) -> None:
+    added = {"7": {"content": "<|end|>"}}
+    config = {"eos_token": "<|end|>", "added_tokens_decoder": added}
+    write(tmp_path, tokenizer_config_dot_json=config, tokenizer_dot_model=b"?")
+    assert SafetensorsFolder(tmp_path).end_tokens() == [7]
+
+
 def test_a_node_runs_without_a_tokenizer(tmp_path: Path) -> None:
     assert SafetensorsFolder(tmp_path).end_tokens() == []
     (tmp_path / "tokenizer.model").write_bytes(b"?")
