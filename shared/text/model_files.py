@@ -9,18 +9,19 @@ from typing import Any
 from ..errors import ModelError
 from .lfs_pointer import LFS_POINTER, LFS_REMEDY
 
-# Four times the largest tokenizer.json that is published.
-MAX_BYTES = 128 << 20
+# Of a file that becomes many objects; the largest tekken.json has 19 MiB.
+MAX_BYTES = 32 << 20
+# Of a tokenizer.json, which is four times the largest one that is published.
+MAX_TOKENIZER_JSON = 128 << 20
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a file. Raises ``ModelError`` if it is too large, or not the file itself."""
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
+        if size > most:
             raise ModelError(
-                f"{path} has {size >> 20} MiB; such a file of a tokenizer has at most "
-                f"{MAX_BYTES >> 20} MiB"
+                f"{path} has {size >> 20} MiB; such a file of a model has at most {most >> 20} MiB"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -30,10 +31,10 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
     """The text of a file, with line ends as they are. Raises ``ModelError``."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8: {error}") from error
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
-from ..model_files import read_text
+from ..model_files import MAX_TOKENIZER_JSON, read_text
 from .added_tokens import AddedTokens
 from .sentencepiece import read_sentencepiece
 from .tekken import Tekken
@@ -55,7 +55,7 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
             f"it too (one of {', '.join(_IN_ORDER)})"
         )
     if path.name == TOKENIZER_JSON:
-        return Vocabulary(read_text(path), str(path), config)
+        return Vocabulary(read_text(path, MAX_TOKENIZER_JSON), str(path), config)
     added = AddedTokens(folder, config)
     template = None
     if path.name == _TEKKEN:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _UNIGRAM, _BPE = 1, 2
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# Three times the largest model that is published; a piece may take two bytes of it.
+_MAX_BYTES = 16 << 20
 # Of all user-defined symbols, which become one pattern.
 _MAX_SYMBOLS = 1 << 20
 # Of spaces before the first word of a text.
@@ -392,7 +394,7 @@ def _parsed(path: Path) -> pb.ModelProto:
             f"{install_command('serve')}"
         ) from None
     try:
-        return pb.ModelProto.FromString(read_bytes(path))
+        return pb.ModelProto.FromString(read_bytes(path, _MAX_BYTES))
     except DecodeError:
         raise ModelError(
             f"{path} is truncated or no SentencePiece model: delete it and download it again"
