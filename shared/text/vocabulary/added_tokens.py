@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
 from ..model_files import read_json_object
 from ..special_tokens import SPECIAL_NAMES
-from .tokenizer_json import MAX_TOKENS, check_token
+from .tokenizer_json import MAX_TOKENS, Step, check_token, with_ends
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 MORE = "additional_special_tokens"
@@ -87,16 +87,21 @@ class AddedTokens:
         return None if value is None else value.removesuffix("Fast")
 
     def joined(self, vocabulary: dict[str, int], origin: str) -> list[dict[str, Any]]:
-        """The added tokens, with those of the ``vocabulary`` that the config only names. The
-        others enter it. Raises ``ModelError`` if the two contradict each other."""
+        """The added tokens, with those of the ``vocabulary`` that the config only names. Others
+        enter it only if there is a gap before them: the library numbers those that follow it, and
+        a few models have some beyond their embedding.
+
+        Raises ``ModelError`` if the two contradict each other.
+        """
         contents = {number: content for content, number in vocabulary.items()}
         for content, flags in self._special.items():
             number = vocabulary.get(content)
             if number is not None and number not in self.by_number:
                 self.by_number[number] = entry(content, number, **flags)
+        numbers = dict(vocabulary)
         for number, token in self.by_number.items():
             content = token["content"]
-            if (other := vocabulary.get(content, number)) != number:
+            if (other := numbers.setdefault(content, number)) != number:
                 raise ModelError(
                     f"{self._place}: {content[:40]!r} is added as token {number}, and is token "
                     f"{other} of {origin}"
@@ -106,8 +111,29 @@ class AddedTokens:
                     f"{self._place}: {content[:40]!r} is added as token {number}, which is "
                     f"{other[:40]!r} in {origin}"
                 )
-            vocabulary[content] = number
+        if len(numbers) != 1 + max(numbers.values(), default=-1):
+            vocabulary |= numbers
         return [self.by_number[number] for number in sorted(self.by_number)]
+
+    def ends(
+        self, first: Sequence[str], last: Sequence[str], vocabulary: Mapping[str, int], origin: str
+    ) -> Step | None:
+        """The step that puts special tokens around every text, given the names of those before
+        and after it. Raises ``ModelError`` for one that there is not."""
+        ids = {token["content"]: token["id"] for token in self.by_number.values()} | {**vocabulary}
+        texts = {name: self.token(name) for name in (*first, *last)}
+        for name, text in texts.items():
+            if text is None or text not in ids:
+                shown = "none" if text is None else repr(text[:40])
+                raise ModelError(
+                    f"{origin}: the {name}, with which its texts begin or end, is {shown}, which "
+                    f"is no token"
+                )
+        return with_ends(
+            [text for name in first if (text := texts[name])],
+            [text for name in last if (text := texts[name])],
+            ids,
+        )
 
     def _name(self, value: Any) -> None:
         if isinstance(value, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ...errors import ModelError
 from ..detokenize import BYTE_LEVEL
@@ -36,28 +36,21 @@ def lacks_bytes(vocabulary: Mapping[str, int]) -> bool:
     return not BYTE_LEVEL.keys() <= vocabulary.keys()
 
 
-def ranked_bytes(
-    tokens: Sequence[bytes], special: Iterable[tuple[str, int]], first: int, origin: str
-) -> tuple[dict[str, int], Step]:
+def ranked_bytes(tokens: Sequence[bytes], first: int, origin: str) -> tuple[dict[str, int], Step]:
     """The vocabulary and the model of tiktoken's encoding: tokens in the order of their ranks, the
-    first of which has the number ``first``, and ``special`` tokens. Raises ``ModelError``."""
-    ranks = {spelled(token): first + rank for rank, token in enumerate(tokens)}
-    if len(ranks) != len(tokens):
-        seen: set[bytes] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-        raise ModelError(f"{origin}: the token {twice[:40]!r} occurs twice")
-    if lacks_bytes(ranks):
+    first of which has the number ``first``. What the vocabulary gets later is the model's too.
+
+    Raises ``ModelError``.
+    """
+    vocabulary: dict[str, int] = {}
+    for number, token in enumerate(tokens, first):
+        if vocabulary.setdefault(spelled(token), number) != number:
+            raise ModelError(f"{origin}: the token {token[:40]!r} occurs twice")
+    if lacks_bytes(vocabulary):
         raise ModelError(f"{origin}: not every byte is a token, so not every text can be encoded")
     try:
-        merges = merges_by_rank(ranks, ranks)
+        merges = merges_by_rank(vocabulary, vocabulary)
     except ValueError as error:
         raise ModelError(f"{origin}: {error}") from None
-    vocabulary = dict(ranks)
-    for token, number in special:
-        if token in vocabulary:
-            raise ModelError(
-                f"{origin}: tokens {vocabulary[token]} and {number} are the same, {token[:40]!r}"
-            )
-        vocabulary[token] = number
     # A part of a text that is a token is that token, whatever its merges would make of it.
     return vocabulary, byte_pairs(vocabulary, merges, ignore_merges=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +28,6 @@ from .tokenizer_json import (
     replaced,
     sequence,
     tokenizer_json,
-    with_ends,
 )
 
 if TYPE_CHECKING:
@@ -140,12 +138,6 @@ class _Model:
             if self._trainer.model_type == _BPE
             else self._unigram(vocabulary)
         )
-        first, last = self._ends()
-        for token in (*first, *last):
-            if token not in vocabulary:
-                raise self._invalid(
-                    f"has no token {token[:40]!r}, which its texts begin or end with"
-                )
         return tokenizer_json(
             model,
             added=tokens,
@@ -154,7 +146,7 @@ class _Model:
                 "pretokenizers",
                 [*(_first_space() if prefixed and not everywhere else ()), *self._dividing()],
             ),
-            post_processor=with_ends(first, last, vocabulary),
+            post_processor=self._ends(vocabulary),
             decoder=self._decoding(prefixed),
         )
 
@@ -235,11 +227,12 @@ class _Model:
         for number, token in listed.items():
             listed[number] = token | {"normalized": False}
         for number, piece in enumerate(self._pieces):
-            if number not in listed and piece.kind in (_CONTROL, _UNKNOWN):
-                listed[number] = entry(piece.text, number)
-            elif number not in listed and piece.kind == _USER_DEFINED:
+            if piece.kind == _USER_DEFINED:
+                token = listed.setdefault(number, entry(piece.text, number, special=False))
                 normal = "".join(map(self._normalized, piece.text)) == piece.text
-                listed[number] = entry(piece.text, number, special=False, normalized=normal)
+                listed[number] = token | {"normalized": normal and not token["special"]}
+            elif piece.kind in (_CONTROL, _UNKNOWN):
+                listed.setdefault(number, entry(piece.text, number))
 
     def _merging(self, vocabulary: dict[str, int]) -> Step:
         normal = {piece.text for piece in self._pieces if piece.kind == _NORMAL}
@@ -363,21 +356,14 @@ class _Model:
         )
         return normalized
 
-    def _ends(self) -> tuple[Sequence[str], Sequence[str]]:
+    def _ends(self, vocabulary: dict[str, int]) -> Step | None:
         """The special tokens before and after every text."""
         first, last = self._class.first, self._class.last
         if self._class.bos is not None:
             first = ("bos_token",) if self._added.flag("add_bos_token", self._class.bos) else ()
         if self._class.eos is not None:
             last = ("eos_token",) if self._added.flag("add_eos_token", self._class.eos) else ()
-        return self._texts(first), self._texts(last)
-
-    def _texts(self, names: Sequence[str]) -> list[str]:
-        texts = [self._added.token(name) for name in names]
-        for name, text in zip(names, texts, strict=True):
-            if text is None:
-                raise self._invalid(f"has no {name}, with which its texts begin or end")
-        return [text for text in texts if text is not None]
+        return self._added.ends(first, last, vocabulary, self._origin)
 
     def _invalid(self, problem: str) -> ModelError:
         return ModelError(f"{self._origin}: {problem}")

@@ -17,7 +17,6 @@ from .tokenizer_json import (
     check_token,
     split_by,
     tokenizer_json,
-    with_ends,
 )
 
 _BOS = "<s>"
@@ -62,23 +61,21 @@ class Tekken:
         """The whole ``tokenizer.json``. Special tokens come first."""
         names = {"bos_token": _BOS, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
         added.default(**{key: text for key, text in names.items() if text in self.special})
-        vocabulary, model = ranked_bytes(
-            self._tokens,
-            ((text, number) for number, text in enumerate(self.special)),
-            len(self.special),
-            self._origin,
-        )
+        vocabulary, model = ranked_bytes(self._tokens, len(self.special), self._origin)
         for number, text in enumerate(self.special):
+            if text in vocabulary:
+                raise self._invalid(
+                    f"tokens {vocabulary[text]} and {number} are the same, {text[:40]!r}"
+                )
+            vocabulary[text] = number
             added.by_number.setdefault(number, entry(text, number))
         tokens = added.joined(vocabulary, self._origin)
-        first = (_BOS,) if added.flag("add_bos_token", _BOS in vocabulary) else ()
-        if first and _BOS not in vocabulary:
-            raise self._invalid(f"has no token {_BOS!r}, with which its texts begin")
+        first = ("bos_token",) if added.flag("add_bos_token", _BOS in self.special) else ()
         return tokenizer_json(
             model,
             added=tokens,
             pre_tokenizer=split_by(self._pattern),
-            post_processor=with_ends(first, (), vocabulary),
+            post_processor=added.ends(first, (), vocabulary, self._origin),
             decoder=byte_level(use_regex=False),
         )
 

@@ -14,28 +14,19 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_files import read_text
+from . import patterns
 from .added_tokens import AddedTokens, entry
 from .byte_spelling import decode_token, ranked_bytes
-from .tokenizer_json import MAX_TOKENS, byte_level, split_by, tokenizer_json, with_ends
+from .tokenizer_json import MAX_TOKENS, byte_level, split_by, tokenizer_json
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
-_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-
-
-def _cased(but: str, after: str) -> str:
-    """Words whose capitals come first."""
-    upper, lower = f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
-    before = r"[^\r\n\p{L}\p{N}]?"
-    return f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """``special`` tokens follow the ranks, and then those that ``reserved`` names by its ``base``:
-    its number among all tokens, or among the reserved ones; ``specials`` is how many there are."""
+    """After the ranks come ``specials`` tokens: those in ``special``, and others that ``reserved``
+    names by their numbers among all tokens, or ``counted_from`` a number. ``names`` are what
+    ``tokenizer_config.json`` may leave out."""
 
     name: str
     pattern: str
@@ -57,13 +48,13 @@ class _Family:
 
 _KIMI = _Family(
     "Kimi's and Moonlight's",
-    "|".join((r"[\p{Han}]+", _cased(r"&&[^\p{Han}]", f"{_SHORTENED}?"), r"\p{N}{1,3}", _REST)),
+    patterns.KIMI,
     specials=256,
     reserved="<|reserved_token_{}|>",
 )
 _QWEN = _Family(
     "Qwen's",
-    rf"{_SHORTENED}|{_WORD}|\p{{N}}|{_REST}",
+    patterns.QWEN,
     special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     specials=208,
     reserved="<|extra_{}|>",
@@ -73,7 +64,7 @@ _QWEN = _Family(
 )
 _LLAMA3 = _Family(
     "Llama 3's",
-    rf"{_SHORTENED}|{_WORD}|\p{{N}}{{1,3}}|{_REST}",
+    patterns.LLAMA3,
     special=(
         "<|begin_of_text|>",
         "<|end_of_text|>",
@@ -96,8 +87,7 @@ _LLAMA3 = _Family(
 )
 _LLAMA4 = _Family(
     "Llama 4's",
-    _cased("", f"{_SHORTENED}?")
-    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    patterns.LLAMA4,
     names=(("bos_token", "<|begin_of_text|>"), ("eos_token", "<|end_of_text|>")),
     begins=True,
 )
@@ -118,28 +108,28 @@ def read_tiktoken(path: Path, added: AddedTokens) -> str:
     tokens = _ranks(path)
     family = _family_of(path.name, len(tokens), added, origin)
     listed = added.by_number
-    if family.special_tokens(len(tokens)) == [] and not listed:
+    special = family.special_tokens(len(tokens))
+    if not special and not listed:
         raise ModelError(
             f"{origin}: {family.name} special tokens are in added_tokens_decoder of "
             f"tokenizer_config.json, which is missing there: download it too"
         )
-    names = dict(enumerate(family.special_tokens(len(tokens)), len(tokens)))
-    names |= {number: token["content"] for number, token in listed.items()}
-    added.default(**{key: text for key, text in family.names if text in names.values()})
-    special = [(text, number) for number, text in sorted(names.items()) if number >= len(tokens)]
-    vocabulary, model = ranked_bytes(tokens, special, 0, origin)
-    for text, number in special:
-        listed.setdefault(number, entry(text, number))
+    # A configuration may give a family's names to other numbers.
+    given = {token["content"] for token in listed.values()}
+    for number, text in enumerate(special, len(tokens)):
+        if number not in listed and text not in given:
+            listed[number] = entry(text, number)
+    known = {token["content"] for token in listed.values()}
+    added.default(**{key: text for key, text in family.names if text in known})
+    vocabulary, model = ranked_bytes(tokens, 0, origin)
     every = added.joined(vocabulary, origin)
-    bos = added.token("bos_token") if added.flag("add_bos_token", family.begins) else None
-    if bos is not None and bos not in vocabulary:
-        raise ModelError(f"{origin}: has no token {bos[:40]!r}, with which its texts begin")
+    first = ("bos_token",) if added.flag("add_bos_token", family.begins) else ()
     return tokenizer_json(
         model,
         added=every,
         normalizer={"type": "NFC"} if family.normalises else None,
         pre_tokenizer=split_by(family.pattern),
-        post_processor=with_ends(() if bos is None else (bos,), (), vocabulary),
+        post_processor=added.ends(first, (), vocabulary, origin),
         decoder=byte_level(use_regex=False),
     )
 

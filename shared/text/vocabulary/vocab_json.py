@@ -7,25 +7,20 @@ from pathlib import Path
 
 from ...errors import ModelError
 from ..model_files import read_json_object, read_text
+from . import patterns
 from .added_tokens import AddedTokens
 from .byte_spelling import lacks_bytes
 from .tokenizer_json import (
     MAX_MERGES,
     MAX_TOKENS,
     Merge,
-    Step,
     byte_level,
     byte_pairs,
     check_token,
     split_by,
     tokenizer_json,
-    with_ends,
 )
 
-_QWEN2_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _END = "<|endoftext|>"
 
 
@@ -56,7 +51,7 @@ _CLASSES = {
     "CodeGenTokenizer": _GPT2,
     "Qwen2Tokenizer": _Class(
         names=(("eos_token", _END), ("pad_token", _END), ("unk_token", _END)),
-        pattern=_QWEN2_PATTERN,
+        pattern=patterns.QWEN,
         normalises=True,
     ),
     "RobertaTokenizer": _ROBERTA,
@@ -77,6 +72,8 @@ def read_vocab_json(path: Path, added: AddedTokens) -> str:
         unknown = None
     if unknown is None and lacks_bytes(vocabulary):
         raise ModelError(f"{path}: not every byte is a token, and no token stands for the others")
+    first = kind.first or (("bos_token",) if added.flag("add_bos_token", False) else ())
+    last = kind.last or (("eos_token",) if added.flag("add_eos_token", False) else ())
     spaced = added.flag("add_prefix_space", False)
     return tokenizer_json(
         byte_pairs(vocabulary, merges, unk_token=unknown),
@@ -87,7 +84,7 @@ def read_vocab_json(path: Path, added: AddedTokens) -> str:
             if kind.pattern is None
             else split_by(kind.pattern)
         ),
-        post_processor=_ends(path, kind, added, vocabulary),
+        post_processor=added.ends(first, last, vocabulary, str(path)),
         decoder=byte_level(use_regex=True),
     )
 
@@ -138,17 +135,3 @@ def _merges(path: Path, vocabulary: dict[str, int]) -> list[Merge]:
         if len(merges) > MAX_MERGES:
             raise ModelError(f"{path}: has more than {MAX_MERGES} merges")
     return merges
-
-
-def _ends(path: Path, kind: _Class, added: AddedTokens, vocabulary: dict[str, int]) -> Step | None:
-    first = kind.first or (("bos_token",) if added.flag("add_bos_token", False) else ())
-    last = kind.last or (("eos_token",) if added.flag("add_eos_token", False) else ())
-    texts = {name: added.token(name) for name in (*first, *last)}
-    for name, text in texts.items():
-        if text is None or text not in vocabulary:
-            raise ModelError(f"{path}: has no {name}, with which its texts begin or end")
-    return with_ends(
-        [text for name in first if (text := texts[name])],
-        [text for name in last if (text := texts[name])],
-        vocabulary,
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...errors import ModelError
 from ..model_files import read_text
 from .added_tokens import AddedTokens
-from .tokenizer_json import MAX_TOKENS, check_token, tokenizer_json, with_ends
+from .tokenizer_json import MAX_TOKENS, check_token, tokenizer_json
 
 _PREFIX = "##"
 _MAX_WORD = 100
@@ -50,15 +50,14 @@ def read_vocab_txt(path: Path, added: AddedTokens) -> str:
     vocabulary = _vocabulary(path)
     added.default(**{key: text for key, text in _CLASSES[name].items() if text in vocabulary})
     tokens = added.joined(vocabulary, str(path))
-    needed = {key: added.token(key) for key in ("unk_token", "cls_token", "sep_token")}
-    texts = {key: text for key, text in needed.items() if text is not None and text in vocabulary}
-    if lacking := needed.keys() - texts.keys():
-        raise ModelError(f"{path}: has no {min(lacking)}")
+    unknown = added.token("unk_token")
+    if unknown not in vocabulary:
+        raise ModelError(f"{path}: has no unk_token")
     accents = added.config.get("strip_accents")
     return tokenizer_json(
         {
             "type": "WordPiece",
-            "unk_token": texts["unk_token"],
+            "unk_token": unknown,
             "continuing_subword_prefix": _PREFIX,
             "max_input_chars_per_word": _MAX_WORD,
             "vocab": vocabulary,
@@ -72,7 +71,7 @@ def read_vocab_txt(path: Path, added: AddedTokens) -> str:
             "lowercase": added.flag("do_lower_case", True),
         },
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=with_ends((texts["cls_token"],), (texts["sep_token"],), vocabulary),
+        post_processor=added.ends(("cls_token",), ("sep_token",), vocabulary, str(path)),
         decoder={"type": "WordPiece", "prefix": _PREFIX, "cleanup": True},
     )
 

@@ -102,6 +102,28 @@ def test_user_defined_symbols_are_no_boundaries_of_texts(tmp_path: Path) -> None
     assert ours.texts.special_ids == {0, 1, 2}  # they are shown in a text
 
 
+def test_symbols_in_the_configuration_stay_symbols(tmp_path: Path) -> None:
+    """As Gemma's are, which it lists as if they were found in the text as it is written."""
+    proto = pb.ModelProto.FromString((MODELS / "gemma.model").read_bytes())
+    symbols = {
+        str(number): {"content": piece.piece.decode(), "normalized": False, "special": False}
+        for number, piece in enumerate(proto.pieces)
+        if piece.type == USER_DEFINED
+    }
+    ours = load(folder_of(tmp_path / "m", "gemma", added_tokens_decoder=symbols))
+    for text, (tokens, _) in zip(AWKWARD, EXPECTED["gemma"], strict=True):
+        assert ours.encode(text, add_special_tokens=False, literally=True) == tokens
+
+
+def test_tokens_that_follow_the_pieces_are_no_part_of_the_vocabulary(tmp_path: Path) -> None:
+    """Some models have no rows in their embedding for them, and are served all the same."""
+    size = len(pb.ModelProto.FromString((MODELS / "llama.model").read_bytes()).pieces)
+    added = {str(size): {"content": "<a>"}, str(size + 1): {"content": "<b>", "special": True}}
+    ours = load(folder_of(tmp_path / "m", "llama", added_tokens_decoder=added))
+    assert ours.encode("<b><a>", add_special_tokens=False) == [size + 1, size]
+    assert (ours.base_vocab_size, ours.vocab_size) == (size, size + 2)
+
+
 def test_a_configuration_names_tokens_that_stand_for_no_text(tmp_path: Path) -> None:
     added = {
         "2": {"content": "<|end|>", "special": True},
@@ -189,7 +211,11 @@ def test_a_truncated_model_says_so(tmp_path: Path) -> None:
         ("unigram", {"tokenizer_class": None}, "is None: set add_bos_token and add_eos_token"),
         ("llama", {"add_bos_token": "yes"}, "add_bos_token is 'yes'; supported: true or false"),
         ("llama", {"tokenizer_class": 5}, "tokenizer_class is 5; must be a string"),
-        ("llama", {"add_bos_token": True, "bos_token": "<none>"}, "has no token '<none>'"),
+        (
+            "llama",
+            {"add_bos_token": True, "bos_token": "<none>"},
+            "the bos_token, with which its texts begin or end, is '<none>', which is no token",
+        ),
     ],
 )
 def test_what_is_around_a_text_is_never_guessed(

@@ -118,6 +118,16 @@ def test_a_configuration_names_special_tokens(
     assert ours.decode(tokens) == "the <|im_end|>" and ours.vocab_size == len(TOKENS) + 256
 
 
+def test_a_configuration_may_give_a_name_to_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of Llama 3.1, where fewer tokens are reserved before the named ones."""
+    added = {str(len(TOKENS) + 5): {"content": "<|reserved_special_token_2|>", "special": True}}
+    ours = load(folder_of(tmp_path, "llama3", monkeypatch, added_tokens_decoder=added))
+    found = ours.encode("<|reserved_special_token_2|><|eot_id|>", add_special_tokens=False)
+    assert found == [len(TOKENS) + 5, len(TOKENS) + 9]
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
