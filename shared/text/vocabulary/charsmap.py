@@ -33,7 +33,7 @@ def check_charsmap(charsmap: bytes) -> str | None:
         starts.add(place)
         place += len(character.encode())
     for number, unit in enumerate(units):
-        if unit & _LEAF:
+        if unit & _LEAF and number:  # the root is followed whatever it is
             continue
         child = number ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
         if child >= len(units) or (unit >> 8 & 1 and (units[child] & ~_LEAF) not in starts):

@@ -26,6 +26,12 @@ def test_a_truncated_map_is_not() -> None:
     assert str(check_charsmap(CHARSMAP + bytes(5 << 20))).startswith("has 52")
 
 
+def test_the_root_is_followed_whatever_it_is() -> None:
+    made = bytearray(CHARSMAP)
+    made[4:8] = (0x8000_0000 | 0xFFFFFF << 10 & 0x7FFF_FFFF).to_bytes(4, "little")
+    assert check_charsmap(bytes(made)) == "leads out of itself at 0"
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(CHARSMAP) - 1), st.integers(0, 255)), max_size=6))
 def test_no_map_that_is_taken_leads_out_of_itself(changes: list[tuple[int, int]]) -> None:
