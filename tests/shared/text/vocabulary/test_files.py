@@ -21,7 +21,7 @@ from tandem.shared.errors import ModelError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.shared.text.vocabulary import tokenizer_json
-from tandem.shared.weights.hub import _DESCRIPTION
+from tandem.shared.weights.remote_files import DESCRIPTION
 from tandem.shared.weights.safetensors_folder import SafetensorsFolder
 from tandem.tests.shared.text.vocabulary.support import (
     MERGED,
@@ -73,7 +73,7 @@ def test_the_first_of_several_files_counts(tmp_path: Path) -> None:
 
 def test_all_files_of_a_tokenizer_are_downloaded() -> None:
     for name in (*every_kind(), "merges.txt", "sentencepiece.bpe.model"):
-        assert name in _DESCRIPTION or name.endswith(".json")
+        assert name in DESCRIPTION or name.endswith(".json")
 
 
 @pytest.mark.parametrize("name", ["tekken.json", "tiktoken.model", "tokenizer.model", "vocab.json"])
