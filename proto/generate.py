@@ -1,4 +1,4 @@
-"""Regenerate the gRPC stubs: ``python -m tandem.proto.generate``.
+"""Regenerate the stubs: ``python -m tandem.proto.generate``.
 
 protoc writes ``import tandem_pb2`` into the service stub, which only works when the folder is on
 ``sys.path``; the import is made relative here. A test checks that the committed stubs are fresh.
@@ -13,24 +13,21 @@ FOLDER = Path(__file__).parent
 
 
 def generate(out: Path) -> None:
-    """Write ``tandem_pb2.py``, its ``.pyi`` and ``tandem_pb2_grpc.py`` into ``out``."""
-    from grpc_tools import protoc
-
-    status = protoc.main(
-        [
-            "protoc",
-            f"-I{FOLDER}",
-            f"--python_out={out}",
-            f"--pyi_out={out}",
-            f"--grpc_python_out={out}",
-            str(FOLDER / "tandem.proto"),
-        ]
-    )
-    if status != 0:
-        raise SystemExit(f"protoc failed with status {status} on {FOLDER / 'tandem.proto'}")
+    """Write the modules of both ``.proto`` files, with their ``.pyi``, into ``out``."""
+    _compile(out, "tandem.proto", f"--grpc_python_out={out}")
+    _compile(out, "sentencepiece.proto")
     stub = out / "tandem_pb2_grpc.py"
     text = stub.read_text().replace("import tandem_pb2 as", "from . import tandem_pb2 as")
     stub.write_text(text)
+
+
+def _compile(out: Path, name: str, *options: str) -> None:
+    from grpc_tools import protoc
+
+    folders = (f"-I{FOLDER}", f"--python_out={out}", f"--pyi_out={out}")
+    status = protoc.main(["protoc", *folders, *options, str(FOLDER / name)])
+    if status != 0:
+        raise SystemExit(f"protoc failed with status {status} on {FOLDER / name}")
 
 
 if __name__ == "__main__":

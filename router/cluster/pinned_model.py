@@ -46,7 +46,7 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     )
     own_name = next(iter(options.served_names), display_name(name))
     card = pb.ModelCard(name=own_name, fingerprint=fingerprint, vocab_size=vocab_size)
-    return PinnedModel(card, await load_tokenizer(files, vocab_size, options.template_source))
+    return PinnedModel(card, await load_tokenizer(files, vocab_size, options))
 
 
 def _describe(name: str, ignored_keys: frozenset[str]) -> tuple[str, int, TokenizerFiles]:
@@ -66,14 +66,13 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
 
 
 async def load_tokenizer(
-    files: TokenizerFiles, vocab_size: int, chat_template: str | None
+    files: TokenizerFiles, vocab_size: int, options: RouterOptions
 ) -> Tokenizer:
-    """Load a model's tokenizer, with the operator's ``chat_template`` if there is one. Raises
+    """Load a model's tokenizer, with the operator's chat template if there is one. Raises
     ``ModelError`` if it belongs to another model."""
     from ...shared.text.tokenizer import Tokenizer
 
-    if chat_template is not None:
-        template = TemplateText(chat_template, "--chat-template")
+    if (template := _operators_template(files, options)) is not None:
         files = replace(files, template=template, tool_template=None)
     tokenizer = await in_thread(lambda: Tokenizer.load(files))
     await in_thread(tokenizer.prepare)
@@ -84,3 +83,19 @@ async def load_tokenizer(
             f"vocab_size is {vocab_size}; it belongs to another model"
         )
     return tokenizer
+
+
+def _operators_template(files: TokenizerFiles, options: RouterOptions) -> TemplateText | None:
+    """The template of ``--chat-template``. Raises ``ModelError`` for a name that the model has
+    not."""
+    if (name := options.template_name) is None:
+        source = options.template_source
+        return None if source is None else TemplateText(source, "--chat-template")
+    templates = files.templates()
+    if name not in templates:
+        known = ", ".join(sorted(templates)) or "none"
+        raise ModelError(
+            f"--chat-template {name!r} is neither a file nor the name of a chat template of the "
+            f"model ({files.origin}), which has: {known}"
+        )
+    return templates[name]

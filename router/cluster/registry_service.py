@@ -339,7 +339,7 @@ class Registry(RegistryServicer):
 
     async def _tokenizer_of(self, card: pb.ModelCard, address: str) -> Tokenizer:
         files = await tokenizer_of(card, address, self._nodes.credentials)
-        return await load_tokenizer(files, card.vocab_size, self._options.template_source)
+        return await load_tokenizer(files, card.vocab_size, self._options)
 
     def _update_model(self) -> None:
         decode = [n for n in self._nodes if n.role == pb.ROLE_DECODE]

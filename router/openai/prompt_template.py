@@ -38,7 +38,8 @@ def adds_generation_prompt(chat: _Chat) -> bool:
 def read_template(
     source: str | None, model: ServedModel, options: RouterOptions
 ) -> ChatTemplate | None:
-    """Compile a request's own template, if the router allows it. Raises ``RequestError``."""
+    """Compile a request's own template, or the one of the model's that it names, if the router
+    allows it. Raises ``RequestError``."""
     if source is None:
         return None
     if not options.trust_request_chat_template:
@@ -49,6 +50,8 @@ def read_template(
             "unsupported_parameter",
         )
     try:
+        if (named := model.tokenizer.named_template(source)) is not None:
+            return named
         return ChatTemplate(source, origin="'chat_template'", tokens=model.tokenizer.special_tokens)
     except ModelError as error:
         raise invalid(f"Invalid value for {error}.", "chat_template") from None

@@ -145,7 +145,7 @@ REFUSED = {
     "--task": "generation and embeddings are served together; leave it out",
     "--tensor-split": _GPUS,
     "--tokenizer": _FILES,
-    "--tokenizer-mode": "tokenizers are those of tokenizer.json; leave it out",
+    "--tokenizer-mode": "the files of the model's folder say what its tokenizer is; leave it out",
     "--tokenizer-revision": _FILES,
     "--tool-parser-plugin": _NO_CODE,
     "--tool-prompt": "tools are shown as the chat template has them; leave it out",

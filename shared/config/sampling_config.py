@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 POSITIVE = ("top_p", "repetition_penalty")
 WHOLE_NUMBERS = ("top_k", "max_new_tokens")
+# Of a chat template among those of a model.
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Variables of chat templates that only the router sets.
 RESERVED_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "chat_template"))
 
@@ -85,7 +88,8 @@ class SamplingConfig:
     chat_template: str | None = option(
         None,
         "--chat-template",
-        "Chat template in place of the model's own: a file, or the template itself.",
+        "Chat template in place of the model's own: a file, the template itself, or the name of "
+        "one of several that the model has.",
     )
     default_chat_template_kwargs: str | None = option(
         None,
@@ -114,15 +118,25 @@ class SamplingConfig:
 
     @property
     def template_source(self) -> str | None:
-        """The template of ``--chat-template``. Raises ``UsageError``."""
+        """The template of ``--chat-template``, unless it is a name. Raises ``UsageError``."""
         if self.chat_template is None or "{" in self.chat_template:
             return self.chat_template
+        if self.template_name is not None:
+            return None
         try:
             return Path(self.chat_template).read_text(encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--chat-template {self.chat_template}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise UsageError(f"--chat-template {self.chat_template} is not UTF-8") from None
+
+    @property
+    def template_name(self) -> str | None:
+        """The name in ``--chat-template``, of a template that only the model may have."""
+        given = self.chat_template
+        if given is None or not _NAME.fullmatch(given) or Path(given).exists():
+            return None
+        return given
 
     @property
     def template_variables(self) -> dict[str, Any]:

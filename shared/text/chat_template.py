@@ -186,6 +186,7 @@ class ChatTemplate:
             finalize=_weighed,
         )
         environment.filters["tojson"] = to_json
+        environment.filters["from_json"] = _from_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         environment.filters |= {
@@ -321,6 +322,15 @@ def to_json(
     if _has_few_values(value):
         return encoder.encode(value)
     return "".join(encoder.iterencode(value))
+
+
+def _from_json(text: str) -> Any:
+    """The value of a text in JSON; any other text is its own value. Only Tandem's own templates
+    have this filter."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _has_few_values(value: Any) -> bool:

@@ -1,4 +1,5 @@
-"""A model's tokenizer: a ``tokenizer.json`` with its configuration.
+"""A model's tokenizer: a ``tokenizer.json``, or what is made of other files, with its
+configuration.
 
 In a prompt of one text, special tokens are read as such, as in transformers: its writer may send
 any token ids too. In a chat, only the template can write a control token, since messages may quote
@@ -19,6 +20,7 @@ from ..errors import ModelError, RequestError
 from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
+from .literal_text import literal_tokenizer
 from .special_tokens import SpecialTokens, special_tokens
 from .tokenizer_files import TemplateText, TokenizerFiles
 
@@ -50,8 +52,11 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        named_templates: Mapping[str, TemplateText] | None = None,
     ) -> None:
         self._raw = raw
+        self._named = dict(named_templates or {})
+        self._compiled: dict[str, ChatTemplate] = {}
         self._literal: RawTokenizer | None = None
         self._literal_lock = threading.Lock()
         self.config = dict(config or {})
@@ -79,10 +84,11 @@ class Tokenizer:
         raw.no_padding()
         return cls(
             raw,
-            template=_template(files.template, files),
-            tool_template=_template(files.tool_template, files),
+            template=_template(files.template, files.config),
+            tool_template=_template(files.tool_template, files.config),
             config=files.config,
             generation_config=files.generation_config,
+            named_templates=files.templates(),
         )
 
     def prepare(self) -> None:
@@ -196,12 +202,22 @@ class Tokenizer:
         """The template of a chat with these tools, if there is one."""
         return self.tool_template if tools else self.template
 
+    def named_template(self, name: str) -> ChatTemplate | None:
+        """One of the model's templates by its name. Raises ``ModelError`` if it does not
+        compile."""
+        if name not in self._compiled and name in self._named:
+            template = _template(self._named[name], self.config)
+            assert template is not None
+            self._compiled[name] = template
+        return self._compiled.get(name)
+
     def _template(self, tools: Collection[Any] | None) -> ChatTemplate:
         template = self.template_of(tools)
         if template is None:
             raise RequestError(
                 "This model has no chat template (neither chat_template.jinja nor chat_template in "
-                "tokenizer_config.json); use /v1/completions.",
+                "tokenizer_config.json, nor a tekken.json of a version whose chats are known); use "
+                "/v1/completions.",
                 param="messages",
                 code="no_chat_template",
             )
@@ -214,8 +230,7 @@ class Tokenizer:
         """
         with self._literal_lock:
             if self._literal is None:
-                self._literal = RawTokenizer.from_str(self._raw.to_str())
-                self._literal.encode_special_tokens = True
+                self._literal = literal_tokenizer(self._raw)
             return self._literal
 
     def _encode_guarded(self, rendered: str, guard: _Guard, most: int | None) -> list[int]:
@@ -332,8 +347,7 @@ def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
 
 
-def _template(text: TemplateText | None, files: TokenizerFiles) -> ChatTemplate | None:
+def _template(text: TemplateText | None, config: Mapping[str, Any]) -> ChatTemplate | None:
     if text is None:
         return None
-    tokens = special_tokens(files.config)
-    return ChatTemplate(text.source, origin=text.origin, tokens=tokens)
+    return ChatTemplate(text.source, origin=text.origin, tokens=special_tokens(config))

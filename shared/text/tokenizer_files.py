@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from .lfs_pointer import LFS_POINTER, LFS_REMEDY
+from .model_files import read_json_object, read_text
+from .vocabulary.files import read_vocabulary
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 
@@ -27,7 +28,7 @@ class TokenizerFiles:
     """``tokenizer`` is the JSON of a ``tokenizer.json``, which ``origin`` names in error messages.
     ``config`` and ``generation_config`` are the contents of ``tokenizer_config.json`` and
     ``generation_config.json``. ``tool_template`` is that of chats with tools, if they have one of
-    their own."""
+    their own, and ``more_templates`` are used by their names only."""
 
     tokenizer: str
     origin: str
@@ -35,6 +36,12 @@ class TokenizerFiles:
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     template: TemplateText | None = None
     tool_template: TemplateText | None = None
+    more_templates: Mapping[str, TemplateText] = field(default_factory=dict)
+
+    def templates(self) -> dict[str, TemplateText]:
+        """All chat templates by their names."""
+        both = {DEFAULT: self.template, TOOL_USE: self.tool_template}
+        return {**self.more_templates, **{name: one for name, one in both.items() if one}}
 
     def vocabulary(self) -> dict[str, int]:
         """The number of each token. Reads the JSON only, which is cheaper than loading a tokenizer.
@@ -65,62 +72,20 @@ def _added(content: Any) -> dict[str, int]:
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read a model folder. Raises ``ModelError`` with the invalid file."""
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(
-            f"{path} does not exist; a model folder needs a tokenizer.json{_conversion(folder)}"
-        )
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json_object(folder / "tokenizer_config.json")
     templates = _read_templates(folder, config)
+    vocabulary = read_vocabulary(folder, config)
+    if not templates and vocabulary.template is not None:
+        templates = {DEFAULT: TemplateText(vocabulary.template, vocabulary.origin)}
     return TokenizerFiles(
-        _read_text(path),
-        str(path),
-        config,
-        _read_json(folder / "generation_config.json"),
-        templates.get(DEFAULT),
-        templates.get(TOOL_USE),
+        vocabulary.tokenizer,
+        vocabulary.origin,
+        vocabulary.config,
+        read_json_object(folder / "generation_config.json"),
+        templates.pop(DEFAULT, None),
+        templates.pop(TOOL_USE, None),
+        templates,
     )
-
-
-def _conversion(folder: Path) -> str:
-    """How to make a ``tokenizer.json`` from what is beside it, if that is known."""
-    place = str(folder)
-    if (folder / "tiktoken.model").is_file():
-        return (
-            ", and tiktoken.model lacks the rule by which texts are split, which the model's own "
-            "code has: TikTokenConverter in transformers makes one of both, unless somebody has "
-            "published it"
-        )
-    for name in ("tekken.json", "tokenizer.model", "spiece.model", "vocab.json"):
-        if (folder / name).is_file():
-            options = ", mistral_format=False" if name == "tekken.json" else ""
-            return (
-                f": make it from {name} with transformers, AutoTokenizer.from_pretrained("
-                f"{place!r}{options}).save_pretrained({place!r})"
-            )
-    return ": download it too"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8: {error}") from error
-    if text.startswith(LFS_POINTER.decode()):
-        raise ModelError(f"{path} is {LFS_REMEDY}")
-    return text
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, TemplateText]:
@@ -130,7 +95,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templa
     more = folder / "additional_chat_templates"
     files |= {path.stem: path for path in sorted(more.glob("*.jinja"))}
     found = {
-        name: TemplateText(_read_text(path), str(path))
+        name: TemplateText(read_text(path), str(path))
         for name, path in files.items()
         if path.is_file()
     }
@@ -140,7 +105,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templa
     listed = templates_of(config.get("chat_template"), str(path))
     if not found and not listed:
         path = folder / "chat_template.json"
-        return templates_of(_read_json(path).get("chat_template"), str(path))
+        return templates_of(read_json_object(path).get("chat_template"), str(path))
     # transformers would have no template for a chat without tools.
     return {DEFAULT: listed[DEFAULT], **found} if found and DEFAULT in listed else found or listed
 

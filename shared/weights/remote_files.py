@@ -9,9 +9,10 @@ from typing import Protocol
 
 from ..config.model_name import HubName
 from ..errors import ModelError
+from ..text.vocabulary.files import TOKENIZER_FILES
 
 # Everything that says what a model is, and what its texts are.
-DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")
+DESCRIPTION = ("*.json", "*.jinja", *TOKENIZER_FILES)
 # The folders that belong to a model; others have other formats of it.
 _DESCRIBING = ("additional_chat_templates/", "1_Pooling/")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from ..models.weight_names import WeightNames, with_short_names
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from ..text.vocabulary.added_tokens import AddedTokens
+from ..text.vocabulary.files import TOKENIZER_JSON
 from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
@@ -55,15 +58,21 @@ class SafetensorsFolder:
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See ``WeightSource``."""
+        return self._tokenizer_files
+
+    @cached_property
+    def _tokenizer_files(self) -> TokenizerFiles:
+        # Kept: to make one of other files than a tokenizer.json takes a second or two.
         return read_tokenizer_files(self.path)
 
     def end_tokens(self) -> list[int]:
         """See ``WeightSource``. Those of ``tokenizer_config.json``, read as plain JSON: loading a
         tokenizer takes longer than everything else that a head does before its ranks start."""
-        named, listed = self.path / "tokenizer_config.json", self.path / "tokenizer.json"
-        if not named.is_file() or not listed.is_file():
-            return []
-        text = special_tokens(read_json(named)).get("eos_token")
+        named, listed = self.path / "tokenizer_config.json", self.path / TOKENIZER_JSON
+        config = read_json(named) if named.is_file() else {}
+        text = special_tokens(config).get("eos_token")
+        if not listed.is_file():
+            return self._end_tokens_of_other_files(config, text)
         added = None if text is None else read_json(listed).get("added_tokens")
         tokens = [token for token in added or () if isinstance(token, dict)]
         ids = (token.get("id") for token in tokens if token.get("content") == text)
@@ -115,6 +124,19 @@ class SafetensorsFolder:
             return part[first:end] if dim == 0 else part[:, first:end]
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from error
+
+    def _end_tokens_of_other_files(self, config: dict[str, Any], text: str | None) -> list[int]:
+        """Those of a tokenizer that has to be made, unless the configuration has the number; none
+        if it cannot be made, since an engine takes token ids without any."""
+        try:
+            listed = AddedTokens(self.path, config).by_number.items()
+            if found := [number for number, token in listed if token["content"] == text]:
+                return found
+            files = self.tokenizer_files()
+        except ModelError:
+            return []
+        number = files.added_tokens().get(special_tokens(files.config).get("eos_token", ""))
+        return [] if number is None else [number]
 
     def _slice(self, name: str) -> Any:
         return self._files[self._file_of[name]].get_slice(name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.router.cluster.pinned_model import load_tokenizer
 from tandem.router.options import RouterOptions
 from tandem.shared.config import RouterConfig
 from tandem.shared.config.sampling_defaults import read_defaults
-from tandem.shared.errors import UsageError
+from tandem.shared.errors import ModelError, UsageError
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import Cluster, cluster, make_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -87,6 +90,21 @@ async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
         async with cluster(tmp_path, chat_template=given) as c:
             await c.chat()
             assert list(c.node.requests[0].prompt) == c.encode("stop hi")
+
+
+async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "named")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"default": "fox", "rag": "stop {{ messages[0].content }}", "tool_use": "tools"}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    files = read_tokenizer_files(folder)
+    tokenizer = await load_tokenizer(files, 0, RouterOptions(chat_template="rag"))
+    options: list[Any] = [None, [{}]]
+    for tools in options:
+        assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == "stop hi"
+    with pytest.raises(ModelError, match=r"'tag' is neither a file nor .* has: default, rag, tool"):
+        await load_tokenizer(files, 0, RouterOptions(chat_template="tag"))
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:

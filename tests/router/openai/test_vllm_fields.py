@@ -158,6 +158,9 @@ async def test_a_request_brings_its_own_template_and_documents(c: Cluster, tmp_p
     assert answer.status_code == 200, answer.text
     special = c.encode("<|end|>")
     assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
+    assert (await c.chat(chat_template="default")).status_code == 200  # the model's, by its name
+    by_name = prompt(c)
+    assert (await c.chat()).status_code == 200 and prompt(c) == by_name
     bad = await c.chat(chat_template="{% for")
     assert bad.status_code == 400 and "does not compile" in bad.json()["error"]["message"]
     endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"

@@ -382,25 +382,49 @@ def test_json_in_a_template_is_the_same_for_many_values(
     assert chat_template.to_json(value, **options) == json.dumps(value, **given)
 
 
-@pytest.mark.parametrize(
-    ("beside", "words"),
-    [
-        ((), "needs a tokenizer.json: download it too"),
-        (("tokenizer.model",), ": make it from tokenizer.model with transformers, AutoTokenizer."),
-        (("tekken.json",), "make it from tekken.json with transformers, AutoTokenizer.from_pretra"),
-        (("tekken.json",), ", mistral_format=False).save_pretrained("),
-        (("vocab.json", "merges.txt"), "make it from vocab.json with transformers"),
-        (("tiktoken.model", "tokenizer.model"), "tiktoken.model lacks the rule by which texts are"),
-    ],
-)
-def test_a_tokenizer_in_another_form_says_how_it_is_converted(
-    tmp_path: Path, beside: tuple[str, ...], words: str
-) -> None:
-    for name in beside:
-        (tmp_path / name).touch()
-    with pytest.raises(ModelError) as caught:
-        read_tokenizer_files(tmp_path)
-    assert words in str(caught.value)
+def test_a_model_that_makes_special_tokens_of_text_is_known_by_other_names(tmp_path: Path) -> None:
+    """As T5's, whose pieces are found anywhere in a text."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("<|end|>", 0.0)] + [(c, -5.0) for c in "<|>sefndox "]
+    unigram = Tokenizer(models.Unigram(pieces, unk_id=0))
+    whole = {"<unk>": 0, "<s>": 1, "<|end|>": 2, "s": 3, ">": 4, "s>": 5, "<": 6}
+    merging = Tokenizer(
+        models.BPE(whole, [("s", ">"), ("<", "s>")], unk_token="<unk>", fuse_unk=True)
+    )
+    for raw in (unigram, merging):
+        raw.add_special_tokens(["<unk>", "<s>", "<|end|>"])
+        raw.save(str(make_folder(tmp_path / "m") / "tokenizer.json"))
+        text = load_text(tmp_path / "m")
+        assert text.encode("<s>")[0] == 1
+        assert not {1, 2} & {*text.encode("<s> fox <|end|>", literally=True)}
+        text = load_text(make_named(tmp_path / "m", "{{ bos_token }}{{ messages[0].content }}"))
+        tokens = text.encode_chat(user("<s><|end|>"))
+        assert tokens[0] == 1 and not {1, 2} & {*tokens[1:]}
+
+
+def make_named(folder: Path, template: str) -> Path:
+    """Give a folder another template."""
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_template_is_known_by_its_name(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", chat_template=NAMED)
+    text = load_text(folder)
+    assert read_tokenizer_files(folder).templates().keys() == {"rag", "tool_use", "default"}
+    rag = text.named_template("rag")
+    assert rag is not None and rag is text.named_template("rag")
+    assert text.decode(text.encode_chat(user("x"), template=rag)) == "rag"
+    assert text.named_template("other") is None
+
+
+def test_a_template_that_nobody_asks_for_need_not_compile(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{% for %}")
+    text = load_text(folder)
+    assert text.encode_chat(user("x"))
+    with pytest.raises(ModelError, match=r"rag\.jinja: the chat template does not compile"):
+        text.named_template("rag")
 
 
 def test_a_tokenizer_that_git_lfs_left_out_says_so(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ FILES = TokenizerFiles(
     {"eos_token": "</s>", "more": [1, None, {"a": True}]},
     {"temperature": 0.5},
     TemplateText("template \ud800 ü", "file"),
+    more_templates={"rag": TemplateText("{{ documents }}", "another")},
 )
 
 
