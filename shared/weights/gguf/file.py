@@ -13,7 +13,7 @@ from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
 from .header import GGUFHeader, TensorEntry, read_header, shortest
-from .hf_config import architecture_of, config_values, end_tokens
+from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
 from .tokenizer_json import tokenizer_files
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class GGUFFile:
         return end_tokens(self.header)
 
     def weight_names(self, family: Family) -> WeightNames:
-        """See ``WeightSource``."""
+        """See ``WeightSource``. Checks that the formats of the weights can be decoded here."""
+        check_codebooks(self.header, self.path)
         return architecture_of(self.header, self.path).weights
 
     @cached_property

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from ....kernels.block_formats import CODEBOOK_FORMATS
 from ...errors import ModelError
 from ...models.spec import QUANTIZED
+from ...version import install_command
 from .architectures import ARCHITECTURES, Architecture
 from .header import GGUFHeader
 from .tensor_types import TENSOR_TYPES
@@ -142,8 +145,18 @@ def _refuse_types(header: GGUFHeader, origin: object) -> None:
         found = " and ".join(f"{name} is of type {of}" for of, name in header.unsupported.items())
         known = ", ".join(each.name for each in TENSOR_TYPES.values())
         raise ModelError(
-            f"{origin}: {found}; supported: {known}: use the Q8_0, Q6_K or Q4_0 file of the same "
-            f"model"
+            f"{origin}: {found}; supported: {known}: use a file of the same model in one of them"
+        )
+
+
+def check_codebooks(header: GGUFHeader, origin: object) -> None:
+    """Refuse tensors of types that are decoded with a library, where that is not installed."""
+    types = {each.type for each in header.tensors.values()} & CODEBOOK_FORMATS
+    if types and find_spec("gguf") is None:
+        names = " and ".join(sorted(each.name for each in types))
+        raise ModelError(
+            f"{origin} has tensors of type {names}, whose codebooks are in the package gguf: "
+            f"{install_command('gguf')}"
         )
 
 
