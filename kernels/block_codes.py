@@ -143,7 +143,9 @@ def _nvfp4(blocks: torch.Tensor) -> GroupedCodes:
 
 def _q1_0(blocks: torch.Tensor) -> GroupedCodes:
     scale, codes = _fields(blocks, 2, 16)
-    return _codes(_in_order(codes, 1) << 1, _half(scale), group=128, zero=1)
+    # Two groups share a scale, so that Q2_0's product multiplies them too.
+    scales = _half(scale).repeat_interleave(2, dim=-1)
+    return _codes(_in_order(codes, 1) << 1, scales, group=64, zero=1)
 
 
 def _q2_0(blocks: torch.Tensor) -> GroupedCodes:

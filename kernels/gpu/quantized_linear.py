@@ -33,6 +33,8 @@ OPTIONS = {"num_warps": 4, "num_stages": 2}
 
 def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
+    # A byte's two codes are in groups of their own, with as many registers of scales.
+    many_scales = weight.halves and weight.scales.dtype == torch.float32
     return {
         "HALVES": weight.halves,
         "GROUP": weight.group,
@@ -41,7 +43,7 @@ def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, 
         "HAS_LEVELS": weight.levels is not None,
         "ROWS": next(most for most in ROWS if rows <= most),
         "OUTPUTS": _OUTPUTS,
-        "BYTES": _BYTES[dtype.itemsize],
+        "BYTES": min(_BYTES[dtype.itemsize], 32 if many_scales else 64),
     }
 
 

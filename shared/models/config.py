@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     DynamicScaling,
@@ -142,7 +142,8 @@ class Config:
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
-        return ModelError(f"{self.file}: {self._name(key)} is {value!r}; supported: {supported}")
+        named = self._name(key)
+        return ModelError(f"{self.file}: {named} is {shown(value)}; supported: {supported}")
 
     def finish(self) -> None:
         """Reject keys that were not read, unless they are known to have no effect."""
@@ -182,7 +183,7 @@ def read_max_position(config: Config) -> int:
         for other in _OTHER_LENGTHS:
             if (value := config.values.get(other)) is not None:
                 raise ModelError(
-                    f"{config.file}: {key} is missing; if {other}, which is {value!r}, is the "
+                    f"{config.file}: {key} is missing; if {other}, which is {shown(value)}, is the "
                     f"context that the model was trained for, enter it as {key} too"
                 )
     return config.integer(key)

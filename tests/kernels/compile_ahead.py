@@ -65,9 +65,8 @@ SLOW = (
     ("multiply float32", 6.5),
     ("attend int8", 1.2),
     ("multiply Q8_0", 1.7),
-    ("multiply Q4_0", 2.7),
-    ("multiply Q4_1", 2.7),
     ("multiply Q6_K", 1.4),
+    ("multiply", 2.8),
 )
 
 
@@ -151,7 +150,7 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
 
 def _distinct_formats() -> Iterable[BlockFormat]:
     """A format for each kernel that one of them needs."""
-    found = {}
+    found: dict[tuple[object, ...], BlockFormat] = {}
     for kind in BLOCK_FORMATS.values():
         if kind not in CODEBOOK_FORMATS:
             blocks = torch.empty(64, 2 * 256 // kind.values * kind.nbytes, dtype=torch.uint8)

@@ -1,8 +1,9 @@
-"""GGUF file: one model's configuration, tokenizer and tensors."""
+"""GGUF file, or several: one model's configuration, tokenizer and tensors."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -12,8 +13,9 @@ from ...models.model_config import ModelConfig
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
-from .header import GGUFHeader, TensorEntry, read_header, shortest
+from .header import GGUFHeader, TensorEntry, shortest
 from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
+from .parts import part_files, read_model
 from .tokenizer_json import tokenizer_files
 
 if TYPE_CHECKING:
@@ -24,30 +26,28 @@ _MAX_FACTORS = 1 << 12
 
 
 class GGUFFile:
-    """A ``WeightSource``. Tensors are read and not mapped: a mapped file that is truncated kills
-    the process that looks at it."""
+    """A ``WeightSource``, given its file or any of its parts. Tensors are read and not mapped: a
+    mapped file that is truncated kills the process that looks at it."""
 
     format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._open: dict[Path, BinaryIO] | None = None
 
     def __enter__(self) -> GGUFFile:
-        try:
-            self._file = self.path.open("rb", buffering=0)
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+        self._open = {}
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in (self._open or {}).values():
+            file.close()
+        self._open = None
 
     @cached_property
     def header(self) -> GGUFHeader:
-        """The file's header."""
-        return read_header(self.path)
+        """The header of the model."""
+        return read_model(self.path)
 
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
@@ -76,7 +76,7 @@ class GGUFFile:
 
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
-        return [self.path.name]
+        return [part.name for part in part_files(self.path)]
 
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
@@ -116,30 +116,37 @@ class GGUFFile:
 
         width = entry.type.bytes_of(entry.shape[1]) if len(entry.shape) > 1 else entry.type.nbytes
         data = torch.empty((end - first) * width, dtype=torch.uint8)
-        self._fill(data.numpy().data, entry.name, entry.begin + first * width)
+        self._fill(data.numpy().data, entry, first * width)
         dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         kind = dtypes.get(entry.type.name)
         rows = data if kind is None else data.view(kind)
         return rows.view(end - first, -1) if len(entry.shape) > 1 else rows
 
-    def _fill(self, target: memoryview, name: str, begin: int) -> None:
-        assert self._file is not None, "the source is not open"
-        self._file.seek(begin)
-        while target:
-            count = self._file.readinto(target)  # type: ignore[attr-defined]
-            if not count:
-                raise ModelError(f"{self.path} was truncated while {name} was read")
-            target = target[count:]
+    def _fill(self, target: memoryview, entry: TensorEntry, begin: int) -> None:
+        """Read the tensor's bytes from ``begin`` on."""
+        assert self._open is not None, "the source is not open"
+        try:
+            if entry.file not in self._open:
+                self._open[entry.file] = entry.file.open("rb", buffering=0)
+            file = self._open[entry.file]
+            file.seek(entry.begin + begin)
+            while target:
+                count = file.readinto(target)  # type: ignore[attr-defined]
+                if not count:
+                    raise ModelError(f"{entry.file} was truncated while {entry.name} was read")
+                target = target[count:]
+        except OSError as error:
+            raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from error
 
     def _read_floats(self, name: str) -> list[float]:
         """The factors of rope, which the configuration needs."""
         entry = self.header.tensors.get(name)
         if entry is None or entry.type.name != "F32" or entry.shape[-1] > _MAX_FACTORS:
             raise ModelError(f"{self.path}: {name} is missing, or no list of factors in F32")
-        with self.path.open("rb") as file:
-            file.seek(entry.begin)
-            count = entry.shape[-1]
-            return [shortest(value) for value in struct.unpack(f"<{count}f", file.read(4 * count))]
+        data = bytearray(4 * entry.shape[-1])
+        with GGUFFile(self.path) as own:
+            own._fill(memoryview(data), entry, 0)
+        return [shortest(value) for (value,) in struct.iter_unpack("<f", data)]
 
 
 def _matrices(entry: TensorEntry) -> list[TensorEntry]:
@@ -148,8 +155,11 @@ def _matrices(entry: TensorEntry) -> list[TensorEntry]:
     stem, _, kind = entry.name.rpartition(".")
     size = entry.type.bytes_of(entry.shape[1] * entry.shape[2])
     return [
-        TensorEntry(
-            f"{stem}.{index}.{kind}", entry.shape[1:], entry.type, entry.begin + index * size
+        replace(
+            entry,
+            name=f"{stem}.{index}.{kind}",
+            shape=entry.shape[1:],
+            begin=entry.begin + index * size,
         )
         for index in range(entry.shape[0])
     ]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from ....kernels.block_formats import CODEBOOK_FORMATS
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from ...models.spec import QUANTIZED
 from ...version import install_command
 from .architectures import ARCHITECTURES, Architecture
@@ -69,18 +70,12 @@ _SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
 
 def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
     """The architecture of a file. Raises ``ModelError`` for an unsupported one."""
-    parts = header.metadata.get("split.count", 0)
-    if parts not in (0, 1):
-        raise ModelError(
-            f"{origin} is one of {parts} parts of a model; merge them with llama-gguf-split "
-            f"--merge FIRST_PART MERGED.gguf"
-        )
     name = header.metadata.get("general.architecture")
     if isinstance(name, str) and name in ARCHITECTURES and not _kind(header.metadata):
         return ARCHITECTURES[name]
     kind = _kind(header.metadata)
     raise ModelError(
-        f"{origin}: general.architecture is {name!r}"
+        f"{origin}: general.architecture is {shown(name)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
     )
 
@@ -96,7 +91,7 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     architecture = architecture_of(header, origin)
     metadata, name = header.metadata, header.metadata["general.architecture"]
     own = {
-        key.removeprefix(f"{name}."): value
+        key.removeprefix(f"{name}."): list(value) if isinstance(value, array) else value
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
@@ -108,8 +103,8 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
         for key, value in own.items()
         if key not in _IMPLIED
     }
-    if "pooling_type" in values:
-        values["pooling_type"] = _POOLINGS.get(values["pooling_type"], values["pooling_type"])
+    if isinstance(pooling := values.get("pooling_type"), int):
+        values["pooling_type"] = _POOLINGS.get(pooling, pooling)
     values |= architecture.constants
     values |= _of_tensors(header, origin)
     values |= {
@@ -132,8 +127,8 @@ def _refuse_experts(
         return
     if count := own.pop("expert_count", 0):
         raise ModelError(
-            f"{origin}: {name}.expert_count is {count!r}: it is a mixture of experts under the "
-            f"name {name}, as Mixtral's files are, which is not supported; supported is qwen3moe"
+            f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
+            f"the name {name}, as Mixtral's files are, which is not supported; supported is qwen3moe"
         )
     if own.get("expert_used_count") == 0:
         del own["expert_used_count"]
@@ -208,8 +203,8 @@ def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origi
     dim = values["head_dim"]
     if own.get("attention.value_length", dim) != dim:
         raise ModelError(
-            f"{origin}: {name}.attention.value_length is {own['attention.value_length']!r}; "
-            f"supported: {dim}, as for keys"
+            f"{origin}: {name}.attention.value_length is {shown(own['attention.value_length'])}; "
+            f"supported: {shown(dim)}, as for keys"
         )
     rotated = own.get("rope.dimension_count", dim)
     if rotated != dim and isinstance(rotated, int) and isinstance(dim, int) and dim > 0:
@@ -259,7 +254,7 @@ def _llama3(factors: Sequence[float], values: dict[str, Any], origin: object) ->
     theta, dim = values.get("rope_theta", 10000.0), 2 * len(factors)
     if not isinstance(theta, float) or not 0 < theta < math.inf or min(factors) <= 0:
         raise ModelError(
-            f"{origin}: rope.freq_base is {theta!r}, and rope_freqs.weight has "
+            f"{origin}: rope.freq_base is {shown(theta)}, and rope_freqs.weight has "
             f"{min(factors)!r}; supported: positive numbers"
         )
     expected = [_llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))]

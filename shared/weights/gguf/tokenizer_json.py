@@ -7,9 +7,10 @@ are known to readers only.
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
 from .generation_config import generation_config
 from .header import GGUFHeader
@@ -52,7 +53,7 @@ class _Vocabulary:
         self._metadata = header.metadata
         self._origin = origin
         self._tokens = [*self._strings("tokens")]
-        self._types = self._list("token_type", int)[:] or [_NORMAL] * len(self._tokens)
+        self._types = self._list("token_type", int) or [_NORMAL] * len(self._tokens)
         if len(self._types) != len(self._tokens):
             raise self._invalid(
                 "token_type", f"has {len(self._types)} entries for {len(self._tokens)} tokens"
@@ -71,7 +72,7 @@ class _Vocabulary:
         elif kind == "llama":
             parts = self._pieces()
         else:
-            raise self._unsupported("model", f"is {kind!r}; supported: 'gpt2' and 'llama'")
+            raise self._unsupported("model", f"is {shown(kind)}; supported: 'gpt2' and 'llama'")
         return {
             "version": "1.0",
             "truncation": None,
@@ -85,7 +86,7 @@ class _Vocabulary:
         name = self._metadata.get(f"{_PREFIX}pre")
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
-            raise self._unsupported("pre", f"is {name!r}; supported: {', '.join(RULES)}")
+            raise self._unsupported("pre", f"is {shown(name)}; supported: {', '.join(RULES)}")
         return {
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
@@ -221,14 +222,14 @@ class _Vocabulary:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self._tokens):
             raise self._invalid(
-                key, f"is {number!r}; the vocabulary has {len(self._tokens)} tokens"
+                key, f"is {shown(number)}; the vocabulary has {len(self._tokens)} tokens"
             )
         return self._tokens[number]
 
     def _flag(self, key: str, default: bool) -> bool:
         value = self._metadata.get(_PREFIX + key, default)
         if not isinstance(value, bool):
-            raise self._invalid(key, f"is {value!r}; supported: true or false")
+            raise self._invalid(key, f"is {shown(value)}; supported: true or false")
         return value
 
     def _strings(self, key: str) -> list[str]:
@@ -239,6 +240,7 @@ class _Vocabulary:
 
     def _list(self, key: str, kind: type) -> list[Any]:
         values = self._metadata.get(_PREFIX + key, [])
+        values = values.tolist() if isinstance(values, array) else values
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
             raise self._invalid(key, f"is not a list of {kind.__name__}")
         return values

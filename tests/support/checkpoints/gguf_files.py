@@ -42,13 +42,16 @@ def write_gguf(
     *,
     others: dict[str, str] | None = None,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
+    tensors_in_part: int = 0,
 ) -> Path:
     """Convert a checkpoint; its matrices become ``kind``, but for those whose names have a part of
-    ``others``. ``change`` adds metadata or tensors."""
+    ``others``. ``change`` adds metadata or tensors. With ``tensors_in_part``, there are several
+    files, whose names begin with that of ``file``."""
     config = json.loads((folder / "config.json").read_text())
     family = config["model_type"]
     architecture = _ARCHITECTURES[family]
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
+    name = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = gguf.GGUFWriter(file, name, split_max_tensors=tensors_in_part)
     _add_config(writer, config)
     _add_tokenizer(writer, folder, config)
     weights = dict(sorted(_stacked(_weights(folder)).items()))
