@@ -31,8 +31,8 @@ class GpuOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        """Keeps codes and scales apart, so that a GPU reads whole words; with a codebook, that would
-        be several times the memory."""
+        """Keeps codes and scales apart, so that a GPU reads whole words; with a codebook, that
+        would be several times the memory."""
         if weight.format in CODEBOOK_FORMATS:
             return lambda x: multiply_decoded(x, weight, bias)
         codes = grouped_codes(weight)

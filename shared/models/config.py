@@ -21,6 +21,13 @@ from .spec import (
 
 # The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
+# The largest numbers of parts, which take memory before any weight is read; far above any model's.
+_MOST_PARTS = {
+    "num_hidden_layers": 1 << 12,
+    "num_experts": 1 << 14,
+    "num_local_experts": 1 << 14,
+    "n_routed_experts": 1 << 14,
+}
 _CAUSAL_ONLY = (
     ": each token attends to those before it only, unlike in an encoder made of a decoder; for "
     "embeddings use a model that was trained so"
@@ -78,8 +85,10 @@ class Config:
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-            raise self.refusal(key, value, "a positive integer")
+        most = _MOST_PARTS.get(key, _LARGEST)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            known = "a positive integer" + (f" up to {most}" if most < _LARGEST else "")
+            raise self.refusal(key, value, known)
         return value
 
     def count(self, key: str, default: int | None = None) -> int:

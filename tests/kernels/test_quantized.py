@@ -115,7 +115,7 @@ def test_no_outputs_are_no_outputs(name: str) -> None:
     kind = BLOCK_FORMATS[name]
     weight = QuantizedWeight(kind, torch.empty(0, 2 * kind.nbytes, dtype=torch.uint8))
     assert dequantize(weight).shape == (0, 2 * kind.values)
-    found = ReferenceOperators().prepare_quantized(weight, None, torch.float32)
+    found = Operators().prepare_quantized(weight, None, torch.float32)
     assert found(torch.ones(3, 2 * kind.values)).shape == (3, 0)
 
 

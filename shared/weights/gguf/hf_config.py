@@ -128,7 +128,8 @@ def _refuse_experts(
     if count := own.pop("expert_count", 0):
         raise ModelError(
             f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
-            f"the name {name}, as Mixtral's files are, which is not supported; supported is qwen3moe"
+            f"the name {name}, as Mixtral's files are, which is not supported; supported is "
+            f"qwen3moe"
         )
     if own.get("expert_used_count") == 0:
         del own["expert_used_count"]
@@ -201,10 +202,10 @@ def _head_dim(values: dict[str, Any]) -> Any:
 def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origin: object) -> None:
     """Reject values of another width than keys; note a part of a head that is not rotated."""
     dim = values["head_dim"]
-    if own.get("attention.value_length", dim) != dim:
+    if (width := own.get("attention.value_length", dim)) != dim:
         raise ModelError(
-            f"{origin}: {name}.attention.value_length is {shown(own['attention.value_length'])}; "
-            f"supported: {shown(dim)}, as for keys"
+            f"{origin}: {name}.attention.value_length is {shown(width)}; supported: {shown(dim)}, "
+            f"as for keys"
         )
     rotated = own.get("rope.dimension_count", dim)
     if rotated != dim and isinstance(rotated, int) and isinstance(dim, int) and dim > 0:
