@@ -11,7 +11,7 @@ from tandem.kernels.gpu import quantized_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
 from tandem.kernels.gpu.quantized_trial import largest_error, limit, works
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
-from tandem.tests.kernels.test_quantized import random_weight
+from tandem.tests.support.random_blocks import random_weight
 
 pytest.importorskip("triton")
 

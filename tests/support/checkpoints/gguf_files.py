@@ -1,6 +1,7 @@
 """GGUF files of tiny checkpoints, written with the ``gguf`` library as llama.cpp's converter would.
 
-The library is an oracle of its own: it names tensors, quantises, and reads the quantised back.
+The library is an oracle of its own: it names tensors, quantises, and reads the quantised back. In
+formats that it only reads, weights are random.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import gguf
 import numpy as np
@@ -17,7 +19,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
+from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.shared.weights.source import open_source
+from tandem.tests.support.random_blocks import random_weight
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -154,8 +158,19 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: st
     # As llama.cpp falls back where rows are no whole blocks.
     if weight.shape[-1] % block:
         wanted = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
-    quantise = quantise_q6_k if wanted is Type.Q6_K else lambda w: gguf.quants.quantize(w, wanted)
-    writer.add_tensor(name, quantise(weight), raw_dtype=wanted)
+    writer.add_tensor(name, _quantised(name, weight, wanted), raw_dtype=wanted)
+
+
+def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
+    if kind is Type.Q6_K:
+        return quantise_q6_k(weight)
+    try:
+        return np.array(gguf.quants.quantize(weight, kind))
+    except NotImplementedError:
+        format = BLOCK_FORMATS[kind.name]
+        rows, seed = weight.size // weight.shape[-1], crc32(name.encode())
+        blocks = random_weight(format, rows, weight.shape[-1] // format.values, seed).blocks
+        return blocks.numpy().reshape(*weight.shape[:-1], -1)
 
 
 def quantise_q6_k(weight: np.ndarray) -> np.ndarray:
