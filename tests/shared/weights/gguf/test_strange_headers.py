@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.registry import family_of, spec_of
+from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.weights.gguf.architectures import ARCHITECTURES
 from tandem.shared.weights.gguf.header import GGUFHeader, TensorEntry, read_header
 from tandem.shared.weights.gguf.tensor_types import TENSOR_TYPES
@@ -96,6 +97,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return write_gguf(folder, folder / "whole.gguf", "Q8_0")
 
 
+TOKENS = "tokenizer.ggml.tokens"
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 1 << 31, 1 << 63, -0.5, 1e-45, 3e38, math.inf, math.nan])
 VALUES = st.one_of(
     st.booleans(),
@@ -122,6 +124,9 @@ def changes(draw: st.DrawFn, header: GGUFHeader) -> GGUFHeader:
         lambda suffix: f"{architecture}.{suffix}"
     )
     metadata = dict(header.metadata)
+    if draw(st.integers(0, 3)) == 0:
+        metadata["tokenizer.ggml.model"] = draw(st.sampled_from(["llama", "gemma4", "bert", "t5"]))
+        metadata["tokenizer.ggml.scores"] = array("f", [0.0] * len(header.metadata[TOKENS]))
     for key in draw(st.lists(keys, min_size=1, max_size=3)):
         if draw(st.integers(0, 4)) == 0:
             metadata.pop(key, None)
@@ -140,7 +145,12 @@ def everything(file: Path, header: GGUFHeader) -> None:
     """All that is read from a header before the weights are."""
     source: Any = open_source(file)
     source.header = header
-    for ask in (source.tokenizer_files, source.end_tokens, source.names, source.block_formats):
+    for ask in (
+        lambda: Tokenizer.load(source.tokenizer_files()),
+        source.end_tokens,
+        source.names,
+        source.block_formats,
+    ):
         try:
             ask()
         except ModelError as error:
