@@ -16,11 +16,13 @@ from ...text.tokenizer_files import TokenizerFiles
 from .header import GGUFHeader, TensorEntry, shortest
 from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
 from .parts import part_files, read_model
+from .tensor_types import TENSOR_TYPES
 from .tokenizer_json import tokenizer_files
 
 if TYPE_CHECKING:
     import torch
 
+F32 = TENSOR_TYPES[0]
 # The most factors of rope that are read without torch.
 _MAX_FACTORS = 1 << 12
 
@@ -70,9 +72,26 @@ class GGUFFile:
     @cached_property
     def _tensors(self) -> dict[str, TensorEntry]:
         """The tensors; of one that has the experts of a layer, a matrix for each."""
-        return {
-            each.name: each for entry in self.header.tensors.values() for each in _matrices(entry)
+        split = {part.name for pair in self._expansions.values() for part in pair}
+        listed = (entry for name, entry in self.header.tensors.items() if name not in split)
+        tensors = {each.name: each for entry in listed for each in _matrices(entry)}
+        return tensors | {
+            name: replace(keys, name=name, shape=_expanded(keys, values), type=F32)
+            for name, (keys, values) in self._expansions.items()
         }
+
+    @cached_property
+    def _expansions(self) -> dict[str, tuple[TensorEntry, TensorEntry]]:
+        """The tensors of latent attention that make one of a Hugging Face checkpoint, by the name
+        that it has in files from before they were split: for each head the rows of keys, which
+        are stored as columns, and the rows of values."""
+        found = {}
+        for name, keys in self.header.tensors.items():
+            stem, marked, _ = name.partition(".attn_k_b.weight")
+            values = self.header.tensors.get(f"{stem}.attn_v_b.weight")
+            if marked and values is not None and len(keys.shape) == len(values.shape) == 3:
+                found[f"{stem}.attn_kv_b.weight"] = keys, values
+        return found
 
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
@@ -101,15 +120,45 @@ class GGUFFile:
     def read(
         self, name: str, dim: int, first: int, end: int, index: int | None = None
     ) -> torch.Tensor:
-        """See ``WeightSource``. Stacked tensors are matrices with names of their own here."""
-        assert index is None, name
+        """See ``WeightSource``. Stacked matrices are tensors with names of their own here."""
         entry = self._tensors[name]
+        if name in self._expansions:
+            return self._expansion(*self._expansions[name], first, end)
+        if index is not None:
+            return self._rows(entry, index, index + 1)[0, first:end]
         if dim == 0:
             return self._rows(entry, first, end)
         whole = self._rows(entry, 0, entry.shape[0])
         if entry.type.values > 1:
             first, end = entry.type.bytes_of(first), entry.type.bytes_of(end)
         return whole[:, first:end]
+
+    def _expansion(
+        self, keys: TensorEntry, values: TensorEntry, first: int, end: int
+    ) -> torch.Tensor:
+        """Some rows, of whole heads."""
+        import torch
+
+        width = keys.shape[2] + values.shape[1]
+        heads = range(first // width, end // width)
+        parts = [
+            part
+            for head in heads
+            for part in (self._numbers(keys, head).mT, self._numbers(values, head))
+        ]
+        return torch.cat(parts)
+
+    def _numbers(self, entry: TensorEntry, index: int) -> torch.Tensor:
+        """One of several matrices, in fp32."""
+        from ....kernels.quantized import QuantizedWeight, dequantize
+
+        matrix = _matrices(entry)[index]
+        rows = self._rows(matrix, 0, matrix.shape[0])
+        return (
+            rows.float()
+            if entry.type.values == 1
+            else dequantize(QuantizedWeight(entry.type, rows))
+        )
 
     def _rows(self, entry: TensorEntry, first: int, end: int) -> torch.Tensor:
         import torch
@@ -147,6 +196,11 @@ class GGUFFile:
         with GGUFFile(self.path) as own:
             own._fill(memoryview(data), entry, 0)
         return [shortest(value) for (value,) in struct.iter_unpack("<f", data)]
+
+
+def _expanded(keys: TensorEntry, values: TensorEntry) -> tuple[int, int]:
+    heads, rank, width = keys.shape
+    return heads * (width + values.shape[1]), rank
 
 
 def _matrices(entry: TensorEntry) -> list[TensorEntry]:

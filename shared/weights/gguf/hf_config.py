@@ -17,7 +17,7 @@ from ....kernels.block_formats import CODEBOOK_FORMATS
 from ...errors import ModelError, shown
 from ...models.spec import QUANTIZED
 from ...version import install_command
-from .architectures import ARCHITECTURES, Architecture
+from .architectures import ARCHITECTURES, LOCAL_THETA, OLMO3, Architecture, architecture
 from .header import GGUFHeader
 from .tensor_types import TENSOR_TYPES
 
@@ -72,7 +72,7 @@ def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
     """The architecture of a file. Raises ``ModelError`` for an unsupported one."""
     name = header.metadata.get("general.architecture")
     if isinstance(name, str) and name in ARCHITECTURES and not _kind(header.metadata):
-        return ARCHITECTURES[name]
+        return architecture(name, header)
     kind = _kind(header.metadata)
     raise ModelError(
         f"{origin}: general.architecture is {shown(name)}"
@@ -88,35 +88,52 @@ def _kind(metadata: dict[str, Any]) -> str:
 
 def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -> dict[str, Any]:
     """The values that the model's ``config.json`` would have."""
-    architecture = architecture_of(header, origin)
+    known = architecture_of(header, origin)
     metadata, name = header.metadata, header.metadata["general.architecture"]
     own = {
         key.removeprefix(f"{name}."): list(value) if isinstance(value, array) else value
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    _refuse_experts(own, architecture, name, origin)
+    _refuse_experts(own, known, name, origin)
     _refuse_types(header, origin)
     scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
     values = {
-        architecture.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
+        known.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
         for key, value in own.items()
-        if key not in _IMPLIED
+        if key in known.keys or (key not in _IMPLIED and key not in known.implied)
     }
     if isinstance(pooling := values.get("pooling_type"), int):
         values["pooling_type"] = _POOLINGS.get(pooling, pooling)
-    values |= architecture.constants
+    values |= known.constants
     values |= _of_tensors(header, origin)
     values |= {
-        "architectures": [architecture.family],
+        "architectures": [known.family],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header) or None,
     }
     values.setdefault("head_dim", _head_dim(values))
-    _check_rotated(own, values, name, origin)
+    if "kv_lora_rank" not in known.keys.values():
+        _check_rotated(own, values, name, origin)
+    if known.rotated_part is not None:
+        values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)
+    values |= known.derived(own, header)
     values |= _rope(scaling, values, header, read_floats, origin)
+    if known.scaling and "rope_scaling" in values:
+        values["rope_scaling"] |= known.scaling
     values |= _score_scale(name, values)
-    return values
+    if known is OLMO3 and LOCAL_THETA in values:
+        values |= _ropes_by_kind(values)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _ropes_by_kind(values: dict[str, Any]) -> dict[str, Any]:
+    """The tables of ropes with and without a window, in the place of one for all layers."""
+    full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    local = {"rope_theta": values[LOCAL_THETA]}
+    tables = {"full_attention": full, "sliding_attention": local}
+    table = {kind: {"rope_type": "default"} | rope for kind, rope in tables.items()}
+    return {"rope_parameters": table, "rope_theta": None, "rope_scaling": None, LOCAL_THETA: None}
 
 
 def _refuse_experts(
@@ -128,8 +145,7 @@ def _refuse_experts(
     if count := own.pop("expert_count", 0):
         raise ModelError(
             f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
-            f"the name {name}, as Mixtral's files are, which is not supported; supported is "
-            f"qwen3moe"
+            f"the name {name}, which is not supported"
         )
     if own.get("expert_used_count") == 0:
         del own["expert_used_count"]
@@ -243,6 +259,10 @@ def _rope(
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
     }
+    if isinstance(multiplier := get.get("yarn_log_multiplier"), float):
+        # A tenth of what the config has, under two names that are equal in every such model.
+        del get["yarn_log_multiplier"]
+        get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
     return {
         "rope_scaling": {"rope_type": kind}
         | {names.get(key, key): value for key, value in get.items()}

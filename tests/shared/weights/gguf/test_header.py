@@ -12,7 +12,8 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.weights.gguf import header
-from tandem.shared.weights.gguf.header import read_header, shortest
+from tandem.shared.weights.gguf.header import GGUFHeader, read_header, shortest
+from tandem.shared.weights.gguf.hf_config import config_values
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
@@ -212,10 +213,6 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
             lambda w: w.add_uint32("split.count", 3),
             "has split.count 3, but not the name of one of so many parts",
         ),
-        (
-            lambda w: w.add_expert_count(8),
-            "llama.expert_count is 8: it is a mixture of experts under the name llama, as Mixtral",
-        ),
         (lambda w: w.add_causal_attention(False), "is_causal is False; supported: True"),
         (
             lambda w: w.add_pooling_type(gguf.PoolingType.MEAN),
@@ -296,7 +293,7 @@ def of_metadata(tmp_path: Path, **metadata: str) -> str:
         ({"architecture": "flux"}, "it is a diffusion model"),
         ({"architecture": "wavtokenizer-dec"}, "it is a model of audio"),
         ({"architecture": "eagle3"}, "it drafts tokens for another model"),
-        ({"architecture": "deepseek2"}, "supported: llama, qwen2"),
+        ({"architecture": "deepseek"}, "supported: llama, qwen2"),
         ({"architecture": "llama"}, "has a vocabulary and no weights"),
         ({}, "general.architecture is None; supported: llama"),
     ],
@@ -305,6 +302,16 @@ def test_a_file_of_another_kind_says_so(
     tmp_path: Path, metadata: dict[str, str], words: str
 ) -> None:
     assert words in of_metadata(tmp_path, **metadata)
+
+
+def test_experts_under_the_name_of_a_dense_architecture(tmp_path: Path) -> None:
+    metadata = {"general.architecture": "qwen2", "qwen2.expert_count": 8}
+    with pytest.raises(ModelError) as caught:
+        config_values(GGUFHeader(metadata, {}), lambda name: [], "file")
+    assert str(caught.value) == (
+        "file: qwen2.expert_count is 8: it is a mixture of experts under the name qwen2, which is "
+        "not supported"
+    )
 
 
 def test_types_that_are_not_read_are_named_with_what_is(tmp_path: Path) -> None:
