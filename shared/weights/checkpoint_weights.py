@@ -143,7 +143,8 @@ class CheckpointWeights:
                 f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
                 f"implies {['...'] * (origin.index is not None) + list(expected)}: {REMEDY}"
             )
-        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or len(shape) != 2):
+        matrix = len(shape) == 2 and origin.index is None
+        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or not matrix):
             raise ModelError(
                 f"{self._source.path}: {tensor} is saved in {dtype}; supported: "
                 f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"

@@ -219,7 +219,7 @@ def _of_phi(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any
 
 
 def _of_gpt2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
-    return _NO_BIASES | {"head_dim": None}
+    return _NO_BIASES | dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta"))
 
 
 def _of_neox(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
@@ -471,7 +471,12 @@ ARCHITECTURES = {
     ),
     "gptneox": Architecture(
         "GPTNeoXForCausalLM",
-        _KEYS | _LAYER_NORM | {"use_parallel_residual": "use_parallel_residual"},
+        _KEYS
+        | _LAYER_NORM
+        | {
+            "use_parallel_residual": "use_parallel_residual",
+            "rope.freq_base": "rotary_emb_base",
+        },
         _DENSE | _FUSED_QKV | _NORM_BIASES,
         rotated_part="rotary_pct",
         derived=_of_neox,
