@@ -89,7 +89,9 @@ class GGUFFile:
         for name, keys in self.header.tensors.items():
             stem, marked, _ = name.partition(".attn_k_b.weight")
             values = self.header.tensors.get(f"{stem}.attn_v_b.weight")
-            if marked and values is not None and len(keys.shape) == len(values.shape) == 3:
+            if not marked or values is None or len(keys.shape) != 3 or len(values.shape) != 3:
+                continue
+            if (keys.shape[0], keys.shape[1]) == (values.shape[0], values.shape[2]):
                 found[f"{stem}.attn_kv_b.weight"] = keys, values
         return found
 

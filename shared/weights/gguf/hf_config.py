@@ -119,8 +119,8 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
         values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)
     values |= known.derived(own, header)
     values |= _rope(scaling, values, header, read_floats, origin)
-    if known.scaling and "rope_scaling" in values:
-        values["rope_scaling"] |= known.scaling
+    if isinstance(rope := values.get("rope_scaling"), dict):
+        values["rope_scaling"] = {**rope, **known.scaling}
     values |= _score_scale(name, values)
     if known is OLMO3 and LOCAL_THETA in values:
         values |= _ropes_by_kind(values)

@@ -57,6 +57,11 @@ def part_files(path: Path) -> list[Path]:
     ]
 
 
+def without_part(name: str) -> str:
+    """The name of a file without its ending, and which part of a model it is."""
+    return _PART.sub("", name) if _PART.search(name) else Path(name).stem
+
+
 def _joined(whole: GGUFHeader, part: Path, number: int, count: int) -> GGUFHeader:
     header = read_header(part)
     _check_part(part, header, number, count)

@@ -63,7 +63,9 @@ PARTS = {
     "chameleon": "Ab|'|s| aB| |1|2|3|4|5| x|7|\n|\n| 你好y|!|a| don|'|T|  |été|?|\r|\n|(|!|)",
 }
 # What llama.cpp's repository has in models/: vocabularies, with texts and their tokens.
-VOCABULARIES = sorted(Path(os.environ.get("LLAMA_CPP_MODELS", "absent")).glob("ggml-vocab-*.gguf"))
+VOCABULARIES = sorted(
+    Path(os.environ.get("LLAMA_CPP", "absent"), "models").glob("ggml-vocab-*.gguf")
+)
 
 
 def loaded(file: Path) -> Tokenizer:
@@ -168,7 +170,7 @@ def test_every_rule_is_tested() -> None:
     assert {rule.patterns for rule in RULES.values()} <= tested
 
 
-@pytest.mark.skipif(not VOCABULARIES, reason="LLAMA_CPP_MODELS is no folder of vocabularies")
+@pytest.mark.skipif(not VOCABULARIES, reason="LLAMA_CPP is no folder of its source")
 @pytest.mark.parametrize("file", VOCABULARIES, ids=lambda file: file.stem)
 def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
     ours = loaded(file)
