@@ -29,7 +29,53 @@ Q8_0 = BlockFormat("Q8_0", 32, 2 + 32)
 Q4_0 = BlockFormat("Q4_0", 32, 2 + 16)
 # fp16 scale and minimum, then codes of 4 bits.
 Q4_1 = BlockFormat("Q4_1", 32, 2 + 2 + 16)
+# As Q4_0 and Q4_1 with a fifth bit of each code, and a zero of 16: 32 such bits before the codes.
+Q5_0 = BlockFormat("Q5_0", 32, 2 + 4 + 16)
+Q5_1 = BlockFormat("Q5_1", 32, 2 + 2 + 4 + 16)
+# K formats have a scale for each 16 or 32 codes, in a few bits, and the fp16 scale of all of those.
+# 16 scales and minimums of 4 bits, codes of 2, scale and minimum of all.
+Q2_K = BlockFormat("Q2_K", 256, 16 + 64 + 2 + 2)
+# Codes of 3 bits: high 1, then low 2; 16 scales of 6 bits, scale of all.
+Q3_K = BlockFormat("Q3_K", 256, 32 + 64 + 12 + 2)
+# Scale and minimum of all, 8 scales and minimums of 6 bits, codes of 4.
+Q4_K = BlockFormat("Q4_K", 256, 2 + 2 + 12 + 128)
+# As Q4_K, with a fifth bit of each code before the other four.
+Q5_K = BlockFormat("Q5_K", 256, 2 + 2 + 12 + 32 + 128)
 # Codes of 6 bits: low 4, then high 2; an int8 scale for each 16 of them, and the fp16 scale of all.
 Q6_K = BlockFormat("Q6_K", 256, 128 + 64 + 16 + 2)
+# Codes of 4 bits stand for 16 numbers: those of IQ4, or floats of 4 bits.
+IQ4_NL = BlockFormat("IQ4_NL", 32, 2 + 16)
+# Scale of all, 8 scales of 6 bits: high 2, then low 4; codes.
+IQ4_XS = BlockFormat("IQ4_XS", 256, 2 + 2 + 4 + 128)
+# A power of two, or 4 scales in fp8; codes.
+MXFP4 = BlockFormat("MXFP4", 32, 1 + 16)
+NVFP4 = BlockFormat("NVFP4", 64, 4 + 32)
+# fp16 scale, then codes of 1 bit for -1 and 1, or of 2 bits for -1 to 2, with a zero of 1.
+Q1_0 = BlockFormat("Q1_0", 128, 2 + 16)
+Q2_0 = BlockFormat("Q2_0", 64, 2 + 16)
+# -1, 0 and 1: five of them in a byte, or four; fp16 scale.
+TQ1_0 = BlockFormat("TQ1_0", 256, 48 + 4 + 2)
+TQ2_0 = BlockFormat("TQ2_0", 256, 64 + 2)
+# Codes of these choose rows of 4 or 8 numbers from a codebook.
+IQ1_S = BlockFormat("IQ1_S", 256, 2 + 32 + 16)
+IQ1_M = BlockFormat("IQ1_M", 256, 32 + 16 + 8)
+IQ2_XXS = BlockFormat("IQ2_XXS", 256, 2 + 64)
+IQ2_XS = BlockFormat("IQ2_XS", 256, 2 + 64 + 8)
+IQ2_S = BlockFormat("IQ2_S", 256, 2 + 32 + 32 + 8 + 8)
+IQ3_XXS = BlockFormat("IQ3_XXS", 256, 2 + 64 + 32)
+IQ3_S = BlockFormat("IQ3_S", 256, 2 + 64 + 8 + 32 + 4)
 
-BLOCK_FORMATS = {each.name: each for each in (Q8_0, Q4_0, Q4_1, Q6_K)}
+CODEBOOK_FORMATS = frozenset((IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S))
+# Their codes have up to 4 bits.
+PACKED_FORMATS = frozenset(
+    (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0)
+)
+BLOCK_FORMATS = {
+    each.name: each
+    for each in (
+        *(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1),
+        *(Q2_K, Q3_K, Q4_K, Q5_K, Q6_K),
+        *(IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0),
+        *sorted(CODEBOOK_FORMATS, key=lambda each: each.name),
+    )
+}

@@ -26,6 +26,16 @@ NODE_DRAINING = "this node is draining"
 UNFOLLOWABLE = "grammar_unfollowable"
 
 
+# Of a value that a message names.
+_MOST_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """The repr of a value for a message: of a long one, the beginning."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
 class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
 

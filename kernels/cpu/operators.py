@@ -27,14 +27,14 @@ from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .jit import WIDE, array, castable
 from .linear import PACKED, PackedWeight
-from .quantized_linear import FEW, BlockWeight
+from .quantized_linear import FEW, NUMBERS, BlockWeight
 
 
 class CompiledOperators(Operators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
-    A cache in fp8 or int8, latent attention, soft caps, sinks and activations other than silu have
-    no kernel here and are computed by the reference.
+    A cache in fp8 or int8, latent attention, soft caps, sinks, activations other than silu, and
+    quantised weights in most formats have no kernel here and are computed by the reference.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -58,6 +58,8 @@ class CompiledOperators(Operators):
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
         """Takes any number of rows."""
+        if weight.format not in NUMBERS:
+            return super().prepare_quantized(weight, bias, dtype)
         blocks = BlockWeight(weight)
         _compile_quantized()
         wide = None if bias is None else bias.float()

@@ -25,7 +25,8 @@ _STRIP = 16
 # Weights that are decoded at a time for many rows: 4 MB.
 _PIECE = 1 << 20
 
-_NUMBERS = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
+# The formats that are decoded here, by the kernels' numbers for them.
+NUMBERS = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
 
 
 class BlockWeight:
@@ -33,7 +34,7 @@ class BlockWeight:
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._blocks = array(weight.blocks)
-        self._kind = _NUMBERS[weight.format]
+        self._kind = NUMBERS[weight.format]
         self._inputs = weight.inputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

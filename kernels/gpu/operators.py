@@ -6,6 +6,7 @@ import torch
 
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention, log_fallback
+from ..block_formats import CODEBOOK_FORMATS
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
@@ -30,7 +31,10 @@ class GpuOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        """Keeps codes and scales apart, so that a GPU reads whole words."""
+        """Keeps codes and scales apart, so that a GPU reads whole words; with a codebook, that
+        would be several times the memory."""
+        if weight.format in CODEBOOK_FORMATS:
+            return lambda x: multiply_decoded(x, weight, bias)
         codes = grouped_codes(weight)
         works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
 

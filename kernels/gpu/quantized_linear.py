@@ -1,6 +1,6 @@
 """Triton product of a few rows with a quantised weight, decoded in registers.
 
-    x [R, I]   codes, scales, minimums of ``GroupedCodes``   ->   out [R, O], in x's dtype
+    x [R, I]   codes, scales, minimums, levels of ``GroupedCodes``   ->   out [R, O], in x's dtype
 
 A program takes some outputs and all inputs, and multiplies all rows with each tile that it decodes.
 Sums are fp32; products are taken in x's dtype.
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..quantized import GroupedCodes
+from ..grouped_codes import GroupedCodes
 
 # Rows of the kernels that are compiled: a tensor core multiplies no fewer than the first number,
 # and the sums of more than the last would not fit into registers. One for 32 would issue more
@@ -33,31 +33,36 @@ OPTIONS = {"num_warps": 4, "num_stages": 2}
 
 def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
+    # A byte's two codes are in groups of their own, with as many registers of scales.
+    many_scales = weight.halves and weight.scales.dtype == torch.float32
     return {
         "HALVES": weight.halves,
         "GROUP": weight.group,
         "ZERO": weight.zero,
         "HAS_MINIMUM": weight.minimums is not None,
+        "HAS_LEVELS": weight.levels is not None,
         "ROWS": next(most for most in ROWS if rows <= most),
         "OUTPUTS": _OUTPUTS,
-        "BYTES": _BYTES[dtype.itemsize],
+        "BYTES": min(_BYTES[dtype.itemsize], 32 if many_scales else 64),
     }
 
 
 def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
     """Multiply at most ``ROWS[-1]`` rows."""
-    rows, outputs = len(x_RI), len(weight.codes)
-    assert rows > 0 and x_RI.shape[1] == weight.scales.shape[1] * weight.group
+    rows, outputs = len(x_RI), weight.outputs
+    assert rows > 0 and x_RI.shape[1] == weight.inputs
     x_RI = x_RI.contiguous()
     if x_RI.data_ptr() % _ALIGNMENT:  # a part of one row; Triton would compile another kernel
         x_RI = x_RI.clone()
     out_RO = x_RI.new_empty(rows, outputs)
     minimums = weight.scales if weight.minimums is None else weight.minimums
+    levels = weight.table()
     _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
         x_RI,
         weight.codes,
         weight.scales,
         minimums,
+        weight.scales if levels is None else levels,
         out_RO,
         rows,
         outputs,
@@ -74,6 +79,7 @@ def _multiply(
     codes: tl.tensor,
     scales_OS: tl.tensor,
     minimums_OS: tl.tensor,
+    levels: tl.tensor,
     out_RO: tl.tensor,
     rows: tl.tensor,
     outputs: tl.tensor,
@@ -82,6 +88,7 @@ def _multiply(
     GROUP: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
+    HAS_LEVELS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BYTES: tl.constexpr,
@@ -111,6 +118,8 @@ def _multiply(
             number = code
             if HALVES:
                 number = (code >> (4 * half)) & 15
+            if HAS_LEVELS:
+                number = tl.load(levels + number)
             weight = scale * (number.to(tl.float32) - ZERO) + least
             here = column + half * group_bytes
             taken = (row < rows)[:, None] & (at < width)[None, :]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from ..block_formats import BlockFormat
-from ..quantized import GroupedCodes, QuantizedWeight, dequantize, grouped_codes
+from ..grouped_codes import GroupedCodes
+from ..quantized import QuantizedWeight, grouped_codes
 
 log = logging.getLogger("tandem.kernels")
 
@@ -51,15 +53,16 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
     generator = torch.Generator().manual_seed(0)
     shape = (99, 2 * 256 // kind.values * kind.nbytes)
     blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    # These bytes are 0.05 as a scale or a minimum, which are last in large blocks, else first.
-    places = slice(-2, None) if kind.values == 256 else slice(0, 4)
-    blocks.view(99, -1, kind.nbytes)[..., places] = 0x2A
-    weight = QuantizedWeight(kind, blocks.to(device))
+    weight = grouped_codes(QuantizedWeight(kind, blocks.to(device)))
+    # Random bytes are scales of any size.
+    scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
+    minimums = None if weight.minimums is None else -scales
+    weight = replace(weight, scales=scales, minimums=minimums)
     x = torch.randn(rows, weight.inputs, generator=generator).to(device, dtype)
-    found = triton_multiply(x, grouped_codes(weight))
+    found = triton_multiply(x, weight)
     if device.type == "meta":  # nothing is computed there
         return 0.0
-    dense = dequantize(weight)
+    dense = weight.values()
     size = dense.norm(dim=1).max()
     difference = found.float() / size - F.linear(x.float(), dense) / size
     return float(difference.abs().nan_to_num(torch.inf).max())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..quantized import GroupedCodes, QuantizedWeight, dequantize
+from ..grouped_codes import GroupedCodes
+from ..quantized import QuantizedWeight
 from ..signatures import Linear
 
 # Weights that are brought to fp32 at a time: 4 MB.
@@ -15,13 +16,12 @@ _DECODED = 1 << 24
 
 
 def multiply_decoded(
-    x: torch.Tensor, weight: GroupedCodes, bias: torch.Tensor | None
+    x: torch.Tensor, weight: GroupedCodes | QuantizedWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """The product with a weight whose codes are kept apart, in x's dtype."""
-    outputs, inputs = len(weight.codes), weight.scales.shape[1] * weight.group
-    step = max(1, _DECODED // inputs)
-    out = x.new_empty(x.shape[0], outputs)
-    for first in range(0, outputs, step):
+    """The product with a weight in x's dtype."""
+    step = max(1, _DECODED // weight.inputs)
+    out = x.new_empty(x.shape[0], weight.outputs)
+    for first in range(0, weight.outputs, step):
         rows = slice(first, first + step)
         part_bias = None if bias is None else bias[rows].to(x.dtype)
         out[:, rows] = F.linear(x, weight.part(rows).values().to(x.dtype), part_bias)
@@ -33,18 +33,16 @@ def prepare_quantized(
 ) -> Linear:
     """The product with a weight, whose bytes are kept as they are. Sums are fp32, whatever the
     activations' ``dtype``."""
-    outputs = len(weight.blocks)
     step = max(1, _PIECE // weight.inputs)
     wide_bias = None if bias is None else bias.float()
 
     def run(x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
-        out = x.new_empty(x.shape[0], outputs)
-        for first in range(0, outputs, step):
+        out = x.new_empty(x.shape[0], weight.outputs)
+        for first in range(0, weight.outputs, step):
             rows = slice(first, first + step)
-            part = dequantize(QuantizedWeight(weight.format, weight.blocks[rows]))
             part_bias = None if wide_bias is None else wide_bias[rows]
-            out[:, rows] = F.linear(wide, part, part_bias)
+            out[:, rows] = F.linear(wide, weight.part(rows).values(), part_bias)
         return out
 
     return run

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     DynamicScaling,
@@ -21,6 +21,13 @@ from .spec import (
 
 # The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
+# The largest numbers of parts, which take memory before any weight is read; far above any model's.
+_MOST_PARTS = {
+    "num_hidden_layers": 1 << 12,
+    "num_experts": 1 << 14,
+    "num_local_experts": 1 << 14,
+    "n_routed_experts": 1 << 14,
+}
 _CAUSAL_ONLY = (
     ": each token attends to those before it only, unlike in an encoder made of a decoder; for "
     "embeddings use a model that was trained so"
@@ -78,8 +85,10 @@ class Config:
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-            raise self.refusal(key, value, "a positive integer")
+        most = _MOST_PARTS.get(key, _LARGEST)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+            known = "a positive integer" + (f" up to {most}" if most < _LARGEST else "")
+            raise self.refusal(key, value, known)
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -142,7 +151,8 @@ class Config:
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
-        return ModelError(f"{self.file}: {self._name(key)} is {value!r}; supported: {supported}")
+        named = self._name(key)
+        return ModelError(f"{self.file}: {named} is {shown(value)}; supported: {supported}")
 
     def finish(self) -> None:
         """Reject keys that were not read, unless they are known to have no effect."""
@@ -182,7 +192,7 @@ def read_max_position(config: Config) -> int:
         for other in _OTHER_LENGTHS:
             if (value := config.values.get(other)) is not None:
                 raise ModelError(
-                    f"{config.file}: {key} is missing; if {other}, which is {value!r}, is the "
+                    f"{config.file}: {key} is missing; if {other}, which is {shown(value)}, is the "
                     f"context that the model was trained for, enter it as {key} too"
                 )
     return config.integer(key)

@@ -72,6 +72,14 @@ class TensorParallel:
         each = -(-total // self.size)
         return range(min(self.rank * each, total), min((self.rank + 1) * each, total))
 
+    def shard_of_inputs(self, total: int, format: BlockFormat | None) -> range:
+        """This rank's range of inputs of a weight: of whole blocks, if each rank gets any."""
+        blocks, rest = divmod(total, 1 if format is None else format.values)
+        if format is None or rest or blocks < self.size:
+            return self.shard(total)
+        first, end = (number * blocks // self.size for number in (self.rank, self.rank + 1))
+        return range(first * format.values, end * format.values)
+
 
 # The block format of the weight of this name; ``None`` if it is stored as plain numbers.
 FormatOf = Callable[[str], BlockFormat | None]

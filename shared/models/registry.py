@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from .config import Config
 from .families import (
     cohere,
@@ -201,7 +201,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     else:
         kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
-        f"{file}: architectures is {names!r} and model_type {model_type!r}"
+        f"{file}: architectures is {shown(names)} and model_type {shown(model_type)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
     )
 

@@ -143,7 +143,8 @@ class CheckpointWeights:
                 f"{self._source.path}: {tensor} has shape {list(shape)}, but the configuration "
                 f"implies {['...'] * (origin.index is not None) + list(expected)}: {REMEDY}"
             )
-        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or len(shape) != 2):
+        matrix = len(shape) == 2 and origin.index is None
+        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or not matrix):
             raise ModelError(
                 f"{self._source.path}: {tensor} is saved in {dtype}; supported: "
                 f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
@@ -158,9 +159,12 @@ class CheckpointWeights:
         format = BLOCK_FORMATS.get(self._source.dtype(tensor))
         if format is None or format == slot.format:
             return self._source.read(tensor, dim, first, end, origin.index)
-        rows = (first, end) if dim == 0 else (0, slot.shape[0])
-        whole = dequantize(QuantizedWeight(format, self._source.read(tensor, 0, *rows)))
-        return whole if dim == 0 else whole[:, first:end]
+        if dim == 0:
+            return dequantize(QuantizedWeight(format, self._source.read(tensor, 0, first, end)))
+        begin = first // format.values * format.values
+        stop = -(-end // format.values) * format.values
+        blocks = self._source.read(tensor, 1, begin, stop)
+        return dequantize(QuantizedWeight(format, blocks))[:, first - begin : end - begin]
 
     def _transformed(self, name: str, target: Target, stored: torch.Tensor) -> torch.Tensor:
         match target:

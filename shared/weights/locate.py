@@ -14,6 +14,7 @@ from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
 from ..version import install_command
 from .folder_kind import INDEX, SINGLE, without_config
+from .gguf.parts import without_part
 from .gguf_choice import choose, models_of
 from .header_files import write_gguf_header
 from .remote_files import Listing, ModelHub
@@ -95,8 +96,15 @@ def _on_disk(name: str) -> Path | None:
     if path.is_file():
         return _of_file(path)
     if path.is_dir():
-        return path
+        return _of_folder(path)
     return None
+
+
+def _of_folder(path: Path) -> Path:
+    """A folder, or the one GGUF model in it."""
+    files = _files_in(path)
+    models = models_of(files)
+    return path / next(iter(models)) if len(models) == 1 and _only_ggufs(files) else path
 
 
 def _refuse_version_of_folder(on_hub: HubName, name: str) -> None:
@@ -212,11 +220,11 @@ def _of_file(path: Path) -> Path:
 
 def display_name(name: str) -> str:
     """The default name of a model for clients: that of its repository, or the last component of its
-    path, without .gguf."""
+    path, without .gguf and the number of a part."""
     if name == BUILTIN:
         return "tandem-builtin"
     path = Path(name)
     if not path.exists():
         on_hub = hub_name(name)
         return name if on_hub is None else on_hub.for_clients
-    return path.resolve().stem if is_gguf(path) else path.resolve().name
+    return without_part(path.resolve().name) if is_gguf(path) else path.resolve().name

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from ..config import Config, read_max_position, read_rope
 from ..spec import (
     Activation,
@@ -246,8 +246,8 @@ def _check_pooling(config: Config) -> None:
     that of a node that is asked for none."""
     if (pooling := config.get("pooling_type", "last")) != "last":
         raise ModelError(
-            f"{config.file}: pooling_type is {pooling!r}, and routers pool by 'last' unless they "
-            f"are started with --pooling; add --ignore-config-keys pooling_type"
+            f"{config.file}: pooling_type is {shown(pooling)}, and routers pool by 'last' unless "
+            f"they are started with --pooling; add --ignore-config-keys pooling_type"
             + (f" and --pooling {pooling}" if pooling in ("mean", "cls") else "")
         )
 

@@ -14,7 +14,8 @@ class DenseMLP(Part):
     """``down(activation(gate(x)) * up(x))``, or without the gate; its width split over ranks."""
 
     def __init__(self, place: WeightPlacement, spec: DenseSpec, hidden: int) -> None:
-        mine = place.tp.shard(spec.intermediate)
+        format = place.format_of(place.name("down.weight"))
+        mine = place.tp.shard_of_inputs(spec.intermediate, format)
         shard = (spec.intermediate, mine)
         shards = {"gate": shard, "up": shard} if spec.gated else {"up": shard}
         self.operators = place.operators

@@ -2,27 +2,41 @@
 its tensors. No torch.
 
 llama.cpp's converter stores tensors of some families otherwise than Hugging Face does: with the
-rotated rows of q and k in pairs, norms with one added, experts of a layer in one tensor.
+rotated rows of q and k in pairs, norms with one added, experts of a layer in one tensor. It names
+some values that a config has as what tensors a file has, or has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...models.weight_names import Deinterleave, Split, WeightNames
+from ...models.weight_names import Deinterleave, Split, Stacked, WeightNames
+from .header import GGUFHeader
+
+# Metadata without the prefix of the architecture, and the tensors: the values of a config that
+# follow from both, and take the place of others.
+Derive = Callable[[Mapping[str, Any], GGUFHeader], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Architecture:
     """``family`` as ``architectures`` of a config.json has it. ``keys`` are the config's names of
-    metadata, without the prefix of the architecture, ``constants`` what the metadata leaves out."""
+    metadata, without the prefix of the architecture; ``constants`` what the metadata leaves out.
+    ``implied`` metadata needs no key: other values or tensors say the same, or ``derived`` reads
+    it. ``rotated_part`` is the key of families whose heads are rotated in part unless it is one.
+    Values that are ``None`` are left out. ``scaling`` is what a table that scales rope always
+    has."""
 
     family: str
     keys: Mapping[str, str]
     weights: WeightNames
     constants: Mapping[str, Any] = field(default_factory=dict)
+    implied: frozenset[str] = frozenset()
+    rotated_part: str | None = None
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    derived: Derive = lambda metadata, header: {}
 
 
 _KEYS = {
@@ -41,8 +55,9 @@ _SOFT_CAPS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+LOCAL_THETA = "rope_local_base_freq"
 _LOCAL = {
-    "rope.freq_base_swa": "rope_local_base_freq",
+    "rope.freq_base_swa": LOCAL_THETA,
     "attention.sliding_window_pattern": "sliding_window_pattern",
 }
 _EXPERTS = {
@@ -50,6 +65,8 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# Of LayerNorms, under the key that most families have.
+_LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
 
 def _in_layers(names: Mapping[str, str], kind: str = "weight") -> WeightNames:
@@ -97,34 +114,433 @@ _DENSE: WeightNames = {
 _LLAMA = _DENSE | _interleaved(_QK)
 _QWEN3 = _DENSE | _in_layers(_HEAD_NORMS)
 _GEMMA = _DENSE | _in_layers(_SANDWICH)
-_PHI3: WeightNames = _DENSE | {
-    "blk.{i}.attn_qkv.weight": Split(
-        tuple(f"layers.{{i}}.attention.{part}.weight" for part in "qkv")
-    ),
-    "blk.{i}.ffn_up.weight": Split(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight")),
+_FUSED_QKV = {
+    f"blk.{{i}}.attn_qkv.{kind}": Split(
+        tuple(f"layers.{{i}}.attention.{part}.{kind}" for part in "qkv")
+    )
+    for kind in ("weight", "bias")
 }
-_MOE: WeightNames = (
-    _QWEN3
-    | _in_layers({"ffn_gate_inp": "mlp.router"})
+_FUSED_GATE: WeightNames = {
+    "blk.{i}.ffn_up.weight": Split(("layers.{i}.mlp.gate.weight", "layers.{i}.mlp.up.weight"))
+}
+_NORM_BIASES: WeightNames = {"output_norm.bias": "norm.bias", **_in_layers(_NORMS, "bias")}
+# Norms behind the halves of a layer only.
+_POST_NORMS = _in_layers(
+    {"post_attention_norm": "post_attention_norm", "post_ffw_norm": "post_mlp_norm"}
+)
+# A norm that is named after the half before it.
+_NORM_OF_MLP = _in_layers({"post_attention_norm": "mlp_norm"})
+_PARTS = ("gate", "up", "down")
+_EXPERT_WEIGHTS: WeightNames = _in_layers({"ffn_gate_inp": "mlp.router"}) | {
+    f"blk.{{i}}.ffn_{part}_exps.{{j}}.weight": f"layers.{{i}}.mlp.experts.{{j}}.{part}.weight"
+    for part in _PARTS
+}
+_SHARED_EXPERT = _in_layers({f"ffn_{part}_shexp": f"mlp.shared.{part}" for part in _PARTS})
+_CORRECTION: WeightNames = {"blk.{i}.exp_probs_b.bias": "layers.{i}.mlp.router.bias"}
+_MOE: WeightNames = _QWEN3 | _EXPERT_WEIGHTS
+# Before experts were stacked.
+_MIXTRAL: WeightNames = (
+    _LLAMA
+    | _EXPERT_WEIGHTS
     | {
-        f"blk.{{i}}.ffn_{part}_exps.{{j}}.weight": f"layers.{{i}}.mlp.experts.{{j}}.{part}.weight"
-        for part in ("gate", "up", "down")
+        f"blk.{{i}}.ffn_{part}.{{j}}.weight": f"layers.{{i}}.mlp.experts.{{j}}.{part}.weight"
+        for part in _PARTS
     }
 )
+_DEEPSEEK: WeightNames = (
+    _DENSE
+    | _in_layers(
+        {
+            "attn_q_a": "attention.q_a",
+            "attn_q_a_norm": "attention.q_a_norm",
+            "attn_kv_a_norm": "attention.kv_a_norm",
+            "attn_kv_b": "attention.kv_b",
+        }
+    )
+    | _interleaved(
+        {
+            "attn_q": "attention.q",
+            "attn_q_b": "attention.q_b",
+            "attn_kv_a_mqa": "attention.kv_a",
+        }
+    )
+    | _EXPERT_WEIGHTS
+    | _SHARED_EXPERT
+    | _CORRECTION
+)
+# A LayerNorm for each head.
+_STACKED_HEAD_NORMS: WeightNames = {
+    "blk.{i}.attn_q_norm.weight": Stacked("layers.{i}.attention.q_norm.{j}.weight", "heads"),
+    "blk.{i}.attn_k_norm.weight": Stacked("layers.{i}.attention.k_norm.{j}.weight", "kv_heads"),
+}
+_COHERE: WeightNames = _LLAMA | {
+    "blk.{i}.attn_q_norm.weight": Stacked(
+        Deinterleave("layers.{i}.attention.q_norm.{j}.weight"), "heads"
+    ),
+    "blk.{i}.attn_k_norm.weight": Stacked(
+        Deinterleave("layers.{i}.attention.k_norm.{j}.weight"), "kv_heads"
+    ),
+}
+_EXPERT_BIASES: WeightNames = {
+    f"blk.{{i}}.ffn_{part}_exps.bias": Stacked(f"layers.{{i}}.mlp.experts.{{j}}.{part}.bias")
+    for part in _PARTS
+}
 
+
+def _has(name: str, header: GGUFHeader) -> bool:
+    """True if the first layer has a tensor."""
+    return f"blk.0.{name}" in header.tensors
+
+
+def _with_q_bias(key: str) -> Derive:
+    return lambda metadata, header: {key: _has("attn_q.bias", header)}
+
+
+def _qk_normed(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return {"use_qk_norm": _has("attn_q_norm.weight", header)}
+
+
+def _of_stablelm(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return {
+        "use_qkv_bias": _has("attn_q.bias", header),
+        "qk_layernorm": _has("attn_q_norm.weight", header),
+        "use_parallel_residual": not _has("ffn_norm.weight", header),
+    }
+
+
+# Of families that have biases always, or say so by another key.
+_NO_BIASES = {"attention_bias": None, "mlp_bias": None}
+
+
+def _of_phi(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """The width of the feed-forward, which the converter takes for granted."""
+    up = header.tensors.get("blk.0.ffn_up.weight")
+    return _NO_BIASES | {"intermediate_size": None if up is None else up.shape[0]}
+
+
+def _of_gpt2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return _NO_BIASES | dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta"))
+
+
+def _of_neox(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return _NO_BIASES | {"attention_bias": _has("attn_qkv.bias", header)}
+
+
+def _of_seed_oss(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return {
+        "attention_bias": _has("attn_q.bias", header),
+        "attention_out_bias": _has("attn_output.bias", header),
+    }
+
+
+def _of_starcoder2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return _NO_BIASES | {"use_bias": _has("attn_q.bias", header)}
+
+
+def _kinds_by_window(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """``layer_types``, where a file says of each layer whether it has a window."""
+    pattern = metadata.get("attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        return {}
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    return {"layer_types": kinds}
+
+
+def _of_minimax(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    return {"rotary_dim": metadata.get("rope.dimension_count")}
+
+
+def _of_glm4_moe(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """The layers that predict further tokens count as layers in a file."""
+    layers, more = metadata.get("block_count"), metadata.get("nextn_predict_layers", 0)
+    known = isinstance(layers, int) and isinstance(more, int)
+    return {
+        "num_hidden_layers": layers - more if known else layers,
+        "attention_bias": _has("attn_q.bias", header),
+        **_qk_normed(metadata, header),
+    }
+
+
+def _of_deepseek(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """The widths of heads, which older files do not have for latent attention."""
+    rotated = metadata.get("rope.dimension_count")
+    width = metadata.get("attention.key_length_mla", metadata.get("attention.key_length"))
+    known = isinstance(rotated, int) and isinstance(width, int)
+    heads = metadata.get("attention.head_count")
+    groups = metadata.get("expert_group_count", 1)
+    values: dict[str, Any] = {
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": width - rotated if known else width,
+        "v_head_dim": metadata.get(
+            "attention.value_length_mla", metadata.get("attention.value_length")
+        ),
+        "num_key_value_heads": heads,
+        "head_dim": rotated,
+        "n_group": groups,
+        "topk_group": metadata.get("expert_group_used_count", 1),
+        "routed_scaling_factor": metadata.get("expert_weights_scale", 1.0),
+    }
+    return values
+
+
+def _of_deepseek_v2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    grouped = metadata.get("expert_group_count", 1) != 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    normalised = metadata.get("expert_weights_norm", False)
+    return {
+        **_of_deepseek(metadata, header),
+        "topk_method": method,
+        "norm_topk_prob": normalised,
+    }
+
+
+def _of_deepseek_v3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    normalised = metadata.get("expert_weights_norm", True)
+    return {**_of_deepseek(metadata, header), "norm_topk_prob": normalised}
+
+
+_DEEPSEEK_KEYS = {
+    **{key: name for key, name in _KEYS.items() if key not in ("attention.key_length",)},
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+_DEEPSEEK_IMPLIED = frozenset(
+    (
+        "attention.key_length",
+        "attention.value_length",
+        "attention.key_length_mla",
+        "attention.value_length_mla",
+        "expert_gating_func",
+        "expert_group_count",
+        "expert_group_used_count",
+        "expert_weights_scale",
+    )
+)
+_GLM_KEYS = _KEYS | {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "nextn_predict_layers": "num_nextn_predict_layers",
+}
+_GRANITE_KEYS = _KEYS | {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_LOCAL_EXPERTS = {
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+_PATTERN = frozenset(("attention.sliding_window_pattern",))
+_WIDTH_OF_EXPERTS = frozenset(("expert_feed_forward_length",))
+
+MIXTRAL = Architecture("MixtralForCausalLM", _KEYS | _LOCAL_EXPERTS, _MIXTRAL)
+DEEPSEEK_V3 = Architecture(
+    "DeepseekV3ForCausalLM",
+    _DEEPSEEK_KEYS,
+    _DEEPSEEK,
+    implied=_DEEPSEEK_IMPLIED,
+    derived=_of_deepseek_v3,
+)
+OLMO3 = Architecture(
+    "Olmo3ForCausalLM",
+    _KEYS | _WINDOW | {"rope.freq_base_swa": LOCAL_THETA},
+    _QWEN3 | _POST_NORMS,
+    implied=_PATTERN,
+    derived=_kinds_by_window,
+)
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
     "qwen2": Architecture("Qwen2ForCausalLM", _KEYS, _DENSE),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        _KEYS | _EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        _DENSE
+        | _EXPERT_WEIGHTS
+        | _SHARED_EXPERT
+        | _in_layers({"ffn_gate_inp_shexp": "mlp.shared_gate"}),
+        derived=_with_q_bias("qkv_bias"),
+    ),
     "qwen3": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3),
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM", _KEYS | _EXPERTS, _MOE, {"norm_topk_prob": True}
     ),
+    "gemma": Architecture("GemmaForCausalLM", _KEYS, _DENSE),
     "gemma2": Architecture("Gemma2ForCausalLM", _KEYS | _WINDOW | _SOFT_CAPS, _GEMMA),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         _KEYS | _WINDOW | _SOFT_CAPS | _LOCAL,
         _GEMMA | _in_layers(_HEAD_NORMS),
     ),
-    "phi3": Architecture("Phi3ForCausalLM", _KEYS | _WINDOW, _PHI3),
+    "phi2": Architecture(
+        "PhiForCausalLM",
+        _KEYS | _LAYER_NORM,
+        _DENSE | _FUSED_QKV | _NORM_BIASES | {"output.bias": "head.bias"},
+        rotated_part="partial_rotary_factor",
+        derived=_of_phi,
+    ),
+    "phi3": Architecture("Phi3ForCausalLM", _KEYS | _WINDOW, _DENSE | _FUSED_QKV | _FUSED_GATE),
     "smollm3": Architecture("SmolLM3ForCausalLM", _KEYS, _LLAMA),
+    "deepseek2": Architecture(
+        "DeepseekV2ForCausalLM",
+        _DEEPSEEK_KEYS,
+        _DEEPSEEK,
+        implied=_DEEPSEEK_IMPLIED,
+        derived=_of_deepseek_v2,
+    ),
+    "command-r": Architecture(
+        "CohereForCausalLM",
+        _KEYS | _LAYER_NORM | {"logit_scale": "logit_scale"},
+        _COHERE,
+        derived=_qk_normed,
+    ),
+    "cohere2": Architecture(
+        "Cohere2ForCausalLM",
+        _KEYS | _LAYER_NORM | _WINDOW | {"logit_scale": "logit_scale"},
+        _LLAMA,
+        implied=_PATTERN,
+        derived=_kinds_by_window,
+    ),
+    "ernie4_5": Architecture(
+        "Ernie4_5ForCausalLM", _KEYS, _LLAMA, derived=_with_q_bias("use_bias")
+    ),
+    "ernie4_5-moe": Architecture(
+        "Ernie4_5_MoeForCausalLM",
+        _KEYS
+        | {
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        _LLAMA
+        | _EXPERT_WEIGHTS
+        | _SHARED_EXPERT
+        | {"blk.{i}.exp_probs_b.bias": Stacked("layers.{i}.mlp.router.bias", "one")},
+        implied=frozenset(("expert_shared_feed_forward_length",)),
+        derived=_with_q_bias("use_bias"),
+    ),
+    "exaone4": Architecture(
+        "Exaone4ForCausalLM",
+        _KEYS | _WINDOW,
+        _QWEN3 | _POST_NORMS,
+        implied=_PATTERN,
+        derived=_kinds_by_window,
+    ),
+    "chatglm": Architecture(
+        "GlmForCausalLM",
+        _KEYS,
+        _LLAMA | _FUSED_GATE,
+        rotated_part="partial_rotary_factor",
+        derived=_with_q_bias("attention_bias"),
+    ),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        _KEYS,
+        _LLAMA | _POST_NORMS | _FUSED_GATE,
+        rotated_part="partial_rotary_factor",
+        derived=_with_q_bias("attention_bias"),
+    ),
+    "glm4moe": Architecture(
+        "Glm4MoeForCausalLM",
+        _GLM_KEYS,
+        _QWEN3 | _NORM_OF_MLP | _EXPERT_WEIGHTS | _SHARED_EXPERT | _CORRECTION,
+        implied=frozenset(("expert_gating_func",)),
+        rotated_part="partial_rotary_factor",
+        derived=_of_glm4_moe,
+    ),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel",
+        _KEYS | {"attention.layer_norm_epsilon": "layer_norm_epsilon"},
+        _DENSE | _FUSED_QKV | _NORM_BIASES | {"position_embd.weight": "positions.weight"},
+        derived=_of_gpt2,
+    ),
+    "gptneox": Architecture(
+        "GPTNeoXForCausalLM",
+        _KEYS
+        | _LAYER_NORM
+        | {
+            "use_parallel_residual": "use_parallel_residual",
+            "rope.freq_base": "rotary_emb_base",
+        },
+        _DENSE | _FUSED_QKV | _NORM_BIASES,
+        rotated_part="rotary_pct",
+        derived=_of_neox,
+    ),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        _KEYS | _WINDOW | _LOCAL_EXPERTS,
+        _DENSE
+        | _NORM_OF_MLP
+        | _EXPERT_WEIGHTS
+        | _EXPERT_BIASES
+        | {
+            "blk.{i}.ffn_gate_inp.bias": "layers.{i}.mlp.router.logits.bias",
+            "blk.{i}.attn_sinks.weight": "layers.{i}.attention.sinks.weight",
+        },
+        implied=_WIDTH_OF_EXPERTS,
+        scaling={"truncate": False},
+    ),
+    "granite": Architecture("GraniteForCausalLM", _GRANITE_KEYS, _LLAMA),
+    "granitemoe": Architecture(
+        "GraniteMoeSharedForCausalLM",
+        _GRANITE_KEYS
+        | _LOCAL_EXPERTS
+        | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        _LLAMA | _EXPERT_WEIGHTS | _SHARED_EXPERT,
+    ),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _KEYS, _QWEN3),
+    "minimax-m2": Architecture(
+        "MiniMaxM2ForCausalLM",
+        _KEYS | _LOCAL_EXPERTS,
+        _QWEN3 | _EXPERT_WEIGHTS | _CORRECTION,
+        implied=frozenset(("expert_gating_func", "expert_feed_forward_length")),
+        derived=_of_minimax,
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", _KEYS, _QWEN3 | _POST_NORMS),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM", _KEYS, _DENSE | _NORM_OF_MLP, derived=_of_seed_oss
+    ),
+    "stablelm": Architecture(
+        "StableLmForCausalLM",
+        _KEYS | _LAYER_NORM,
+        _DENSE | _NORM_BIASES | _STACKED_HEAD_NORMS,
+        implied=frozenset(("use_parallel_residual",)),
+        rotated_part="partial_rotary_factor",
+        derived=_of_stablelm,
+    ),
+    "starcoder2": Architecture(
+        "Starcoder2ForCausalLM",
+        _KEYS | {"attention.layer_norm_epsilon": "norm_epsilon"},
+        _DENSE | _NORM_BIASES,
+        derived=_of_starcoder2,
+    ),
 }
+
+
+def architecture(name: str, header: GGUFHeader) -> Architecture:
+    """The architecture of this name. Some names stand for several families."""
+    if name == "llama" and header.metadata.get("llama.expert_count", 0) != 0:
+        return MIXTRAL
+    corrected = any(tensor.endswith(".exp_probs_b.bias") for tensor in header.tensors)
+    sigmoids = header.metadata.get("deepseek2.expert_gating_func") == 2
+    normalised = header.metadata.get("deepseek2.expert_weights_norm") is True
+    if name == "deepseek2" and (corrected or sigmoids or normalised):
+        return DEEPSEEK_V3
+    if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+        return OLMO3
+    return ARCHITECTURES[name]

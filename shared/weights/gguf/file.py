@@ -1,8 +1,9 @@
-"""GGUF file: one model's configuration, tokenizer and tensors."""
+"""GGUF file, or several: one model's configuration, tokenizer and tensors."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -12,42 +13,43 @@ from ...models.model_config import ModelConfig
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
-from .header import GGUFHeader, TensorEntry, read_header, shortest
-from .hf_config import architecture_of, config_values, end_tokens
+from .header import GGUFHeader, TensorEntry, shortest
+from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
+from .parts import part_files, read_model
+from .tensor_types import TENSOR_TYPES
 from .tokenizer_json import tokenizer_files
 
 if TYPE_CHECKING:
     import torch
 
+F32 = TENSOR_TYPES[0]
 # The most factors of rope that are read without torch.
 _MAX_FACTORS = 1 << 12
 
 
 class GGUFFile:
-    """A ``WeightSource``. Tensors are read and not mapped: a mapped file that is truncated kills
-    the process that looks at it."""
+    """A ``WeightSource``, given its file or any of its parts. Tensors are read and not mapped: a
+    mapped file that is truncated kills the process that looks at it."""
 
     format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
+        self._open: dict[Path, BinaryIO] | None = None
 
     def __enter__(self) -> GGUFFile:
-        try:
-            self._file = self.path.open("rb", buffering=0)
-        except OSError as error:
-            raise ModelError(f"{self.path} cannot be read: {error.strerror}") from error
+        self._open = {}
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        for file in (self._open or {}).values():
+            file.close()
+        self._open = None
 
     @cached_property
     def header(self) -> GGUFHeader:
-        """The file's header."""
-        return read_header(self.path)
+        """The header of the model."""
+        return read_model(self.path)
 
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
@@ -63,19 +65,39 @@ class GGUFFile:
         return end_tokens(self.header)
 
     def weight_names(self, family: Family) -> WeightNames:
-        """See ``WeightSource``."""
+        """See ``WeightSource``. Checks that the formats of the weights can be decoded here."""
+        check_codebooks(self.header, self.path)
         return architecture_of(self.header, self.path).weights
 
     @cached_property
     def _tensors(self) -> dict[str, TensorEntry]:
         """The tensors; of one that has the experts of a layer, a matrix for each."""
-        return {
-            each.name: each for entry in self.header.tensors.values() for each in _matrices(entry)
+        split = {part.name for pair in self._expansions.values() for part in pair}
+        listed = (entry for name, entry in self.header.tensors.items() if name not in split)
+        tensors = {each.name: each for entry in listed for each in _matrices(entry)}
+        return tensors | {
+            name: replace(keys, name=name, shape=_expanded(keys, values), type=F32)
+            for name, (keys, values) in self._expansions.items()
         }
+
+    @cached_property
+    def _expansions(self) -> dict[str, tuple[TensorEntry, TensorEntry]]:
+        """The tensors of latent attention that make one of a Hugging Face checkpoint, by the name
+        that it has in files from before they were split: for each head the rows of keys, which
+        are stored as columns, and the rows of values."""
+        found = {}
+        for name, keys in self.header.tensors.items():
+            stem, marked, _ = name.partition(".attn_k_b.weight")
+            values = self.header.tensors.get(f"{stem}.attn_v_b.weight")
+            if not marked or values is None or len(keys.shape) != 3 or len(values.shape) != 3:
+                continue
+            if (keys.shape[0], keys.shape[1]) == (values.shape[0], values.shape[2]):
+                found[f"{stem}.attn_kv_b.weight"] = keys, values
+        return found
 
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
-        return [self.path.name]
+        return [part.name for part in part_files(self.path)]
 
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
@@ -100,9 +122,12 @@ class GGUFFile:
     def read(
         self, name: str, dim: int, first: int, end: int, index: int | None = None
     ) -> torch.Tensor:
-        """See ``WeightSource``. Stacked tensors are matrices with names of their own here."""
-        assert index is None, name
+        """See ``WeightSource``. Stacked matrices are tensors with names of their own here."""
         entry = self._tensors[name]
+        if name in self._expansions:
+            return self._expansion(*self._expansions[name], first, end)
+        if index is not None:
+            return self._rows(entry, index, index + 1)[0, first:end]
         if dim == 0:
             return self._rows(entry, first, end)
         whole = self._rows(entry, 0, entry.shape[0])
@@ -110,35 +135,74 @@ class GGUFFile:
             first, end = entry.type.bytes_of(first), entry.type.bytes_of(end)
         return whole[:, first:end]
 
+    def _expansion(
+        self, keys: TensorEntry, values: TensorEntry, first: int, end: int
+    ) -> torch.Tensor:
+        """Some rows, of whole heads."""
+        import torch
+
+        width = keys.shape[2] + values.shape[1]
+        heads = range(first // width, end // width)
+        parts = [
+            part
+            for head in heads
+            for part in (self._numbers(keys, head).mT, self._numbers(values, head))
+        ]
+        return torch.cat(parts)
+
+    def _numbers(self, entry: TensorEntry, index: int) -> torch.Tensor:
+        """One of several matrices, in fp32."""
+        from ....kernels.quantized import QuantizedWeight, dequantize
+
+        matrix = _matrices(entry)[index]
+        rows = self._rows(matrix, 0, matrix.shape[0])
+        return (
+            rows.float()
+            if entry.type.values == 1
+            else dequantize(QuantizedWeight(entry.type, rows))
+        )
+
     def _rows(self, entry: TensorEntry, first: int, end: int) -> torch.Tensor:
         import torch
 
         width = entry.type.bytes_of(entry.shape[1]) if len(entry.shape) > 1 else entry.type.nbytes
         data = torch.empty((end - first) * width, dtype=torch.uint8)
-        self._fill(data.numpy().data, entry.name, entry.begin + first * width)
+        self._fill(data.numpy().data, entry, first * width)
         dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
         kind = dtypes.get(entry.type.name)
         rows = data if kind is None else data.view(kind)
         return rows.view(end - first, -1) if len(entry.shape) > 1 else rows
 
-    def _fill(self, target: memoryview, name: str, begin: int) -> None:
-        assert self._file is not None, "the source is not open"
-        self._file.seek(begin)
-        while target:
-            count = self._file.readinto(target)  # type: ignore[attr-defined]
-            if not count:
-                raise ModelError(f"{self.path} was truncated while {name} was read")
-            target = target[count:]
+    def _fill(self, target: memoryview, entry: TensorEntry, begin: int) -> None:
+        """Read the tensor's bytes from ``begin`` on."""
+        assert self._open is not None, "the source is not open"
+        try:
+            if entry.file not in self._open:
+                self._open[entry.file] = entry.file.open("rb", buffering=0)
+            file = self._open[entry.file]
+            file.seek(entry.begin + begin)
+            while target:
+                count = file.readinto(target)  # type: ignore[attr-defined]
+                if not count:
+                    raise ModelError(f"{entry.file} was truncated while {entry.name} was read")
+                target = target[count:]
+        except OSError as error:
+            raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from error
 
     def _read_floats(self, name: str) -> list[float]:
         """The factors of rope, which the configuration needs."""
         entry = self.header.tensors.get(name)
         if entry is None or entry.type.name != "F32" or entry.shape[-1] > _MAX_FACTORS:
             raise ModelError(f"{self.path}: {name} is missing, or no list of factors in F32")
-        with self.path.open("rb") as file:
-            file.seek(entry.begin)
-            count = entry.shape[-1]
-            return [shortest(value) for value in struct.unpack(f"<{count}f", file.read(4 * count))]
+        data = bytearray(4 * entry.shape[-1])
+        with GGUFFile(self.path) as own:
+            own._fill(memoryview(data), entry, 0)
+        return [shortest(value) for (value,) in struct.iter_unpack("<f", data)]
+
+
+def _expanded(keys: TensorEntry, values: TensorEntry) -> tuple[int, int]:
+    heads, rank, width = keys.shape
+    return heads * (width + values.shape[1]), rank
 
 
 def _matrices(entry: TensorEntry) -> list[TensorEntry]:
@@ -147,8 +211,11 @@ def _matrices(entry: TensorEntry) -> list[TensorEntry]:
     stem, _, kind = entry.name.rpartition(".")
     size = entry.type.bytes_of(entry.shape[1] * entry.shape[2])
     return [
-        TensorEntry(
-            f"{stem}.{index}.{kind}", entry.shape[1:], entry.type, entry.begin + index * size
+        replace(
+            entry,
+            name=f"{stem}.{index}.{kind}",
+            shape=entry.shape[1:],
+            begin=entry.begin + index * size,
         )
         for index in range(entry.shape[0])
     ]

@@ -1,30 +1,37 @@
 """The header of a GGUF file: metadata, and where each tensor is. No numpy, no torch.
 
 Files come from strangers, so every count and length is compared with the bytes that are left before
-anything of that size is read. The ``gguf`` library trusts them, and imports numpy, which a router
-does without.
+anything of that size is read, and a header takes little more memory than bytes in its file. The
+``gguf`` library trusts them, and imports numpy, which a router does without.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....kernels.block_formats import BlockFormat
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from ...text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from .tensor_types import TENSOR_TYPES, type_name
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-# Far above what any published model has.
-MAX_ELEMENTS = 1 << 21
+# Far above what any published model has: 70,000 matrices of experts, a million tokens and merges,
+# which are 20 MB.
+MAX_HEADER = 1 << 26
+MAX_ENTRIES = 1 << 16
+# Elements of all lists, and matrices of all tensors.
+MAX_ELEMENTS = 1 << 22
+MAX_MATRICES = 1 << 18
 MAX_KEY = 1 << 16
-MAX_HEADER = 1 << 28
-MAX_EXPERTS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 # The fewest bytes of an entry: the name's length, then type and value, or dimensions and offset.
@@ -39,11 +46,12 @@ _ALIGNMENT = "general.alignment"
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor: ``shape`` as torch has it, the last dimension's values being neighbours, and the
-    place of its first byte in the file."""
+    place of its first byte in its file."""
 
     name: str
     shape: tuple[int, ...]
     type: BlockFormat
+    file: Path
     begin: int
 
     @property
@@ -53,7 +61,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """``metadata`` by key; floats of 32 bits are the shortest numbers with the same bits.
+    """``metadata`` by key; floats of 32 bits are the shortest numbers with the same bits, lists of
+    numbers are arrays.
 
     ``unsupported`` has a tensor of each type that is not, by the type's name; ``tensors`` has the
     others."""
@@ -80,17 +89,18 @@ class _HeaderReader:
         self._file = file
         self._size = path.stat().st_size
         self._at = 0
+        self._elements = 0
         self._unsupported: dict[str, str] = {}
 
     def read(self) -> GGUFHeader:
         self._check_magic()
-        tensors = self._count("Q", _LEAST_TENSOR, "tensors")
-        entries = self._count("Q", _LEAST_METADATA, "metadata entries")
+        tensors = self._count(_LEAST_TENSOR, MAX_ENTRIES, "tensors")
+        entries = self._count(_LEAST_METADATA, MAX_ENTRIES, "metadata entries")
         metadata: dict[str, Any] = {}
         for _ in range(entries):
-            key = self._string("a metadata key", MAX_KEY)
+            key = self._name("a metadata key")
             if key in metadata:
-                raise self._invalid(f"the metadata key {key!r} is there twice")
+                raise self._invalid(f"the metadata key {key[:100]!r} is there twice")
             metadata[key] = self._value(self._number("I"), key)
         listed = [entry for _ in range(tensors) if (entry := self._tensor()) is not None]
         placed = self._placed(listed, self._alignment(metadata))
@@ -113,30 +123,28 @@ class _HeaderReader:
     def _alignment(self, metadata: dict[str, Any]) -> int:
         value = metadata.get(_ALIGNMENT, 32)
         if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
-            raise self._invalid(f"{_ALIGNMENT} is {value!r}, not a power of two up to 1 MiB")
+            raise self._invalid(f"{_ALIGNMENT} is {shown(value)}, not a power of two up to 1 MiB")
         return value
 
     def _tensor(self) -> TensorEntry | None:
         """The next tensor; ``None``, with a note, if its type is not supported."""
-        name = self._string("a tensor's name", MAX_KEY)
+        name = self._name("a tensor's name")
         dimensions = self._number("I")
         if not 0 < dimensions <= MAX_DIMENSIONS:
-            raise self._invalid(f"{name} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
+            raise self._invalid(
+                f"{name:.100} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}"
+            )
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         number, begin = self._number("I"), self._number("Q")
         kind = TENSOR_TYPES.get(number)
         if kind is None:
             self._unsupported.setdefault(type_name(number), name)
             return None
-        if len(shape) > 2 and shape[0] > MAX_EXPERTS:
-            raise self._unsuitable(
-                f"{name} is {shape[0]} matrices; at most {MAX_EXPERTS} are supported"
-            )
         if min(shape) < 1 or shape[-1] % kind.values:
             raise self._invalid(
-                f"{name} has shape {list(shape)}, whose rows are no blocks of {kind.values}"
+                f"{name:.100} has shape {list(shape)}, whose rows are no blocks of {kind.values}"
             )
-        return TensorEntry(name, shape, kind, begin)
+        return TensorEntry(name, shape, kind, self._path, begin)
 
     def _placed(self, listed: list[TensorEntry], alignment: int) -> dict[str, TensorEntry]:
         """The tensors at their places in the file, all of which must be within it."""
@@ -144,54 +152,86 @@ class _HeaderReader:
         tensors: dict[str, TensorEntry] = {}
         for each in listed:
             if each.name in tensors:
-                raise self._invalid(f"tensor {each.name} is there twice")
+                raise self._invalid(f"tensor {each.name:.100} is there twice")
             if each.begin % alignment:
                 raise self._invalid(
-                    f"{each.name} begins at {each.begin}, which is no multiple of {alignment}"
+                    f"{each.name:.100} begins at {each.begin}, which is no multiple of {alignment}"
                 )
             begin = data + each.begin
             if begin + each.nbytes > self._size:
                 raise self._truncated(each.name, begin + each.nbytes)
-            tensors[each.name] = TensorEntry(each.name, each.shape, each.type, begin)
+            tensors[each.name] = replace(each, begin=begin)
+        self._check_apart(tensors.values())
+        if (count := matrices(listed)) > MAX_MATRICES:
+            raise self._unsuitable(
+                f"its tensors are {count} matrices; at most {MAX_MATRICES} are supported"
+            )
         return tensors
 
-    def _value(self, kind: int, key: str) -> Any:
+    def _check_apart(self, tensors: Iterable[TensorEntry]) -> None:
+        """Reject tensors that share bytes."""
+        for first, second in pairwise(sorted(tensors, key=lambda each: each.begin)):
+            if second.begin < first.begin + first.nbytes:
+                raise self._invalid(f"{first.name:.100} and {second.name:.100} overlap")
+
+    def _value(self, kind: int, key: str) -> object:
         if kind == _STRING:
             return self._string(key, self._size)
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _NUMBERS:
-            raise self._invalid(f"{key} is of the unknown type {kind}")
+            raise self._invalid(f"{key:.100} is of the unknown type {kind}")
         value = self._number(_NUMBERS[kind])
         return shortest(value) if kind == _FLOAT else value
 
-    def _array(self, key: str) -> list[Any]:
+    def _array(self, key: str) -> list[str] | list[bool] | array[Any]:
         kind = self._number("I")
         if kind == _STRING:
-            count = self._count("Q", 8, f"elements in {key}")
+            count = self._elements_of(key, 8)
             return [self._string(key, self._size) for _ in range(count)]
         if kind not in _NUMBERS:
-            raise self._unsuitable(f"{key} is a list of the unsupported type {kind}")
+            raise self._unsuitable(f"{key:.100} is a list of the unsupported type {kind}")
         form = _NUMBERS[kind]
-        size = struct.calcsize(form)
-        count = self._count("Q", size, f"elements in {key}")
-        return list(struct.unpack(f"<{count}{form}", self._take(count * size, key)))
+        size = struct.calcsize(f"<{form}")
+        data = self._take(self._elements_of(key, size) * size, key)
+        if form == "?":
+            return [bool(byte) for byte in data]
+        numbers = array(form, data)
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return numbers
+
+    def _elements_of(self, key: str, least: int) -> int:
+        left = MAX_ELEMENTS - self._elements
+        count = self._count(least, left, f"elements in {key}")
+        self._elements += count
+        return count
+
+    def _name(self, purpose: str) -> str:
+        """A text that errors may have in their line."""
+        name = self._string(purpose, MAX_KEY)
+        if not name.isprintable():
+            raise self._invalid(f"{purpose} is {name[:100]!r}, with unprintable characters")
+        return name
 
     def _string(self, purpose: str, limit: int) -> str:
         length = self._number("Q")
         if length > limit:
-            raise self._invalid(f"{purpose} of {length} bytes is longer than {limit}")
+            raise self._invalid(f"{purpose:.100} of {length} bytes is longer than {limit}")
         data = self._take(length, purpose)
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise self._invalid(f"{purpose} is not UTF-8: {error}") from None
+            place = f"{error.reason} at its byte {error.start}"
+            raise self._invalid(f"{purpose:.100} is not UTF-8: {place}") from None
 
-    def _count(self, form: str, least: int, of: str) -> int:
+    def _count(self, least: int, most: int, of: str) -> int:
         """A number of things, each of which takes at least so many bytes."""
-        count: int = self._number(form)
-        if count > MAX_ELEMENTS or count * least > self._size - self._at:
-            raise self._invalid(f"it counts {count} {of}, more than it has room for")
+        count: int = self._number("Q")
+        if count * least > self._size - self._at:
+            raise self._invalid(f"it counts {count} {of:.100}, more than it has room for")
+        if count > most:
+            raise self._unsuitable(f"it counts {count} {of:.100}, of which {most} are supported")
         return count
 
     def _number(self, form: str) -> Any:
@@ -220,6 +260,11 @@ class _HeaderReader:
 
     def _unsuitable(self, problem: str) -> ModelError:
         return ModelError(f"{self._path} is a GGUF file that cannot be loaded: {problem}")
+
+
+def matrices(tensors: Iterable[TensorEntry]) -> int:
+    """How many matrices tensors are, each of which may be read by itself."""
+    return sum(prod(each.shape[:-2]) for each in tensors)
 
 
 def shortest(value: float) -> float:

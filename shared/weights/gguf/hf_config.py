@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
-from ...errors import ModelError
+from ....kernels.block_formats import CODEBOOK_FORMATS
+from ...errors import ModelError, shown
 from ...models.spec import QUANTIZED
-from .architectures import ARCHITECTURES, Architecture
+from ...version import install_command
+from .architectures import ARCHITECTURES, LOCAL_THETA, OLMO3, Architecture, architecture
 from .header import GGUFHeader
 from .tensor_types import TENSOR_TYPES
 
@@ -66,18 +70,12 @@ _SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
 
 def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
     """The architecture of a file. Raises ``ModelError`` for an unsupported one."""
-    parts = header.metadata.get("split.count", 0)
-    if parts not in (0, 1):
-        raise ModelError(
-            f"{origin} is one of {parts} parts of a model; merge them with llama-gguf-split "
-            f"--merge FIRST_PART MERGED.gguf"
-        )
     name = header.metadata.get("general.architecture")
     if isinstance(name, str) and name in ARCHITECTURES and not _kind(header.metadata):
-        return ARCHITECTURES[name]
+        return architecture(name, header)
     kind = _kind(header.metadata)
     raise ModelError(
-        f"{origin}: general.architecture is {name!r}"
+        f"{origin}: general.architecture is {shown(name)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
     )
 
@@ -90,35 +88,52 @@ def _kind(metadata: dict[str, Any]) -> str:
 
 def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -> dict[str, Any]:
     """The values that the model's ``config.json`` would have."""
-    architecture = architecture_of(header, origin)
+    known = architecture_of(header, origin)
     metadata, name = header.metadata, header.metadata["general.architecture"]
     own = {
-        key.removeprefix(f"{name}."): value
+        key.removeprefix(f"{name}."): list(value) if isinstance(value, array) else value
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    _refuse_experts(own, architecture, name, origin)
+    _refuse_experts(own, known, name, origin)
     _refuse_types(header, origin)
     scaling = {key: own.pop(key) for key in list(own) if key.startswith("rope.scaling.")}
     values = {
-        architecture.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
+        known.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
         for key, value in own.items()
-        if key not in _IMPLIED
+        if key in known.keys or (key not in _IMPLIED and key not in known.implied)
     }
-    if "pooling_type" in values:
-        values["pooling_type"] = _POOLINGS.get(values["pooling_type"], values["pooling_type"])
-    values |= architecture.constants
+    if isinstance(pooling := values.get("pooling_type"), int):
+        values["pooling_type"] = _POOLINGS.get(pooling, pooling)
+    values |= known.constants
     values |= _of_tensors(header, origin)
     values |= {
-        "architectures": [architecture.family],
+        "architectures": [known.family],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header) or None,
     }
     values.setdefault("head_dim", _head_dim(values))
-    _check_rotated(own, values, name, origin)
+    if "kv_lora_rank" not in known.keys.values():
+        _check_rotated(own, values, name, origin)
+    if known.rotated_part is not None:
+        values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)
+    values |= known.derived(own, header)
     values |= _rope(scaling, values, header, read_floats, origin)
+    if isinstance(rope := values.get("rope_scaling"), dict):
+        values["rope_scaling"] = {**rope, **known.scaling}
     values |= _score_scale(name, values)
-    return values
+    if known is OLMO3 and LOCAL_THETA in values:
+        values |= _ropes_by_kind(values)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _ropes_by_kind(values: dict[str, Any]) -> dict[str, Any]:
+    """The tables of ropes with and without a window, in the place of one for all layers."""
+    full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    local = {"rope_theta": values[LOCAL_THETA]}
+    tables = {"full_attention": full, "sliding_attention": local}
+    table = {kind: {"rope_type": "default"} | rope for kind, rope in tables.items()}
+    return {"rope_parameters": table, "rope_theta": None, "rope_scaling": None, LOCAL_THETA: None}
 
 
 def _refuse_experts(
@@ -129,8 +144,8 @@ def _refuse_experts(
         return
     if count := own.pop("expert_count", 0):
         raise ModelError(
-            f"{origin}: {name}.expert_count is {count!r}: it is a mixture of experts under the "
-            f"name {name}, as Mixtral's files are, which is not supported; supported is qwen3moe"
+            f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
+            f"the name {name}, which is not supported"
         )
     if own.get("expert_used_count") == 0:
         del own["expert_used_count"]
@@ -142,8 +157,18 @@ def _refuse_types(header: GGUFHeader, origin: object) -> None:
         found = " and ".join(f"{name} is of type {of}" for of, name in header.unsupported.items())
         known = ", ".join(each.name for each in TENSOR_TYPES.values())
         raise ModelError(
-            f"{origin}: {found}; supported: {known}: use the Q8_0, Q6_K or Q4_0 file of the same "
-            f"model"
+            f"{origin}: {found}; supported: {known}: use a file of the same model in one of them"
+        )
+
+
+def check_codebooks(header: GGUFHeader, origin: object) -> None:
+    """Refuse tensors of types that are decoded with a library, where that is not installed."""
+    types = {each.type for each in header.tensors.values()} & CODEBOOK_FORMATS
+    if types and find_spec("gguf") is None:
+        names = " and ".join(sorted(each.name for each in types))
+        raise ModelError(
+            f"{origin} has tensors of type {names}, whose codebooks are in the package gguf: "
+            f"{install_command('gguf')}"
         )
 
 
@@ -193,10 +218,10 @@ def _head_dim(values: dict[str, Any]) -> Any:
 def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origin: object) -> None:
     """Reject values of another width than keys; note a part of a head that is not rotated."""
     dim = values["head_dim"]
-    if own.get("attention.value_length", dim) != dim:
+    if (width := own.get("attention.value_length", dim)) != dim:
         raise ModelError(
-            f"{origin}: {name}.attention.value_length is {own['attention.value_length']!r}; "
-            f"supported: {dim}, as for keys"
+            f"{origin}: {name}.attention.value_length is {shown(width)}; supported: {shown(dim)}, "
+            f"as for keys"
         )
     rotated = own.get("rope.dimension_count", dim)
     if rotated != dim and isinstance(rotated, int) and isinstance(dim, int) and dim > 0:
@@ -234,6 +259,10 @@ def _rope(
         "yarn_beta_fast": "beta_fast",
         "yarn_beta_slow": "beta_slow",
     }
+    if isinstance(multiplier := get.get("yarn_log_multiplier"), float):
+        # A tenth of what the config has, under two names that are equal in every such model.
+        del get["yarn_log_multiplier"]
+        get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
     return {
         "rope_scaling": {"rope_type": kind}
         | {names.get(key, key): value for key, value in get.items()}
@@ -246,7 +275,7 @@ def _llama3(factors: Sequence[float], values: dict[str, Any], origin: object) ->
     theta, dim = values.get("rope_theta", 10000.0), 2 * len(factors)
     if not isinstance(theta, float) or not 0 < theta < math.inf or min(factors) <= 0:
         raise ModelError(
-            f"{origin}: rope.freq_base is {theta!r}, and rope_freqs.weight has "
+            f"{origin}: rope.freq_base is {shown(theta)}, and rope_freqs.weight has "
             f"{min(factors)!r}; supported: positive numbers"
         )
     expected = [_llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))]

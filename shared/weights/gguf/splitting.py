@@ -1,77 +1,191 @@
-"""Rules by which texts are split before byte-pair encoding, by their names in GGUF files."""
+"""Rules by which texts are split before byte-pair encoding, by their names in GGUF files.
+
+llama.cpp and the ``tokenizer.json`` of each model spell them differently; where they are known to
+differ, these follow the latter.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Words with a character before them, numbers by themselves, punctuation, and white space that keeps
-# its last space for the next word.
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_LETTERS_AND_MARKS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+# Words end where an upper case letter follows a lower case one.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPACES = r"\s+(?!\S)|\s+"
+_LINES = r"\s*[\r\n]+"
 _PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_CASED = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+_GPT2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
+_DIGIT, _DIGITS, _THREE_DIGITS = r"\p{N}", r"\p{N}+", "[0-9][0-9][0-9]"
+# From the right, as numbers are grouped.
+_THOUSANDS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+_CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+
+
+def _words(*, numbers: str, words: str = f"{_CONTRACTIONS}|{_LETTERS}", signs: str = "") -> str:
+    return f"{words}|{numbers}|{signs or _PUNCTUATION}|{_LINES}|{_SPACES}"
+
+
+def _cased(upper: str, lower: str, ends: str) -> str:
+    first = r"[^\r\n\p{L}\p{N}]?"
+    return f"{first}{upper}*{lower}+{ends}|{first}{upper}+{lower}*{ends}"
+
+
+_DEEPSEEK3_WORDS = (
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+"
+)
+# Letters of alphabets with two cases.
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ"
+    "-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹ"
+    "ℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_SOUTH_AND_EAST_ASIAN = (
+    "[一-鿿㐀-䶿豈-\ufaff\u3040-ゟ゠-ヿ･-ﾟ⼀-\u2fdf\u0e40-\u0e7f\u0e80-\u0effក-\u17ff"
+    "\u1000-႟ꩠ-ꩿꧠ-\ua9ff가-\ud7af\u1100-ᇿ]+"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SplittingRule:
-    """``pattern`` splits a text; without one, GPT-2's does, after single digits if ``digits``.
+    """``patterns`` split a text, each the parts that the one before it left.
 
-    ``whole_words``: a part that is a token is not built by merges. ``begins``: texts begin with the
-    bos token unless the file says otherwise.
+    ``normalises``: texts are composed (NFC) first. ``whole_words``: a part that is a token is not
+    built by merges. ``begins``: texts begin with the bos token unless the file says otherwise.
     """
 
-    pattern: str | None = None
-    digits: bool = False
+    patterns: tuple[str, ...]
     normalises: bool = False
     whole_words: bool = False
     begins: bool = False
 
     def pre_tokenizer(self) -> dict[str, Any]:
         """The rule as in a ``tokenizer.json``."""
-        parts: list[dict[str, Any]] = []
-        if self.digits:
-            parts.append({"type": "Digits", "individual_digits": True})
-        if self.pattern is not None:
-            parts.append(
-                {
-                    "type": "Split",
-                    "pattern": {"Regex": self.pattern},
-                    "behavior": "Isolated",
-                    "invert": False,
-                }
-            )
+        splits: list[dict[str, Any]] = [
+            {
+                "type": "Split",
+                "pattern": {"Regex": pattern},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+            for pattern in self.patterns
+        ]
         last = {
             "type": "ByteLevel",
             "add_prefix_space": False,
             "trim_offsets": True,
-            "use_regex": self.pattern is None,
+            "use_regex": False,
         }
-        return {"type": "Sequence", "pretokenizers": [*parts, last]} if parts else last
+        return {"type": "Sequence", "pretokenizers": [*splits, last]}
 
 
-def _pattern(words: str, numbers: str, punctuation: str = _PUNCTUATION) -> str:
-    return f"{words}|{numbers}|{punctuation}|{_SPACES}"
+def _rule(*patterns: str) -> SplittingRule:
+    return SplittingRule(patterns)
 
 
-_LLAMA3 = SplittingRule(
-    _pattern(f"{_CONTRACTIONS}|{_WORDS}", r"\p{N}{1,3}"), whole_words=True, begins=True
-)
-_QWEN2 = SplittingRule(_pattern(f"{_CONTRACTIONS}|{_WORDS}", r"\p{N}"), normalises=True)
-RULES = {
-    "gpt-2": SplittingRule(),
-    "smollm": SplittingRule(digits=True),
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "smaug-bpe": replace(_LLAMA3, begins=False),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": SplittingRule(
-        _pattern(_CASED, r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"), whole_words=True, begins=True
+_DIGITS_GPT2 = _rule(_DIGIT, _GPT2)
+_LLAMA3 = replace(_rule(_words(numbers=r"\p{N}{1,3}")), whole_words=True, begins=True)
+_QWEN2 = replace(_rule(_words(numbers=_DIGIT)), normalises=True)
+_CASED_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_CASED = _cased(_UPPER, _LOWER, f"{_CONTRACTIONS}?")
+_GPT4O = _rule(_words(words=_CASED, numbers=r"\p{N}{1,3}", signs=_CASED_SIGNS))
+_DEEPSEEK3 = _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}[\r\n]*|{_LINES}|{_SPACES}")
+_NOT_HAN = r"(?:(?!\p{{Han}}){})"
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_BAILING = _rule(rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|{_DIGIT}|{_PUNCTUATION}|\s*[\r\n]|{_SPACES}")
+
+DEFAULT = "default"
+_BY_NAMES = {
+    "default": _rule(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, _DIGITS, _THREE_DIGITS),
+    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
+    "exaone4 jais trillion granite-docling jina-v1-en jina-v2-code roberta-bpe": _rule(_GPT2),
+    "mpt olmo": replace(_rule(_GPT2), normalises=True),
+    "smollm starcoder refact codeshell exaone minerva-7b mellum2": _DIGITS_GPT2,
+    "command-r": replace(_DIGITS_GPT2, normalises=True),
+    "llama-bpe llama-v3 llama3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,
+    "smaug-bpe dbrx chatglm-bpe": replace(_LLAMA3, whole_words=False, begins=False),
+    "glm4 glm5": replace(_LLAMA3, begins=False),
+    "minicpm5": replace(_rule(r"\p{N}{1,3}", _words(numbers=_DIGITS)), whole_words=True),
+    "jais-2": _rule(
+        f"{_CONTRACTIONS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_PUNCTUATION}|{_LINES}|"
+        + "|".join(rf"\s{{{2**power}}}(?!\S)" for power in range(9, 1, -1))
+        + r"|\s{1,2}(?!\S)|\s{1}"
+    ),
+    "qwen2 deepseek-r1-qwen f2llmv2": _QWEN2,
+    "stablelm2 kormo megrez hunyuan solar-open grok-2": replace(_QWEN2, normalises=False),
+    "qwen35": replace(
+        _rule(
+            _words(
+                words=f"{_CONTRACTIONS}|{_LETTERS_AND_MARKS}",
+                numbers=_DIGIT,
+                signs=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+            )
+        ),
+        normalises=True,
+    ),
+    "ufakzeka": _rule(_words(words=_LETTERS, numbers=_DIGIT)),
+    "laguna": _rule(r"[^\n]+|[\n]+", _words(numbers=_DIGIT)),
+    "seed-coder": _rule(_words(numbers=_DIGIT, signs=r" ?[^\s\p{L}\p{N}\r\n]+")),
+    "exaone-moe": _rule(
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|{_DIGIT}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|\s*[\r\n]|{_SPACES}"
+    ),
+    "bailingmoe bailingmoe2 llada-moe": _BAILING,
+    "tekken": replace(
+        _rule(_words(words=_cased(_UPPER, _LOWER, ""), numbers=_DIGIT, signs=_CASED_SIGNS)),
+        whole_words=True,
+        begins=True,
+    ),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": _GPT4O,
+    "granite-embed-multi-97m": replace(_GPT4O, whole_words=True),
+    "tiny_aya cohere2moe": _rule(r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns),
+    "kimi-k2": _rule(
+        _words(
+            words=r"\p{Han}+|"
+            + _cased(_NOT_HAN.format(_UPPER), _NOT_HAN.format(_LOWER), f"{_CONTRACTIONS}?"),
+            numbers=r"\p{N}{1,3}",
+        )
+    ),
+    "youtu": replace(
+        _rule(
+            "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _CJK,
+            _words(words=_CASED, numbers=_DIGIT, signs=_CASED_SIGNS),
+        ),
+        whole_words=True,
+    ),
+    "deepseek-llm": _rule(
+        r"[\r\n]",
+        rf"\s?[{_CASED_LETTERS}]+",
+        r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+        r"\s+$",
+        "[一-龥ࠀ-一가-\ud7ff]+",
+        _DIGITS,
+    ),
+    "deepseek-coder": _rule(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", _DIGIT),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _DEEPSEEK3,
+    "spark2_5": _rule(r"\p{N}{1,3}", _CJK, rf"{_DEEPSEEK3_WORDS}|[\r\n]|{_SPACES}", _DIGIT),
+    "afmoe": _rule(_THOUSANDS, _SOUTH_AND_EAST_ASIAN, _DEEPSEEK3.patterns[-1]),
+    "falcon": _rule(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, _THREE_DIGITS),
+    "poro-chat bloom gpt3-finnish": _rule(_BLOOM),
+    "viking": _rule(_BLOOM, _DIGIT),
+    "superbpe": _rule(_DIGITS, r"(?=(\d{3})+(?!\d))"),
+    "chameleon": replace(
+        _rule(
+            "<sentinel:[0-9]+>",
+            "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            _DIGIT,
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+        begins=True,
     ),
 }
+RULES = {name: rule for names, rule in _BY_NAMES.items() for name in names.split()}
+# Of these, spaces become "\u2581" and bytes stay characters, as with SentencePiece; merges are made
+# in the whole text.
+UNSPLIT = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")

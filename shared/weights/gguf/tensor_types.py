@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from ....kernels.block_formats import Q4_0, Q4_1, Q6_K, Q8_0, BlockFormat
+from ....kernels import block_formats as formats
+from ....kernels.block_formats import BlockFormat
 
 # By their number in a file; numbers are blocks of one.
 TENSOR_TYPES = {
     0: BlockFormat("F32", 1, 4),
     1: BlockFormat("F16", 1, 2),
     30: BlockFormat("BF16", 1, 2),
-    2: Q4_0,
-    3: Q4_1,
-    8: Q8_0,
-    14: Q6_K,
+    2: formats.Q4_0,
+    3: formats.Q4_1,
+    6: formats.Q5_0,
+    7: formats.Q5_1,
+    8: formats.Q8_0,
+    10: formats.Q2_K,
+    11: formats.Q3_K,
+    12: formats.Q4_K,
+    13: formats.Q5_K,
+    14: formats.Q6_K,
+    16: formats.IQ2_XXS,
+    17: formats.IQ2_XS,
+    18: formats.IQ3_XXS,
+    19: formats.IQ1_S,
+    20: formats.IQ4_NL,
+    21: formats.IQ3_S,
+    22: formats.IQ2_S,
+    23: formats.IQ4_XS,
+    29: formats.IQ1_M,
+    34: formats.TQ1_0,
+    35: formats.TQ2_0,
+    39: formats.MXFP4,
+    40: formats.NVFP4,
+    41: formats.Q1_0,
+    42: formats.Q2_0,
 }
-# Names of other types, for error messages.
+# Names of types that no weights are in: products are computed in them, and some are gone.
 _UNSUPPORTED = {
-    6: "Q5_0",
-    7: "Q5_1",
+    4: "Q4_2",
+    5: "Q4_3",
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
 }
 
 

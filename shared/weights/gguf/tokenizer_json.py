@@ -6,20 +6,34 @@ are known to readers only.
 
 from __future__ import annotations
 
+import base64
 import json
+import logging
+from array import array
 from typing import Any
 
-from ...errors import ModelError
+from ...errors import ModelError, shown
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
+from . import character_map
 from .generation_config import generation_config
 from .header import GGUFHeader
-from .splitting import RULES, SplittingRule
+from .splitting import DEFAULT, RULES, UNSPLIT
+
+log = logging.getLogger("tandem.weights")
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 # What SentencePiece writes for a space.
 _SPACE = "\u2581"
-_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator"}
+_SPECIAL = {
+    "bos": "bos",
+    "eos": "eos",
+    "unk": "unknown",
+    "pad": "padding",
+    "sep": "seperator",
+    "cls": "cls",
+    "mask": "mask",
+}
 
 
 def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
@@ -52,7 +66,7 @@ class _Vocabulary:
         self._metadata = header.metadata
         self._origin = origin
         self._tokens = [*self._strings("tokens")]
-        self._types = self._list("token_type", int)[:] or [_NORMAL] * len(self._tokens)
+        self._types = self._list("token_type", int) or [_NORMAL] * len(self._tokens)
         if len(self._types) != len(self._tokens):
             raise self._invalid(
                 "token_type", f"has {len(self._types)} entries for {len(self._tokens)} tokens"
@@ -65,13 +79,22 @@ class _Vocabulary:
 
     def tokenizer_json(self) -> dict[str, Any]:
         """The whole ``tokenizer.json``."""
-        kind = self._metadata.get(f"{_PREFIX}model")
-        if kind == "gpt2":
-            parts = self._byte_pairs()
+        kind, rule = (self._metadata.get(_PREFIX + key) for key in ("model", "pre"))
+        if kind == "gemma4" or (kind == "gpt2" and rule in UNSPLIT):
+            parts = self._pieces(self._merges(), prefixed=False)
+        elif kind == "gpt2":
+            parts = self._byte_pairs(rule)
         elif kind == "llama":
-            parts = self._pieces()
+            self._respell_spaces()
+            parts = self._pieces(self._merges_by_score(), prefixed=True)
+        elif kind == "bert":
+            parts = self._word_pieces()
+        elif kind == "t5":
+            parts = self._unigrams()
         else:
-            raise self._unsupported("model", f"is {kind!r}; supported: 'gpt2' and 'llama'")
+            raise self._unsupported(
+                "model", f"is {shown(kind)}; supported: gpt2, llama, gemma4, bert and t5"
+            )
         return {
             "version": "1.0",
             "truncation": None,
@@ -80,24 +103,29 @@ class _Vocabulary:
             **parts,
         }
 
-    def _byte_pairs(self) -> dict[str, Any]:
+    def _byte_pairs(self, name: object) -> dict[str, Any]:
         """Byte-pair encoding of bytes, as GPT-2 introduced it."""
-        name = self._metadata.get(f"{_PREFIX}pre")
+        if name is None:
+            log.warning(
+                "%s names no rule by which its tokenizer splits texts, so that some become other "
+                "tokens than in training: use a newer file of the model",
+                self._origin,
+            )
+            name = DEFAULT
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
-            raise self._unsupported("pre", f"is {name!r}; supported: {', '.join(RULES)}")
+            raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
         return {
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
-            "post_processor": self._with_ends(rule),
+            "post_processor": self._with_ends(rule.begins) or _byte_level(use_regex=True),
             "decoder": _byte_level(use_regex=True),
-            "model": self._model(self._list("merges", str), ignore_merges=rule.whole_words),
+            "model": self._model(self._merges(), ignore_merges=rule.whole_words),
         }
 
-    def _pieces(self) -> dict[str, Any]:
-        """SentencePiece: merges follow from scores, and unknown characters become bytes."""
-        self._respell_spaces()
-        prefixed = self._flag("add_space_prefix", True)
+    def _pieces(self, merges: list[str], *, prefixed: bool) -> dict[str, Any]:
+        """SentencePiece's byte-pair encoding of characters, of which unknown ones become bytes."""
+        prefixed = self._flag("add_space_prefix", prefixed)
         normalizers: list[dict[str, Any]] = [
             {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
         ]
@@ -113,15 +141,76 @@ class _Vocabulary:
         return {
             "normalizer": {"type": "Sequence", "normalizers": normalizers},
             "pre_tokenizer": None,
-            "post_processor": self._with_ends(None),
+            "post_processor": self._with_ends(True),
             "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": self._model(
-                self._merges_by_score(), byte_fallback=True, fuse_unk=True, unk_token=unknown
-            ),
+            "model": self._model(merges, byte_fallback=True, fuse_unk=True, unk_token=unknown),
+        }
+
+    def _word_pieces(self) -> dict[str, Any]:
+        """BERT's longest pieces of words. Pieces that begin a word have a space before them in the
+        file, and the others have a sign in a ``tokenizer.json``."""
+        for number, token in enumerate(self._tokens):
+            if not (token.startswith("[") and token.endswith("]")):
+                within = not token.startswith(_SPACE)
+                self._tokens[number] = f"##{token}" if within else token[len(_SPACE) :]
+        lowercase = self._flag("normalizer.lowercase", True)
+        return {
+            "normalizer": {
+                "type": "BertNormalizer",
+                "clean_text": True,
+                "handle_chinese_chars": True,
+                "strip_accents": self._flag("normalizer.strip_accents", lowercase),
+                "lowercase": lowercase,
+            },
+            "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": self._with_ends(True, ends=True, names=("cls", "seperator")),
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+            "model": {
+                "type": "WordPiece",
+                "unk_token": self._token("unknown_token_id") or "[UNK]",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+                "vocab": {token: number for number, token in enumerate(self._tokens)},
+            },
+        }
+
+    def _unigrams(self) -> dict[str, Any]:
+        """SentencePiece's likeliest pieces."""
+        scores = self._scores()
+        unknown = self._metadata.get(f"{_PREFIX}unknown_token_id", 2)
+        self._token("unknown_token_id")
+        spaces: dict[str, Any] = {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": "always" if self._flag("add_space_prefix", True) else "never",
+            "split": True,
+        }
+        splits = [spaces]
+        if self._flag("remove_extra_whitespaces", False):
+            splits.insert(0, {"type": "WhitespaceSplit"})
+        characters = self._bytes("precompiled_charsmap")
+        if characters and not character_map.is_valid(characters):
+            raise self._invalid("precompiled_charsmap", "is not whole")
+        return {
+            "normalizer": {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(characters).decode(),
+            }
+            if characters
+            else None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
+            "post_processor": self._with_ends(False, ends=True),
+            "decoder": spaces,
+            "model": {
+                "type": "Unigram",
+                "unk_id": unknown,
+                "vocab": list(zip(self._tokens, scores, strict=True)),
+                "byte_fallback": False,
+            },
         }
 
     def _model(self, merges: list[str], **options: Any) -> dict[str, Any]:
-        merged = [tuple(merge.split(" ", 1)) for merge in merges]
+        merged = [_pair(merge) for merge in merges]
         # Converters fill up the vocabulary to the number of embeddings.
         vocabulary = {
             token: number
@@ -129,7 +218,7 @@ class _Vocabulary:
             if self._types[number] != _UNUSED or token != f"[PAD{number}]"
         }
         for pair in merged:
-            if len(pair) != 2 or not {*pair, "".join(pair)} <= vocabulary.keys():
+            if not {*pair, "".join(pair)} <= vocabulary.keys():
                 raise self._invalid(
                     "merges",
                     f"has {' '.join(pair)!r}, which is no pair of tokens that make a token",
@@ -157,13 +246,10 @@ class _Vocabulary:
     def _merges_by_score(self) -> list[str]:
         """The pairs of pieces that make a piece, best scores first. Gemma's merges are in the order
         of the tokens instead."""
-        scores = self._list("scores", float)
         if str(self._metadata.get("general.architecture")).startswith("gemma"):
             scores = [-float(number) for number in range(len(self._tokens))]
-        if len(scores) != len(self._tokens):
-            raise self._invalid(
-                "scores", f"has {len(scores)} entries for {len(self._tokens)} tokens"
-            )
+        else:
+            scores = self._scores()
         number = {token: index for index, token in enumerate(self._tokens)}
         pairs = []
         for token, score in zip(self._tokens, scores, strict=True):
@@ -173,6 +259,21 @@ class _Vocabulary:
             pairs += [(score, pair) for pair in known]
         pairs.sort(key=lambda entry: -entry[0])
         return [" ".join(pair) for _, pair in pairs]
+
+    def _merges(self) -> list[str]:
+        merges = self._list("merges", str)
+        normal = (t for t, kind in zip(self._tokens, self._types, strict=True) if kind == _NORMAL)
+        if not merges and any(len(token) > 1 for token in normal):
+            raise self._invalid("merges", "is missing")
+        return merges
+
+    def _scores(self) -> list[float]:
+        scores = self._list("scores", float)
+        if len(scores) != len(self._tokens):
+            raise self._invalid(
+                "scores", f"has {len(scores)} entries for {len(self._tokens)} tokens"
+            )
+        return scores
 
     def _added(self) -> list[dict[str, Any]]:
         """Tokens that are found before a text is split."""
@@ -191,18 +292,20 @@ class _Vocabulary:
             if kind in (*special, _USER_DEFINED) and token
         ]
 
-    def _with_ends(self, rule: SplittingRule | None) -> dict[str, Any] | None:
-        """The token before, and the token after every text, where the model wants them."""
-        bos = self._flag("add_bos_token", rule is None or rule.begins)
-        first = self._token("bos_token_id") if bos else None
-        last = self._token("eos_token_id") if self._flag("add_eos_token", False) else None
+    def _with_ends(
+        self, begins: bool, *, ends: bool = False, names: tuple[str, str] = ("bos", "eos")
+    ) -> dict[str, Any] | None:
+        """The token before, and the token after every text, where the model wants them: by its
+        kind, unless its file says otherwise."""
+        first = self._end(names[0], "bos") if self._flag("add_bos_token", begins) else None
+        last = self._end(names[1], "eos") if self._flag("add_eos_token", ends) else None
         single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
         if first is not None:
             single.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
         if last is not None:
             single.append({"SpecialToken": {"id": last, "type_id": 0}})
         if len(single) == 1:
-            return None if rule is None else _byte_level(use_regex=True)
+            return None
         return {
             "type": "TemplateProcessing",
             "single": single,
@@ -214,6 +317,9 @@ class _Vocabulary:
             },
         }
 
+    def _end(self, name: str, other: str) -> str | None:
+        return self._token(f"{name}_token_id") or self._token(f"{other}_token_id")
+
     def _token(self, key: str) -> str | None:
         """The text of a special token; an id beyond the vocabulary is an error."""
         number = self._metadata.get(_PREFIX + key)
@@ -221,14 +327,14 @@ class _Vocabulary:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self._tokens):
             raise self._invalid(
-                key, f"is {number!r}; the vocabulary has {len(self._tokens)} tokens"
+                key, f"is {shown(number)}; the vocabulary has {len(self._tokens)} tokens"
             )
         return self._tokens[number]
 
     def _flag(self, key: str, default: bool) -> bool:
         value = self._metadata.get(_PREFIX + key, default)
         if not isinstance(value, bool):
-            raise self._invalid(key, f"is {value!r}; supported: true or false")
+            raise self._invalid(key, f"is {shown(value)}; supported: true or false")
         return value
 
     def _strings(self, key: str) -> list[str]:
@@ -239,9 +345,16 @@ class _Vocabulary:
 
     def _list(self, key: str, kind: type) -> list[Any]:
         values = self._metadata.get(_PREFIX + key, [])
+        values = values.tolist() if isinstance(values, array) else values
         if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
             raise self._invalid(key, f"is not a list of {kind.__name__}")
         return values
+
+    def _bytes(self, key: str) -> bytes:
+        values = self._metadata.get(_PREFIX + key, array("B"))
+        if not isinstance(values, array) or values.itemsize != 1:
+            raise self._invalid(key, "is not a list of bytes")
+        return values.tobytes()
 
     def _unsupported(self, key: str, problem: str) -> ModelError:
         """The error for a rule by which texts are split that only its name tells."""
@@ -252,6 +365,12 @@ class _Vocabulary:
 
     def _invalid(self, key: str, problem: str) -> ModelError:
         return ModelError(f"{self._origin}: {_PREFIX}{key} {problem:.200}")
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The tokens of a merge, of which the first may begin with a space."""
+    first, _, second = merge[1:].partition(" ")
+    return merge[:1] + first, second
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:

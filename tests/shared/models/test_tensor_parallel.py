@@ -25,18 +25,20 @@ OF_FOUR = (
     *("qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense", "olmo2", "cohere"),
     *("gpt_oss", "hunyuan", "minimax_m2"),
 )
-# Ranks whose inputs begin within a block have that weight as numbers: half of 96 inputs is no
-# multiple of 32, and half of 128 none of 256.
+# Ranks whose inputs begin within a block have that weight as numbers: half of 128 inputs, of heads,
+# is no multiple of 256. Those of a feed-forward get whole blocks, and not equally many.
 QUANTISED = {
     "llama_bias": "Q4_1",
     "qwen3_tied": "Q8_0",
     "phi3": "Q4_0",
     "qwen3_moe": "Q8_0",
     "wide": "Q6_K",
+    "uneven": "Q4_K",
 }
 CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "odd_vocabulary": ("llama", {"vocab_size": 513}),
     "wide": ("llama_bias", {"hidden_size": 256, "intermediate_size": 512}),
+    "uneven": ("llama_bias", {"hidden_size": 256, "intermediate_size": 768}),
 }
 
 # A checkpoint, a prompt, and the tokens that follow it.

@@ -69,3 +69,18 @@ def test_names_for_clients() -> None:
     assert display_name("modelscope:owner/model") == "owner/model"
     assert display_name("owner/model:Q4_K_M@main") == "owner/model:Q4_K_M"
     assert display_name("owner/model:model.gguf") == "owner/model"
+
+
+def test_a_folder_with_one_gguf_model_is_that(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-Q4_K_M-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for file in (*parts, tmp_path / "mmproj-F16.gguf", tmp_path / "README.md"):
+        file.touch()
+    assert locate_model(str(tmp_path)) == parts[0]
+    assert display_name(str(parts[1])) == "m-Q4_K_M"
+    parts[0].unlink()  # which the reader of the others misses
+    assert locate_model(str(tmp_path)) == parts[1]
+    (tmp_path / "m-Q8_0.gguf").touch()
+    assert locate_model(str(tmp_path)) == tmp_path
+    (tmp_path / "m-Q8_0.gguf").unlink()
+    (tmp_path / "model.safetensors").touch()
+    assert locate_model(str(tmp_path)) == tmp_path

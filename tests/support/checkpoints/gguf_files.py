@@ -1,6 +1,7 @@
 """GGUF files of tiny checkpoints, written with the ``gguf`` library as llama.cpp's converter would.
 
-The library is an oracle of its own: it names tensors, quantises, and reads the quantised back.
+The library is an oracle of its own: it names tensors, quantises, and reads the quantised back. In
+formats that it only reads, weights are random.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import gguf
 import numpy as np
@@ -17,7 +19,11 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
+from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.shared.weights.source import open_source
+from tandem.tests.support.random_blocks import random_weight
+
+from .gguf_conversions import add_metadata, converted, with_usual_keys
 
 _ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -29,9 +35,39 @@ _ARCHITECTURES = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "glm4_moe_lite": gguf.MODEL_ARCH.DEEPSEEK2,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "glm": gguf.MODEL_ARCH.CHATGLM,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "gpt2": gguf.MODEL_ARCH.GPT2,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "phi": gguf.MODEL_ARCH.PHI2,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
 }
-_PERMUTED = ("llama", "mistral", "smollm3")
-_ONE_ADDED = ("gemma2", "gemma3_text")
+_PERMUTED = ("llama", "mistral", "smollm3", "mixtral", "granite", "granitemoe", "granitemoeshared")
+_ONE_ADDED = ("gemma", "gemma2", "gemma3_text")
+# Whose metadata is all in the common part.
+_PLAIN = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")
 CONTROL, UNUSED = 3, 5
 
 
@@ -42,19 +78,22 @@ def write_gguf(
     *,
     others: dict[str, str] | None = None,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
+    tensors_in_part: int = 0,
 ) -> Path:
     """Convert a checkpoint; its matrices become ``kind``, but for those whose names have a part of
-    ``others``. ``change`` adds metadata or tensors."""
-    config = json.loads((folder / "config.json").read_text())
+    ``others``. ``change`` adds metadata or tensors. With ``tensors_in_part``, there are several
+    files, whose names begin with that of ``file``."""
+    config = with_usual_keys(json.loads((folder / "config.json").read_text()))
     family = config["model_type"]
     architecture = _ARCHITECTURES[family]
-    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[architecture])
+    name = gguf.MODEL_ARCH_NAMES[architecture]
+    writer = gguf.GGUFWriter(file, name, split_max_tensors=tensors_in_part)
     _add_config(writer, config)
     _add_tokenizer(writer, folder, config)
-    weights = dict(sorted(_stacked(_weights(folder)).items()))
+    weights = dict(sorted(_stacked(converted(_weights(folder), config)).items()))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, weight in weights.items():
-        theirs = names.get_name(name, (".weight", ".bias"))
+        theirs = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
         own = [other for part, other in (others or {}).items() if part in theirs]
         _add_tensor(writer, theirs, _stored(name, weight, config).numpy(), *own[:1] or [kind])
@@ -94,6 +133,25 @@ def dequantised(folder: Path, file: Path, target: Path) -> Path:
             stored = read[found]
         weights[name] = _restored(name, stored, config).reshape(weight.shape).contiguous().clone()
     save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def in_numbers(file: Path, target: Path) -> Path:
+    """The same file with its tensors in fp32."""
+    reader = gguf.GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, architecture)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kind, *inner = field.types
+            writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in tensor.shape[::-1])
+        writer.add_tensor(tensor.name, _numbers(tensor).astype(np.float32).reshape(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return target
 
 
@@ -146,13 +204,25 @@ def _restored(name: str, weight: torch.Tensor, config: dict[str, Any]) -> torch.
 
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
-    wanted = Type[kind] if weight.ndim > 1 and "ffn_gate_inp" not in name else Type.F32
+    matrix = weight.ndim > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
+    wanted = Type[kind] if matrix else Type.F32
     block, _ = gguf.GGML_QUANT_SIZES[wanted]
     # As llama.cpp falls back where rows are no whole blocks.
     if weight.shape[-1] % block:
         wanted = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
-    quantise = quantise_q6_k if wanted is Type.Q6_K else lambda w: gguf.quants.quantize(w, wanted)
-    writer.add_tensor(name, quantise(weight), raw_dtype=wanted)
+    writer.add_tensor(name, _quantised(name, weight, wanted), raw_dtype=wanted)
+
+
+def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
+    if kind is Type.Q6_K:
+        return quantise_q6_k(weight)
+    try:
+        return np.array(gguf.quants.quantize(weight, kind))
+    except NotImplementedError:
+        format = BLOCK_FORMATS[kind.name]
+        rows, seed = weight.size // weight.shape[-1], crc32(name.encode())
+        blocks = random_weight(format, rows, weight.shape[-1] // format.values, seed).blocks
+        return blocks.numpy().reshape(*weight.shape[:-1], -1)
 
 
 def quantise_q6_k(weight: np.ndarray) -> np.ndarray:
@@ -186,12 +256,14 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if "intermediate_size" in config:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(dim)
     writer.add_value_length(dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
@@ -212,6 +284,8 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_count(config.get("num_local_experts") or config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config["model_type"] not in _PLAIN:
+        add_metadata(writer, config)
 
 
 def _add_rope_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

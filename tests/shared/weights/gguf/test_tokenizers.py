@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import struct
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import gguf
 import pytest
 import tokenizers
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from tandem.shared.errors import ModelError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
+from tandem.shared.weights.gguf.character_map import is_valid
 from tandem.shared.weights.gguf.splitting import RULES
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
@@ -29,7 +34,38 @@ TEXTS = (
     "",
 )
 # Splits of which transformers knows the pattern.
-KNOWN = sorted(set(RULES) - {"smollm"})
+KNOWN = ("gpt-2", *GGUF_PRE_TOKENIZER_SPLITS)
+# A text in parts, by one name of each other rule. Those of llama.cpp's patterns are equal, but for
+# Kimi's, which it has no pattern for.
+SPLIT = "Ab's aB 12345 x7\n\n 你好y!a don'T  été?\r\n(!)"
+PARTS = {
+    "default": "Ab|'|s| aB| |123|45| x|7|\n\n| 你好y|!|a| don|'|T| | été|?|\r\n|(!)",
+    "smollm": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!|a| don|'|T| | été|?|\r|\n|(!)",
+    "minicpm5": "Ab|'s| aB| |123|45| x|7|\n\n| 你好y|!a| don|'T| | été|?\r\n|(!)",
+    "jais-2": "Ab|'s| aB| |123|45| x|7|\n\n| 你好y|!a| don|'T| | été|?\r\n|(!)",
+    "ufakzeka": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!a| don|'T| | été|?\r\n|(!)",
+    "laguna": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!a| don|'T| | été|?\r|\n|(!)",
+    "seed-coder": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!a| don|'T| | été|?|\r\n|(!)",
+    "exaone-moe": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!a don|'T| | été|?\r|\n|(!)",
+    "bailingmoe": "Ab|'s| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!a| don|'T| | été|?\r\n|(!)",
+    "tiny_aya": "Ab's| a|B| |12|345| x|7|\n\n| 你好y|!a| don'T| | été|?\r\n|(!)",
+    "kimi-k2": "Ab's| a|B| |123|45| x|7|\n\n| |你好|y|!a| don'T| | été|?\r\n|(!)",
+    "youtu": "Ab's| a|B| |1|2|3|4|5| x|7|\n\n| |你好|y|!a| don'T| | été|?\r\n|(!)",
+    "deepseek-llm": "Ab|'|s| aB| |12345| x|7|\n|\n| |你好|y|!|a| don|'|T| | é|t|é|?|\r|\n|(!)",
+    "deepseek-coder": "Ab|'|s| aB| |1|2|3|4|5| x|7|\n|\n| |你好|y|!|a| don|'|T| | été|?|\r|\n|(!)",
+    "deepseek-v3": "Ab|'s| aB| |123|45| x|7|\n\n| |你好|y|!a| don|'T| | été|?\r\n|(!)",
+    "spark2_5": "Ab|'s| aB| |1|2|3|4|5| x|7|\n|\n| |你好|y|!a| don|'T| | été|?|\r|\n|(!)",
+    "afmoe": "Ab|'s| aB| |12|345| x|7|\n\n| |你好|y|!a| don|'T| | été|?\r\n|(!)",
+    "falcon": "Ab|'|s| aB| |123|45| x|7|\n\n| 你好y|!|a| don|'|T| | été|?|\r\n|(!)",
+    "poro-chat": "Ab's| aB| 12345| x7|\n\n| 你好y|!|a| don'T| | été|?\r\n(!)",
+    "viking": "Ab's| aB| |1|2|3|4|5| x|7|\n\n| 你好y|!|a| don'T| | été|?\r\n(!)",
+    "superbpe": "Ab's aB |12|345| x|7|\n\n 你好y!a don'T  été?\r\n(!)",
+    "chameleon": "Ab|'|s| aB| |1|2|3|4|5| x|7|\n|\n| 你好y|!|a| don|'|T|  |été|?|\r|\n|(|!|)",
+}
+# What llama.cpp's repository has in models/: vocabularies, with texts and their tokens.
+VOCABULARIES = sorted(
+    Path(os.environ.get("LLAMA_CPP", "absent"), "models").glob("ggml-vocab-*.gguf")
+)
 
 
 def loaded(file: Path) -> Tokenizer:
@@ -117,6 +153,43 @@ def test_byte_pairs_are_those_of_transformers(tmp_path: Path, rule: str) -> None
         assert ours.decode(ours.encode(given)) == given
 
 
+@pytest.mark.parametrize("rule", PARTS)
+def test_texts_are_split_by_rules(rule: str) -> None:
+    *splits, _ = RULES[rule].pre_tokenizer()["pretokenizers"]
+    split = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(each["pattern"]["Regex"]), "isolated")
+            for each in splits
+        ]
+    )
+    assert "|".join(part for part, _ in split.pre_tokenize_str(SPLIT)) == PARTS[rule]
+
+
+def test_every_rule_is_tested() -> None:
+    tested = {RULES[name].patterns for name in (*KNOWN, *PARTS)}
+    assert {rule.patterns for rule in RULES.values()} <= tested
+
+
+@pytest.mark.skipif(not VOCABULARIES, reason="LLAMA_CPP is no folder of its source")
+@pytest.mark.parametrize("file", VOCABULARIES, ids=lambda file: file.stem)
+def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
+    ours = loaded(file)
+    given = file.with_name(f"{file.name}.inp")
+    if not given.exists():  # nobody has said what its tokens are
+        assert ours.decode(ours.encode("Hello world")) == "Hello world"
+        return
+    texts = given.read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    lines = file.with_name(f"{file.name}.out").read_text().splitlines()
+    files = open_source(file).tokenizer_files()
+    composed = json.loads(files.tokenizer)["normalizer"] == {"type": "NFC"}
+    assert len(lines) > 40
+    for text, line in zip(texts, lines, strict=False):  # a separator ends the texts too
+        # llama.cpp composes no characters where the tokenizer of a model does.
+        if not composed or unicodedata.is_normalized("NFC", text):
+            found = ours.encode(text, add_special_tokens=False)
+            assert found == [int(token) for token in line.split()], text
+
+
 def test_digits_are_split_before_words(tmp_path: Path) -> None:
     ours = loaded(byte_pairs(tmp_path / "model.gguf", "smollm"))
     tokens = ours.encode(" 2024x")
@@ -136,6 +209,69 @@ def test_pieces_are_those_of_transformers(
         found = ours.encode(text, add_special_tokens=False)
         assert found == theirs.encode(text, add_special_tokens=False).ids
         assert ours.decode(found) == text
+
+
+def written_pieces(file: Path, model: str, tokens: list[str], types: list[int]) -> gguf.GGUFWriter:
+    writer = writer_for(file)
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    return writer
+
+
+def test_words_are_the_longest_pieces_of_bert(tmp_path: Path) -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[unused0]"]
+    tokens += ["\u2581hello", "\u2581play", "ing", "ed", "\u2581!", "\u2581ete", "\u2581你"]
+    for cased in (False, True):
+        file = tmp_path / f"{cased}.gguf"
+        writer = written_pieces(file, "bert", tokens, [3, 3, 3, 3, 1] + [1] * 7)
+        for name, number in (("unknown", 1), ("cls", 2), ("seperator", 3)):
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
+        if cased:
+            writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
+        written(writer)
+        ours = loaded(file)
+        assert ours.encode("hello playing played! 你[SEP]") == [2, 5, 6, 7, 6, 8, 9, 11, 3, 3]
+        assert ours.encode("Hello été", add_special_tokens=False) == ([1, 1] if cased else [5, 10])
+        assert ours.decode([2, 6, 7, 9, 3]) == "playing!"
+
+
+def test_words_are_the_likeliest_pieces(tmp_path: Path) -> None:
+    tokens = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "b", "ab", "\u2581ab", "\u2581abb"]
+    scores = [0.0, 0.0, 0.0, -2.0, -1.0, -1.0, -1.0, -1.5, -9.0]
+    writer = written_pieces(tmp_path / "model.gguf", "t5", tokens, [3, 3, 2] + [1] * 6)
+    writer.add_token_scores(scores)
+    for name, number in (("pad", 0), ("eos", 1), ("unk", 2)):
+        getattr(writer, f"add_{name}_token_id")(number)
+    writer.add_remove_extra_whitespaces(True)
+    written(writer)
+    ours = loaded(tmp_path / "model.gguf")
+    theirs = oracle(tmp_path / "model.gguf")
+    for text in ("ab", "abb  a", " abab", "a\nb", "cab"):
+        tokens_of = ours.encode(text)
+        assert tokens_of[-1] == 1
+        assert tokens_of[:-1] == theirs.encode(text, add_special_tokens=False).ids, text
+    assert ours.encode("abb") == [7, 5, 1]
+    assert ours.decode(ours.encode("ab a")) == "ab a"
+
+
+def test_merges_of_pieces_are_given(tmp_path: Path) -> None:
+    """As in Gemma 4's files, whose characters are no bytes, and whose spaces merge."""
+    pieces_of = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens = [*pieces_of, "\u2581", "a", "é", "\n", "\n\n", "a\u2581", "a\u2581a", "\u2581a"]
+    for model, rule in (("gemma4", None), ("gpt2", "sarvam-moe")):
+        file = tmp_path / f"{model}.gguf"
+        writer = written_pieces(file, model, tokens, [2] + [6] * 256 + [1] * 8)
+        if rule is not None:
+            writer.add_tokenizer_pre(rule)
+        writer.add_token_merges(["a \u2581", "\n \n", "a\u2581 a", "\u2581 a"])
+        writer.add_unk_token_id(0)
+        written(writer)
+        ours = loaded(file)
+        first = len(pieces_of)
+        assert ours.encode("a a\n\né a") == [first + each for each in (6, 4, 2, 7)]
+        assert ours.encode("ü") == [1 + 0xC3, 1 + 0xBC]
+        assert ours.decode(ours.encode("a aü\n\n a ")) == "a aü\n\n a "
 
 
 def test_a_text_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
@@ -175,14 +311,14 @@ def test_the_template_and_the_special_tokens_come_from_the_file(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("model", "bert", "tokenizer.ggml.model is 'bert'; supported: 'gpt2' and 'llama'"),
-        ("pre", "unheard-of", "tokenizer.ggml.pre is 'unheard-of'; supported: gpt-2"),
+        ("model", "rwkv", "tokenizer.ggml.model is 'rwkv'; supported: gpt2, llama, gemma4, bert"),
+        ("pre", "unheard-of", "tokenizer.ggml.pre is 'unheard-of', which is unknown here"),
         ("pre", 7, "tokenizer.ggml.pre is 7"),
         ("tokens", [], "tokenizer.ggml.tokens is missing or empty"),
         ("tokens", [1, 2], "tokenizer.ggml.tokens is not a list of str"),
         ("token_type", [1], "tokenizer.ggml.token_type has 1 entries for 259"),
         ("merges", ["a b", "ab zz"], "tokenizer.ggml.merges has 'a b', which is no pair of tokens"),
-        ("merges", ["ab"], "has 'ab', which is no pair"),
+        ("merges", ["ab"], "has 'ab ', which is no pair"),
         ("bos_token_id", 1 << 31, "bos_token_id is 2147483648; the vocabulary has 259 tokens"),
         ("bos_token_id", "one", "bos_token_id is 'one'"),
         ("add_bos_token", 1, "add_bos_token is 1; supported: true or false"),
@@ -194,7 +330,8 @@ def test_a_tokenizer_that_cannot_be_built_says_why(
     tokens = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "<s>", "</s>", "<pad>"]
     source = open_source(byte_pairs(tmp_path / "model.gguf", "qwen2"))
     metadata = source.header.metadata  # type: ignore[attr-defined]
-    metadata |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 259}
+    metadata |= {"tokenizer.ggml.tokens": tokens}
+    metadata |= {"tokenizer.ggml.token_type": [1] * 256 + [3] * 3}
     metadata |= {"tokenizer.ggml.merges": [], "tokenizer.ggml.bos_token_id": 256}
     metadata |= {"tokenizer.ggml.eos_token_id": 257, f"tokenizer.ggml.{key}": value}
     with pytest.raises(ModelError) as caught:
@@ -202,3 +339,44 @@ def test_a_tokenizer_that_cannot_be_built_says_why(
     assert reason in str(caught.value)
     otherwise = "use the model's folder with safetensors, whose tokenizer.json has the rule"
     assert (otherwise in str(caught.value)) == (key in ("model", "pre"))
+
+
+def test_tokens_without_the_merges_that_make_them_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    writer = written_pieces(file, "gpt2", ["a", "b", "ab", "<s>"], [1, 1, 1, 3])
+    writer.add_tokenizer_pre("kimi-k2")
+    written(writer)
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.merges is missing"):
+        open_source(file).tokenizer_files()
+
+
+def test_a_table_of_characters_that_would_panic_is_refused(tmp_path: Path) -> None:
+    """A trie whose searches leave it, and texts that are none, crash the library that reads it."""
+    inner = [0] * 256
+    inner[0] = 1 << 31  # a value, the place of the first text
+    root = 256 << 10  # its children begin at 256
+    good = table([root, *[0] * 255, *inner], b"x\0")
+    assert is_valid(good)
+    for bad in (
+        b"",
+        good[:-1],
+        good[:600],
+        table([], b"x\0"),
+        table([root, *[0] * 255], b"x\0"),  # children beyond the end
+        table([256 << 10 | 1 << 8, *[0] * 255, 1 << 31 | 2, *[0] * 255], b"x\0"),
+        table([256 << 10 | 1 << 8, *[0] * 255, 1 << 31 | 1, *[0] * 255], "é\0".encode()),
+        table([root, *[0] * 255, *inner], b"\xff\0"),
+        table([root, *[0] * 255, *inner], b"x"),
+    ):
+        assert not is_valid(bad)
+    file = tmp_path / "model.gguf"
+    writer = written_pieces(file, "t5", ["<pad>", "</s>", "<unk>"], [3, 3, 2])
+    writer.add_token_scores([0.0, 0.0, 0.0])
+    writer.add_precompiled_charsmap(good[:-1])
+    written(writer)
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.precompiled_charsmap is not whole"):
+        open_source(file).tokenizer_files()
+
+
+def table(units: list[int], texts: bytes) -> bytes:
+    return struct.pack(f"<I{len(units)}I", 4 * len(units), *units) + texts

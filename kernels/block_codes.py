@@ -1,0 +1,364 @@
+"""Codes, scales and minimums of each block format: blocks [O, B, bytes of a block] taken apart.
+
+O outputs, B blocks of an output, S groups of neighbouring inputs that share a scale, G inputs of a
+group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import torch
+
+from . import block_formats as formats
+from .block_formats import BlockFormat
+from .grouped_codes import GroupedCodes
+
+# The numbers that codes of 4 bits stand for.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+# Floats with a sign, two bits of an exponent and one of a mantissa, doubled.
+_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def take_apart(format: BlockFormat, blocks: torch.Tensor) -> GroupedCodes:
+    """The codes of blocks."""
+    return _READERS[format](blocks)
+
+
+def _q8_0(blocks: torch.Tensor) -> GroupedCodes:
+    scale, codes = _fields(blocks, 2, 32)
+    return _codes(codes.view(torch.int8), _half(scale), group=32)
+
+
+def _q4_0(blocks: torch.Tensor) -> GroupedCodes:
+    scale, codes = _fields(blocks, 2, 16)
+    return _halves(codes, _half(scale), zero=8)
+
+
+def _q4_1(blocks: torch.Tensor) -> GroupedCodes:
+    scale, minimum, codes = _fields(blocks, 2, 2, 16)
+    return _halves(codes, _half(scale), _half(minimum))
+
+
+def _q5_0(blocks: torch.Tensor) -> GroupedCodes:
+    scale, fifth, codes = _fields(blocks, 2, 4, 16)
+    return _codes(_five_bits(codes, fifth) - 16, _half(scale), group=32)
+
+
+def _q5_1(blocks: torch.Tensor) -> GroupedCodes:
+    scale, minimum, fifth, codes = _fields(blocks, 2, 2, 4, 16)
+    return _codes(_five_bits(codes, fifth), _half(scale), _half(minimum), group=32)
+
+
+def _five_bits(codes: torch.Tensor, fifth: torch.Tensor) -> torch.Tensor:
+    return (_planes(codes, 4) | _in_order(fifth, 1) << 4).view(torch.int8)
+
+
+def _q2_k(blocks: torch.Tensor) -> GroupedCodes:
+    scales, codes, scale, minimum = _fields(blocks, 16, 64, 2, 2)
+    return _codes(
+        _planes(codes.unflatten(-1, (2, 32)), 2),
+        _half(scale).float() * (scales & 15),
+        -(_half(minimum).float() * (scales >> 4)),
+        group=16,
+    )
+
+
+def _q3_k(blocks: torch.Tensor) -> GroupedCodes:
+    third, codes, low, high, scale = _fields(blocks, 32, 64, 8, 4, 2)
+    scales = (_planes(low, 4) | _planes(high, 2) << 4).view(torch.int8) - 32
+    codes = _planes(codes.unflatten(-1, (2, 32)), 2) | _planes(third, 1) << 2
+    return _codes(codes, _half(scale).float() * scales, group=16, zero=4)
+
+
+def _q4_k(blocks: torch.Tensor) -> GroupedCodes:
+    scale, minimum, packed, codes = _fields(blocks, 2, 2, 12, 128)
+    scales, minimums = _six_bits(packed)
+    return _codes(
+        _planes(codes.unflatten(-1, (4, 32)), 4),
+        _half(scale).float() * scales,
+        -(_half(minimum).float() * minimums),
+        group=32,
+    )
+
+
+def _q5_k(blocks: torch.Tensor) -> GroupedCodes:
+    scale, minimum, packed, fifth, codes = _fields(blocks, 2, 2, 12, 32, 128)
+    scales, minimums = _six_bits(packed)
+    codes = _planes(codes.unflatten(-1, (4, 32)), 4) | _planes(fifth, 1) << 4
+    return _codes(
+        codes.view(torch.int8),
+        _half(scale).float() * scales,
+        -(_half(minimum).float() * minimums),
+        group=32,
+    )
+
+
+def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """8 scales and 8 minimums. The first four of each are whole bytes, whose highest bits belong to
+    the others."""
+    scales, minimums, others = _fields(packed, 4, 4, 4)
+    return (
+        torch.cat([scales & 63, others & 15 | scales >> 6 << 4], dim=-1),
+        torch.cat([minimums & 63, others >> 4 | minimums >> 6 << 4], dim=-1),
+    )
+
+
+def _q6_k(blocks: torch.Tensor) -> GroupedCodes:
+    low, high, scales, scale = _fields(blocks, 128, 64, 16, 2)
+    codes = _planes(low.unflatten(-1, (2, 64)), 4) | _planes(high.unflatten(-1, (2, 32)), 2) << 4
+    return _codes(
+        codes.view(torch.int8) - 32, _half(scale).float() * scales.view(torch.int8), group=16
+    )
+
+
+def _iq4_nl(blocks: torch.Tensor) -> GroupedCodes:
+    scale, codes = _fields(blocks, 2, 16)
+    return _halves(codes, _half(scale), levels=_IQ4)
+
+
+def _iq4_xs(blocks: torch.Tensor) -> GroupedCodes:
+    scale, high, low, codes = _fields(blocks, 2, 2, 4, 128)
+    scales = (_in_order(low, 4) | _in_order(high, 2) << 4).view(torch.int8) - 32
+    return _halves(codes.unflatten(-1, (8, 16)), _half(scale).float() * scales, levels=_IQ4)
+
+
+def _mxfp4(blocks: torch.Tensor) -> GroupedCodes:
+    exponent, codes = _fields(blocks, 1, 16)
+    # Half a power of two, as the numbers are doubled: bits of an fp32, the least two denormal.
+    wide = exponent.int()
+    bits = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23)
+    return _halves(codes, bits.view(torch.float32), levels=_FLOATS)
+
+
+def _nvfp4(blocks: torch.Tensor) -> GroupedCodes:
+    scales, codes = _fields(blocks, 4, 32)
+    exponent, mantissa = scales >> 3 & 15, (scales & 7).float()
+    normal = torch.ldexp(1 + mantissa / 8, exponent.int() - 8)
+    wide = torch.where(exponent == 0, mantissa * 2.0**-10, normal)
+    wide = torch.where(scales == 127, 0.0, wide)
+    return _halves(codes.unflatten(-1, (4, 8)), wide, levels=_FLOATS)
+
+
+def _q1_0(blocks: torch.Tensor) -> GroupedCodes:
+    scale, codes = _fields(blocks, 2, 16)
+    # Two groups share a scale, so that Q2_0's product multiplies them too.
+    scales = _half(scale).repeat_interleave(2, dim=-1)
+    return _codes(_in_order(codes, 1) << 1, scales, group=64, zero=1)
+
+
+def _q2_0(blocks: torch.Tensor) -> GroupedCodes:
+    scale, codes = _fields(blocks, 2, 16)
+    return _codes(_in_order(codes, 2), _half(scale), group=64, zero=1)
+
+
+def _tq1_0(blocks: torch.Tensor) -> GroupedCodes:
+    fives, more, fours, scale = _fields(blocks, 32, 16, 4, 2)
+    codes = torch.cat([*_digits(fives, 5), *_digits(more, 5), *_digits(fours, 4)], dim=-1)
+    return _codes(codes, _half(scale), group=256, zero=1)
+
+
+def _digits(packed: torch.Tensor, count: int) -> Iterator[torch.Tensor]:
+    """The first digits of all bytes, each of which is a fraction to the base of three, then the
+    next ones."""
+    for _ in range(count):
+        yield (packed.short() * 3 >> 8).byte()
+        packed = packed * 3
+
+
+def _tq2_0(blocks: torch.Tensor) -> GroupedCodes:
+    codes, scale = _fields(blocks, 64, 2)
+    return _codes(_planes(codes.unflatten(-1, (2, 32)), 2), _half(scale), group=256, zero=1)
+
+
+def _iq2_xxs(blocks: torch.Tensor) -> GroupedCodes:
+    scale, words = _fields(blocks, 2, 64)
+    rows, rest = words.unflatten(-1, (8, 8)).split([4, 4], dim=-1)
+    signs, scales = _signs_and_scale(rest.flatten(-2))
+    codes = _rows("IQ2_XXS", rows) * signs
+    return _codes(codes, _half(scale).float() * (scales + 0.5) * 0.25, group=32)
+
+
+def _iq2_xs(blocks: torch.Tensor) -> GroupedCodes:
+    scale, words, scales = _fields(blocks, 2, 64, 8)
+    words = _words(words)
+    codes = _rows("IQ2_XS", words & 511) * _signs(_with_parity(words >> 9))
+    return _codes(codes, _half(scale).float() * (_in_order(scales, 4) + 0.5) * 0.25, group=16)
+
+
+def _iq2_s(blocks: torch.Tensor) -> GroupedCodes:
+    scale, low, signs, high, scales = _fields(blocks, 2, 32, 32, 8, 8)
+    codes = _rows("IQ2_S", low.int() | _in_order(high, 2).int() << 8) * _signs(signs)
+    return _codes(codes, _half(scale).float() * (_in_order(scales, 4) + 0.5) * 0.25, group=16)
+
+
+def _iq3_xxs(blocks: torch.Tensor) -> GroupedCodes:
+    scale, rows, rest = _fields(blocks, 2, 64, 32)
+    signs, scales = _signs_and_scale(rest)
+    codes = _rows("IQ3_XXS", rows) * signs
+    return _codes(codes, _half(scale).float() * (scales + 0.5) * 0.5, group=32)
+
+
+def _iq3_s(blocks: torch.Tensor) -> GroupedCodes:
+    scale, low, high, signs, scales = _fields(blocks, 2, 64, 8, 32, 4)
+    codes = _rows("IQ3_S", low.int() | _in_order(high, 1).int() << 8) * _signs(signs)
+    return _codes(codes, _half(scale).float() * (1 + 2 * _in_order(scales, 4)), group=32)
+
+
+def _iq1_s(blocks: torch.Tensor) -> GroupedCodes:
+    scale, low, words = _fields(blocks, 2, 32, 16)
+    words = _words(words)
+    shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
+    high = (words[..., None] >> shifts & 7).flatten(-2)
+    scales = _half(scale).float() * (2 * (words >> 12 & 7) + 1)
+    moved = (words >> 15).repeat_interleave(4, dim=-1)
+    return _moved(_rows("IQ1_S", low.int() | high << 8), moved, scales, group=32)
+
+
+def _iq1_m(blocks: torch.Tensor) -> GroupedCodes:
+    low, high, packed = _fields(blocks, 32, 16, 8)
+    words, high = _words(packed), _in_order(high, 4).int()
+    shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
+    # Four bits of the scale of all are in each word, the lowest first, above four scales of three.
+    fours = words >> 12 << torch.arange(0, 16, 4, dtype=torch.int32, device=blocks.device)
+    scale = fours.sum(-1, keepdim=True).short().view(torch.float16)
+    scales = scale.float() * (2 * (words[..., None] >> shifts & 7) + 1).flatten(-2)
+    return _moved(_rows("IQ1_M", low.int() | (high & 7) << 8), high >> 3, scales, group=16)
+
+
+def _moved(
+    codes: torch.Tensor, down: torch.Tensor, scales: torch.Tensor, group: int
+) -> GroupedCodes:
+    """Each row of 8 codes moved up, or down, by an eighth: in eighths, so that codes are whole."""
+    eighths = 8 * codes.unflatten(-1, (-1, 8)) + (1 - 2 * down)[..., None].to(torch.int8)
+    return _codes(eighths.flatten(-2), scales / 8, group=group)
+
+
+_READERS: dict[BlockFormat, Callable[[torch.Tensor], GroupedCodes]] = {
+    formats.Q8_0: _q8_0,
+    formats.Q4_0: _q4_0,
+    formats.Q4_1: _q4_1,
+    formats.Q5_0: _q5_0,
+    formats.Q5_1: _q5_1,
+    formats.Q2_K: _q2_k,
+    formats.Q3_K: _q3_k,
+    formats.Q4_K: _q4_k,
+    formats.Q5_K: _q5_k,
+    formats.Q6_K: _q6_k,
+    formats.IQ4_NL: _iq4_nl,
+    formats.IQ4_XS: _iq4_xs,
+    formats.MXFP4: _mxfp4,
+    formats.NVFP4: _nvfp4,
+    formats.Q1_0: _q1_0,
+    formats.Q2_0: _q2_0,
+    formats.TQ1_0: _tq1_0,
+    formats.TQ2_0: _tq2_0,
+    formats.IQ1_S: _iq1_s,
+    formats.IQ1_M: _iq1_m,
+    formats.IQ2_XXS: _iq2_xxs,
+    formats.IQ2_XS: _iq2_xs,
+    formats.IQ2_S: _iq2_s,
+    formats.IQ3_XXS: _iq3_xxs,
+    formats.IQ3_S: _iq3_s,
+}
+
+
+def _codes(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minimums: torch.Tensor | None = None,
+    *,
+    group: int,
+    zero: int = 0,
+) -> GroupedCodes:
+    """Codes [O, B, values of a block], with a scale for each group of them."""
+    flat = None if minimums is None else minimums.flatten(1)
+    return GroupedCodes(codes.flatten(1).view(torch.int8), scales.flatten(1), flat, group, zero)
+
+
+def _halves(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    minimums: torch.Tensor | None = None,
+    *,
+    zero: int = 0,
+    levels: tuple[int, ...] | None = None,
+) -> GroupedCodes:
+    """Bytes [O, B, bytes of a group], or [O, B, groups of a block, bytes of a group], with two
+    codes each."""
+    packed = codes.contiguous().flatten(1, -2)
+    flat = None if minimums is None else minimums.flatten(1)
+    return GroupedCodes(packed, scales.flatten(1), flat, 2 * packed.shape[-1], zero, levels)
+
+
+def _fields(packed: torch.Tensor, *sizes: int) -> tuple[torch.Tensor, ...]:
+    return packed.split(list(sizes), dim=-1)
+
+
+def _half(pair: torch.Tensor) -> torch.Tensor:
+    """The fp16 number in two bytes."""
+    return _as(torch.float16, pair)
+
+
+def _words(packed: torch.Tensor) -> torch.Tensor:
+    """Unsigned numbers of 16 bits."""
+    return _as(torch.int16, packed).int() & 0xFFFF
+
+
+def _as(dtype: torch.dtype, packed: torch.Tensor) -> torch.Tensor:
+    """Neighbouring bytes as wider numbers. A part of one block may begin anywhere."""
+    return packed.clone(memory_format=torch.contiguous_format).view(dtype)
+
+
+def _shifts(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+
+
+def _in_order(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes of which a byte has neighbours."""
+    return (packed[..., None] >> _shifts(packed, bits) & (1 << bits) - 1).flatten(2)
+
+
+def _planes(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes of which the lowest bits of all bytes come first, then the next ones."""
+    return (packed[..., None, :] >> _shifts(packed, bits)[:, None] & (1 << bits) - 1).flatten(2)
+
+
+def _signs(packed: torch.Tensor) -> torch.Tensor:
+    """1, or -1 for a bit that is set."""
+    return 1 - 2 * _in_order(packed, 1).view(torch.int8)
+
+
+def _with_parity(seven: torch.Tensor) -> torch.Tensor:
+    """Seven bits, and an eighth that makes the number of those that are set even."""
+    odd = seven ^ seven >> 4
+    odd = odd ^ odd >> 2
+    odd = (odd ^ odd >> 1) & 1
+    return (seven | odd << 7).byte()
+
+
+def _signs_and_scale(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """32 signs, of which seven bits tell eight, and a scale of 4 bits, from each 4 bytes."""
+    wide = _as(torch.int32, words)
+    shifts = torch.arange(0, 28, 7, dtype=torch.int32, device=words.device)
+    sevens = (wide[..., None] >> shifts & 127).flatten(-2)
+    return _signs(_with_parity(sevens)), wide >> 28 & 15
+
+
+def _rows(format: str, indices: torch.Tensor) -> torch.Tensor:
+    """Rows of a format's codebook, one after the other."""
+    book = _codebook(format, indices.device)
+    chosen = book.index_select(0, indices.flatten().int())
+    return chosen.unflatten(0, indices.shape).flatten(2)
+
+
+@cache
+def _codebook(format: str, device: torch.device) -> torch.Tensor:
+    """int8 [rows, 4 or 8]. The library has them from the authors of the formats."""
+    from gguf import quants
+
+    traits = getattr(quants, format)
+    traits.init_grid()
+    rows = torch.from_numpy(traits.grid).to(device, torch.int8)
+    return rows.view(rows.shape[-2:])
