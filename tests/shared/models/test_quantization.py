@@ -10,11 +10,11 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.model_config import read_config
-from tandem.shared.models.registry import IN_GGUF, spec_of
+from tandem.shared.models.registry import FAMILIES, NO_GGUF, spec_of
 from tandem.shared.weights.gguf.architectures import ARCHITECTURES
 from tandem.tests.shared.models.families.test_families import BASE
 
-OTHER = "use the model's bfloat16 or float16 version, or a GGUF file of it in Q8_0, Q6_K or Q4_0"
+OTHER = "use the model's bfloat16 or float16 version, or a GGUF file of it"
 DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "num_key_value_heads": 4,
@@ -108,12 +108,13 @@ def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
     assert "version, if it has one; those that are published in fp8 alone" in told
     assert "fp8_cast_bf16.py" in told and "GGUF" not in told
     told = refusal(tmp_path, {}, architectures=["DeepseekV2ForCausalLM"], **fp8)
-    assert told.endswith("use the model's bfloat16 or float16 version")
+    assert told.endswith("float16 version, or a GGUF file of it")
 
 
 def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
     # Mistral's files have the name of Llama's architecture.
-    assert {each.family for each in ARCHITECTURES.values()} | {"MistralForCausalLM"} == IN_GGUF
+    in_gguf = {each.family for each in ARCHITECTURES.values()} | {"MistralForCausalLM"}
+    assert FAMILIES.keys() - in_gguf == NO_GGUF
 
 
 @pytest.mark.parametrize("value", [None, {}, False])

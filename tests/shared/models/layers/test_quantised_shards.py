@@ -51,7 +51,7 @@ def test_ranks_have_blocks_and_the_sum_of_one(tmp_path: Path, kind: str) -> None
         for part in parts:
             mlp: Any = part.mlp
             total += mlp.partial(x)
-            assert isinstance(mlp.gate_up.method, QuantizedMethod)
+            assert isinstance(mlp.up.method, QuantizedMethod)
             assert isinstance(mlp.down.method, DenseMethod if cut else QuantizedMethod)
         if size == 1:
             expected = total
