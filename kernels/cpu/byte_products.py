@@ -8,10 +8,8 @@ for each chosen expert of a mixture. Rows are divided into tiles, whose sums sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +17,11 @@ from numba import prange
 
 from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
-from .block_layouts import BLOCK, LANES, LAYOUTS, Layout, Panels
-from .byte_tile import multiply_tile, quantise_block
-from .jit import array, kernel
+from .block_layouts import BLOCK, LANES, LAYOUTS, Panels
+from .byte_tile import TILES, call_address, multiply_tile, quantise_block
+from .jit import array, compile_address, kernel
 
-# Rows of the tiles that are compiled. Rows that fill the last tile of a group are computed, and not
-# written.
-_MOST = 16
+_MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
 _FEW = 4
 # A thread takes panels of so many bytes at once, for all tiles: they stay in the L2 cache.
@@ -71,10 +67,11 @@ class PanelWeights:
         self._nbytes = self._layout.sections(panels, inputs // BLOCK)[-1]
         # Torch's memory begins with a cache line, unlike numpy's.
         self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
-        self._flat = array(self._data.view(-1))
         self._bias = np.zeros(panels * LANES, np.float32)
-        self._share = max(1, min(panels // (4 * torch.get_num_threads()), _SHARE * panels // self._nbytes))
-        self._multiply = _compiled(format.name)
+        self._share = max(
+            1, min(panels // (4 * torch.get_num_threads()), _SHARE * panels // self._nbytes)
+        )
+        self._address, self._function = _compiled(format.name)
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
         """Bring a weight into panels."""
@@ -86,9 +83,23 @@ class PanelWeights:
 
     def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
         """Write products to some columns of ``out``."""
-        self._multiply(
-            self._flat, self._nbytes, self._bias, self.outputs, self._share,
-            x, plan.sources, plan.tiles, plan.groups, out, column,
+        layout = self._layout
+        _multiply(
+            self._address,
+            layout.zero,
+            layout.minimums,
+            layout.groups,
+            self._data.data_ptr(),
+            self._nbytes,
+            self._bias.ctypes.data,
+            self.outputs,
+            self._share,
+            x,
+            plan.sources,
+            plan.tiles,
+            plan.groups,
+            out,
+            column,
         )
 
     def rows(self, index: int, outputs: torch.Tensor) -> torch.Tensor:
@@ -118,14 +129,11 @@ class PanelLinear:
 
 @kernel()
 def filled_rows(rows: int) -> int:
-    """The size of a tile for so many rows, up to the most."""
-    if rows <= 2:
-        return rows
-    if rows <= 4:
-        return 4
-    if rows <= 8:
-        return 8
-    return _MOST
+    """The rows of the smallest tile that has room for so many."""
+    for size in TILES:
+        if size >= rows:
+            return size
+    return TILES[-1]
 
 
 @kernel(exact=True)
@@ -150,99 +158,121 @@ def _quantise(
         to = place + block * filled + row
         at = source * x.shape[1] + block * BLOCK
         scale, first, second = quantise_block(flat, at, codes, scales, to)
-        if minimums:
-            if groups == 1:
-                offsets[to] = np.float32(scale * np.float32(first + second)).view(np.int32)
+        if groups == 1:
+            first += second
+        for group in range(groups):
+            number = second if group else first
+            if minimums:
+                offsets[groups * to + group] = np.float32(scale * np.float32(number)).view(np.int32)
             else:
-                offsets[2 * to] = np.float32(scale * np.float32(first)).view(np.int32)
-                offsets[2 * to + 1] = np.float32(scale * np.float32(second)).view(np.int32)
-        elif groups == 1:
-            offsets[to] = -zero * (first + second)
-        else:
-            offsets[2 * to] = -zero * first
-            offsets[2 * to + 1] = -zero * second
+                offsets[groups * to + group] = -zero * number
+
+
+@kernel(parallel=True, exact=True)
+def _multiply(
+    multiply_panel: int,
+    zero: int,
+    minimums: bool,
+    groups: int,
+    weights: int,
+    nbytes: int,
+    bias: int,
+    outputs: int,
+    share: int,
+    x: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    row_groups: np.ndarray,
+    out: np.ndarray,
+    column: int,
+) -> None:
+    """The product of each group of rows with its weight. ``weights`` and ``bias`` are addresses."""
+    blocks = x.shape[1] // BLOCK
+    last = tiles[len(tiles) - 1]
+    places = (last[2] + last[3]) * blocks
+    codes = np.empty(places * BLOCK, np.int8)
+    scales = np.empty(places, np.float32)
+    offsets = np.empty(places * groups, np.int32)
+    if len(sources) <= _FEW:
+        for t in range(len(tiles)):
+            for row in range(tiles[t, 1]):
+                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+    else:
+        for t in prange(len(tiles)):
+            for row in range(tiles[t, 1]):
+                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+    panels = (outputs + LANES - 1) // LANES
+    shares = (panels + share - 1) // share
+    step = out.shape[1]
+    codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
+    out_at = out.ctypes.data
+    for item in prange(shares * len(row_groups)):
+        group = row_groups[item // shares]
+        weight, first = weights + group[0] * nbytes, item % shares * share
+        for t in range(group[1], group[2]):
+            row, count, filled, place = tiles[t]
+            for panel in range(first, min(panels, first + share)):
+                output = panel * LANES
+                to = out_at + 4 * (row * step + column + output)
+                lanes = min(LANES, outputs - output)
+                call_address(
+                    multiply_panel,
+                    (
+                        filled,
+                        weight,
+                        panels,
+                        panel,
+                        bias + 4 * output,
+                        codes_at,
+                        scales_at,
+                        offsets_at,
+                        place,
+                        blocks,
+                        to,
+                        step,
+                        count,
+                        lanes,
+                    ),
+                )
 
 
 @cache
-def _compiled(format: str) -> Callable[..., Any]:
-    """The product with weights of a format."""
-    layout: Layout = LAYOUTS[format]
+def _compiled(format: str) -> tuple[int, object]:
+    """The function that multiplies a tile with a panel of a format."""
     kind = list(LAYOUTS).index(format)
-    zero, minimums, groups = layout.zero, layout.minimums, layout.groups
 
-    @kernel(exact=True, variant=format)
     def multiply_panel(
         filled: int,
-        weight: np.ndarray,
-        weight_at: int,
+        weight: int,
         panels: int,
         panel: int,
-        bias: np.ndarray,
-        codes: np.ndarray,
-        scales: np.ndarray,
-        offsets: np.ndarray,
+        bias: int,
+        codes: int,
+        scales: int,
+        offsets: int,
         place: int,
         blocks: int,
-        out: np.ndarray,
-        out_at: int,
-        out_step: int,
+        out: int,
+        step: int,
         count: int,
         lanes: int,
     ) -> None:
-        # The number of rows is a compile-time constant of a tile.
-        if filled == 1:
-            multiply_tile(kind, 1, weight, weight_at, panels, panel, bias, panel * LANES, codes, scales, offsets, place, blocks, out, out_at, out_step, count, lanes)
-        elif filled == 2:
-            multiply_tile(kind, 2, weight, weight_at, panels, panel, bias, panel * LANES, codes, scales, offsets, place, blocks, out, out_at, out_step, count, lanes)
-        elif filled == 4:
-            multiply_tile(kind, 4, weight, weight_at, panels, panel, bias, panel * LANES, codes, scales, offsets, place, blocks, out, out_at, out_step, count, lanes)
-        elif filled == 8:
-            multiply_tile(kind, 8, weight, weight_at, panels, panel, bias, panel * LANES, codes, scales, offsets, place, blocks, out, out_at, out_step, count, lanes)
-        else:
-            multiply_tile(kind, 16, weight, weight_at, panels, panel, bias, panel * LANES, codes, scales, offsets, place, blocks, out, out_at, out_step, count, lanes)
+        multiply_tile(
+            kind,
+            filled,
+            weight,
+            panels,
+            panel,
+            bias,
+            codes,
+            scales,
+            offsets,
+            place,
+            blocks,
+            out,
+            step,
+            count,
+            lanes,
+        )
 
-    @kernel(parallel=True, exact=True, variant=format)
-    def multiply(
-        weights: np.ndarray,
-        nbytes: int,
-        bias: np.ndarray,
-        outputs: int,
-        share: int,
-        x: np.ndarray,
-        sources: np.ndarray,
-        tiles: np.ndarray,
-        groups_: np.ndarray,
-        out: np.ndarray,
-        column: int,
-    ) -> None:
-        blocks = x.shape[1] // BLOCK
-        last = tiles[len(tiles) - 1]
-        places = (last[2] + last[3]) * blocks
-        codes = np.empty(places * BLOCK, np.int8)
-        scales = np.empty(places, np.float32)
-        offsets = np.empty(places * groups, np.int32)
-        if len(sources) <= _FEW:
-            for t in range(len(tiles)):
-                for row in range(tiles[t, 1]):
-                    _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
-        else:
-            for t in prange(len(tiles)):
-                for row in range(tiles[t, 1]):
-                    _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
-        panels = (outputs + LANES - 1) // LANES
-        shares = (panels + share - 1) // share
-        flat = out.reshape(-1)
-        step = out.shape[1]
-        for item in prange(shares * len(groups_)):
-            group = groups_[item // shares]
-            first = item % shares * share
-            for t in range(group[1], group[2]):
-                tile = tiles[t]
-                for panel in range(first, min(panels, first + share)):
-                    multiply_panel(
-                        tile[2], weights, group[0] * nbytes, panels, panel, bias, codes, scales,
-                        offsets, tile[3], blocks, flat, tile[0] * step + column + panel * LANES,
-                        step, tile[1], min(LANES, outputs - panel * LANES),
-                    )
-
-    return multiply
+    return compile_address(multiply_panel, 14, variant=format)

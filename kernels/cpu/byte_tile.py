@@ -10,6 +10,8 @@ from numba.extending import intrinsic
 
 from .block_layouts import BLOCK, LANES, LAYOUTS, LINE, SUPER, WORDS, Layout
 
+# Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
+TILES = (1, 2, 4, 6, 8, 12, 16)
 # Weights are requested so many bytes before they are multiplied.
 _AHEAD = 1024
 
@@ -22,9 +24,7 @@ _LARGEST = 127
 
 
 @intrinsic
-def quantise_block(
-    typing: Any, x: Any, at: Any, codes: Any, scales: Any, place: Any
-) -> Any:
+def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place: Any) -> Any:
     """A block of activations as int8 codes with one scale, written to ``place``. Returns the scale
     and the sums of the codes of both halves.
 
@@ -79,58 +79,72 @@ def multiply_tile(
     kind: Any,
     rows: Any,
     weight: Any,
-    weight_at: Any,
     panels: Any,
     panel: Any,
     bias: Any,
-    bias_at: Any,
-    x: Any,
+    codes: Any,
     scales: Any,
     offsets: Any,
     place: Any,
     blocks: Any,
     out: Any,
-    out_at: Any,
     out_step: Any,
     count: Any,
     lanes: Any,
 ) -> Any:
-    """``out = x @ panel + bias`` for a literal number of rows and a panel of the literal ``kind``,
-    a place in ``LAYOUTS``.
+    """``out = x @ panel + bias`` for a tile, whose ``rows`` are one of ``TILES``, and a panel of the
+    literal ``kind``, a place in ``LAYOUTS``.
 
-    The weight begins at byte ``weight_at``. x, of which ``place`` rows are before the tile, is
-    [blocks, rows, 32] int8 with fp32 ``scales`` and ``offsets`` of its codes' sums (``Sums``), for
-    each tile. Of the tile, ``count`` rows and ``lanes`` outputs are written. The sums stay in
-    registers, and each is taken in the order of its inputs, whatever the tile: a row's product does
-    not depend on its neighbours.
+    Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
+    tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
+    each group; ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes`` outputs are
+    written. The sums stay in registers, and each is taken in the order of its inputs, whatever the
+    tile: a row's product does not depend on its neighbours.
     """
-    if not all(isinstance(each, types.IntegerLiteral) for each in (kind, rows)):
+    if not isinstance(kind, types.IntegerLiteral):
         return None
     layout = list(LAYOUTS.values())[kind.literal_value]
-    size = types.intp
-    signature = types.void(
-        kind, rows, weight, size, size, size, bias, size, x, scales, offsets, size, size,
-        out, size, size, size, size,
-    )
+    signature = types.void(kind, *(types.intp,) * 14)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        arrays = [_bytes(context, builder, signature, args, index) for index in (2, 6, 8, 9, 10, 13)]
-        weight, bias, *x, out = arrays
-        panels, panel, bias_at, place, blocks = (args[index] for index in (4, 5, 7, 11, 12))
-        out_at, out_step, count, lanes = args[14:]
+        addresses = [builder.inttoptr(args[at], _BYTE.as_pointer()) for at in (2, 5, 6, 7, 8, 11)]
+        weight, bias, codes, scales, offsets, out = addresses
+        panels, panel, place, blocks = (args[at] for at in (3, 4, 9, 10))
+        out_step, count, lanes = args[12:]
         emit = _Emitter(builder)
-        tile = _Tile(emit, layout, rows.literal_value)
-        tile.locate(builder.gep(weight, [args[3]]), panels, panel, blocks)
-        tile.rows_at(x, place, blocks)
-        first = emit.load(bias, builder.mul(bias_at, _LONG(4)), _FLOATS)
-        number = emit.lane_numbers()
-        for row, total in enumerate(tile.sum(blocks)):
-            whole = builder.fadd(total, first)
-            exists = builder.icmp_signed("<", _LONG(row), count)
-            most = builder.trunc(builder.select(exists, lanes, _LONG(0)), _WORD)
-            mask = builder.icmp_signed("<", number, emit.everywhere(most))
-            at = builder.mul(builder.add(out_at, builder.mul(_LONG(row), out_step)), _LONG(4))
-            emit.store_masked(whole, out, at, mask)
+        added = emit.load(bias, _LONG(0), _FLOATS)
+        numbers = ir.Constant(_WORDS, list(range(LANES)))
+        end = builder.append_basic_block("end")
+        sizes = [builder.append_basic_block(f"rows{size}") for size in TILES]
+        chosen = builder.switch(args[1], sizes[-1])
+        for size, block in zip(TILES, sizes, strict=True):
+            chosen.add_case(_LONG(size), block)
+            builder.position_at_end(block)
+            tile = _Tile(emit, layout, size)
+            tile.find_weight(weight, panels, panel, blocks)
+            tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
+            for row, total in enumerate(tile.sum(blocks)):
+                exists = builder.icmp_signed("<", _LONG(row), count)
+                most = builder.trunc(builder.select(exists, lanes, _LONG(0)), _WORD)
+                mask = builder.icmp_signed("<", numbers, emit.everywhere(most))
+                at = builder.mul(builder.mul(_LONG(row), out_step), _LONG(4))
+                emit.store_masked(builder.fadd(total, added), out, at, mask)
+            builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def call_address(typing: Any, address: Any, arguments: Any) -> Any:
+    """Call a function of integers, which returns nothing (``jit.compile_address``)."""
+    signature = types.void(types.intp, types.UniTuple(types.intp, len(arguments)))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        values = cgutils.unpack_tuple(builder, args[1])
+        kind = ir.FunctionType(ir.VoidType(), [_LONG] * len(values))
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
         return context.get_dummy_value()
 
     return signature, generate
@@ -189,13 +203,12 @@ class _Emitter:
         one = self.builder.insert_element(undefined, scalar, _WORD(0))
         return self.builder.shuffle_vector(one, undefined, _all(_WORDS, 0))
 
-    def lane_numbers(self) -> Any:
-        return ir.Constant(_WORDS, list(range(LANES)))
-
     def halves(self, base: Any, offset: Any, more: int = 0) -> Any:
         """16 fp16 numbers in fp32."""
         loaded = self.load(base, offset, ir.VectorType(_SHORT, LANES), more)
-        return self.builder.fpext(self.builder.bitcast(loaded, ir.VectorType(_HALF, LANES)), _FLOATS)
+        return self.builder.fpext(
+            self.builder.bitcast(loaded, ir.VectorType(_HALF, LANES)), _FLOATS
+        )
 
     def small(self, base: Any, offset: Any, more: int, *, signed: bool) -> Any:
         """16 bytes as words."""
@@ -212,7 +225,7 @@ class _Tile:
         self.layout = layout
         self.rows = rows
 
-    def locate(self, weight: Any, panels: Any, panel: Any, blocks: Any) -> None:
+    def find_weight(self, weight: Any, panels: Any, panel: Any, blocks: Any) -> None:
         """Find the panel's part of each section (``Layout.sections``)."""
         builder, layout = self.builder, self.layout
         self.weight = weight
@@ -225,17 +238,15 @@ class _Tile:
         self.scales_at = builder.add(scales, builder.mul(builder.udiv(before, sharing), record))
         supers = builder.add(scales, builder.mul(builder.udiv(all_blocks, sharing), record))
         step = _LONG(layout.super_bytes)
-        self.supers_at = builder.add(
-            supers, builder.mul(builder.udiv(before, _LONG(SUPER)), step)
-        )
+        self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, _LONG(SUPER)), step))
         if layout.levels:
             levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, _LONG(SUPER)), step))
             self.levels = self.emit.load(weight, levels, _BYTES)
 
-    def rows_at(self, x: list[Any], place: Any, blocks: Any) -> None:
-        """Find the tile's rows."""
-        self.x, self.x_scales, self.x_offsets = x
-        self.first_row = self.builder.mul(place, blocks)
+    def find_rows(self, codes: Any, scales: Any, offsets: Any, first: Any) -> None:
+        """Find the tile's rows, before which are so many blocks of rows."""
+        self.codes, self.x_scales, self.x_offsets = codes, scales, offsets
+        self.first = first
 
     def sum(self, blocks: Any) -> list[Any]:
         """The sums of all blocks, row by row."""
@@ -325,7 +336,11 @@ class _Tile:
             return builder.sitofp(whole, _FLOATS)
         wide = emit.small(weight, base, more, signed=False)
         if kind == "halves":
-            half = builder.lshr(wide, _all(_WORDS, 4)) if number else builder.and_(wide, _all(_WORDS, 15))
+            half = (
+                builder.lshr(wide, _all(_WORDS, 4))
+                if number
+                else builder.and_(wide, _all(_WORDS, 15))
+            )
             return builder.sitofp(half, _FLOATS)
         # A power of two, of which the least two are denormal.
         normal = builder.shl(builder.sub(wide, _all(_WORDS, 1)), _all(_WORDS, 23))
@@ -334,11 +349,17 @@ class _Tile:
         return builder.bitcast(builder.select(least, denormal, normal), _FLOATS)
 
     def _add(
-        self, at: Any, row: int, words: list[Any], scales: list[Any], minimums: list[Any], total: Any
+        self,
+        at: Any,
+        row: int,
+        words: list[Any],
+        scales: list[Any],
+        minimums: list[Any],
+        total: Any,
     ) -> Any:
         """Add the products of a block to a row's sums."""
         builder, emit, groups = self.builder, self.emit, self.layout.groups
-        number = builder.add(self.first_row, builder.mul(at, _LONG(self.rows)))
+        number = builder.add(self.first, builder.mul(at, _LONG(self.rows)))
         x_at = builder.mul(number, _LONG(BLOCK))
         scale_at = builder.mul(number, _LONG(4))
         offset_at = builder.mul(number, _LONG(4 * groups))
@@ -352,9 +373,13 @@ class _Tile:
                 products = _all(_WORDS, 0)
             each = WORDS // groups
             for word in range(group * each, (group + 1) * each):
-                x = emit.load(self.x, x_at, _WORD, BLOCK * row + 4 * word, 4)
+                x = emit.load(self.codes, x_at, _WORD, BLOCK * row + 4 * word, 4)
                 products = emit.call(
-                    "llvm.x86.avx512.vpdpbusd.512", _WORDS, products, words[word], emit.everywhere(x)
+                    "llvm.x86.avx512.vpdpbusd.512",
+                    _WORDS,
+                    products,
+                    words[word],
+                    emit.everywhere(x),
                 )
             factor = builder.fmul(scales[group], x_scale)
             total = emit.fma(builder.sitofp(products, _FLOATS), factor, total)

@@ -102,6 +102,24 @@ def kernel(
     return compiled
 
 
+def compile_address(
+    function: Callable[..., None], arguments: int, *, variant: str = ""
+) -> tuple[int, object]:
+    """The address of a function of integers, for a kernel to call, and what has to be kept as long.
+    So the kernel is compiled once for functions that differ."""
+    from numba.core.ccallback import CFunc
+    from numba.types import intp, void
+
+    from .kept_code import KernelCache
+
+    options = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    made = CFunc(function, ((intp,) * arguments, void), {}, options)
+    if (store := _store()) is not None:
+        made._cache = KernelCache(function, store, variant)
+    made.compile()
+    return made.address, made
+
+
 def castable(dtype: torch.dtype) -> bool:
     """Return whether kernels read and write tensors of this dtype."""
     return dtype == torch.float32 or dtype in _AS_INTEGERS

@@ -138,9 +138,7 @@ def _remove_unused(root: Path) -> None:
 class KernelCache:
     """The compiled code of one function, as numba's dispatcher asks for it."""
 
-    def __init__(
-        self, function: Callable[..., Any], store: KernelStore, variant: str = ""
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], store: KernelStore, variant: str = "") -> None:
         """``variant`` tells apart functions that are made by the same lines."""
         self._function = function
         self._store = store
