@@ -36,7 +36,7 @@ LINE = 64
 _PIECE = 1 << 20
 
 # A scale is fp16; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of its
-# super-block; or MXFP4's exponent. Minimums are of the same kind; those in halves are the upper ones.
+# super-block; or MXFP4's exponent. A minimum is of the same kind, or the upper half of the byte.
 ScaleKind = Literal["fp16", "int8", "halves", "exponent"]
 
 

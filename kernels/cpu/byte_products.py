@@ -204,11 +204,12 @@ def _multiply(
     panels = (outputs + LANES - 1) // LANES
     shares = (panels + share - 1) // share
     step = out.shape[1]
-    codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
-    out_at = out.ctypes.data
     for item in prange(shares * len(row_groups)):
         group = row_groups[item // shares]
         weight, first = weights + group[0] * nbytes, item % shares * share
+        # Arrays live on while this loop uses them, but not for the sake of their addresses.
+        codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
+        out_at = out.ctypes.data
         for t in range(group[1], group[2]):
             row, count, filled, place = tiles[t]
             for panel in range(first, min(panels, first + share)):

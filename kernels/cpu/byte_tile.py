@@ -92,8 +92,8 @@ def multiply_tile(
     count: Any,
     lanes: Any,
 ) -> Any:
-    """``out = x @ panel + bias`` for a tile, whose ``rows`` are one of ``TILES``, and a panel of the
-    literal ``kind``, a place in ``LAYOUTS``.
+    """``out = x @ panel + bias`` for a tile of ``rows``, which are one of ``TILES``, and a panel of
+    the literal ``kind``, a place in ``LAYOUTS``.
 
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of

@@ -15,7 +15,7 @@ from ..attention_metadata import (
     decode_metadata,
 )
 from ..batched_decode import batched_attention, log_fallback
-from ..block_formats import Q8_0
+from ..block_formats import Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -23,11 +23,13 @@ from ..scaled import CachedKV, ScaledKV
 from ..signatures import BlockCopies, CosSin, LayerKV, Linear
 from . import pointwise
 from .block_copy import CompiledBlockCopies
+from .block_layouts import LAYOUTS
+from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
-from .jit import WIDE, array, castable
+from .jit import WIDE, array, castable, multiplies_bytes
 from .linear import PACKED, PackedWeight
-from .quantized_linear import FEW, NUMBERS, BlockWeight
+from .quantized_linear import DECODED, FEW, BlockWeight
 
 
 class CompiledOperators(Operators):
@@ -57,8 +59,11 @@ class CompiledOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        """Takes any number of rows."""
-        if weight.format not in NUMBERS:
+        """Takes any number of rows. Activations are rounded to int8 if the CPU multiplies bytes."""
+        if has_panels(weight.format):
+            _compile_panels()
+            return PanelLinear(weight, bias)
+        if weight.format not in DECODED:
             return super().prepare_quantized(weight, bias, dtype)
         blocks = BlockWeight(weight)
         _compile_quantized()
@@ -174,6 +179,17 @@ def _compile_linear(dtype: torch.dtype) -> None:
     packed = PackedWeight(torch.zeros(1, 1, dtype=dtype))
     for rows in (1, PACKED):
         packed(torch.zeros(rows, 1))
+
+
+def has_panels(format: BlockFormat) -> bool:
+    """Return whether weights of a format are multiplied as bytes."""
+    return multiplies_bytes() and format.name in LAYOUTS
+
+
+@cache
+def _compile_panels() -> None:
+    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
+    PanelLinear(weight, None)(torch.zeros(1, Q8_0.values))
 
 
 @cache

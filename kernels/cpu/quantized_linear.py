@@ -1,4 +1,4 @@
-"""``x @ w.T`` with the weight as the blocks of its format.
+"""``x @ w.T`` with the weight as the blocks of its format, for CPUs that do not multiply bytes.
 
     x [rows, in] fp32   w [out, bytes of a row] uint8   ->   [rows, out] fp32
 
@@ -26,7 +26,7 @@ _STRIP = 16
 _PIECE = 1 << 20
 
 # The formats that are decoded here, by the kernels' numbers for them.
-NUMBERS = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
+DECODED = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
 
 
 class BlockWeight:
@@ -34,7 +34,7 @@ class BlockWeight:
 
     def __init__(self, weight: QuantizedWeight) -> None:
         self._blocks = array(weight.blocks)
-        self._kind = NUMBERS[weight.format]
+        self._kind = DECODED[weight.format]
         self._inputs = weight.inputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

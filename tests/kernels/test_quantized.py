@@ -28,10 +28,18 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def compiled_operators() -> Operators:
+    """Those of a CPU that does not multiply bytes."""
     jit.prepare()
     from tandem.kernels.cpu.operators import CompiledOperators
 
     return CompiledOperators()
+
+
+@pytest.fixture(autouse=True)
+def no_byte_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these multiply is in ``test_byte_products.py``."""
+    jit.prepare()
+    monkeypatch.setattr("tandem.kernels.cpu.operators.multiplies_bytes", lambda: False)
 
 
 @pytest.mark.parametrize("name", IN_LIBRARY)
