@@ -23,7 +23,7 @@ from .jit import array, compile_address, kernel
 
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
-_FEW = 4
+FEW = 4
 # A thread takes panels of so many bytes at once, for all tiles: they stay in the L2 cache.
 _SHARE = 1 << 19
 # Where a group's rows are: its weight, its first tile and the one after its last.
@@ -67,7 +67,8 @@ class PanelWeights:
         self._nbytes = self._layout.sections(panels, inputs // BLOCK)[-1]
         # Torch's memory begins with a cache line, unlike numpy's.
         self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
-        self._bias = np.zeros(panels * LANES, np.float32)
+        # Without a bias, all weights have the same zeros.
+        self._bias = np.zeros((1, panels * LANES), np.float32)
         self._share = max(
             1, min(panels // (4 * torch.get_num_threads()), _SHARE * panels // self._nbytes)
         )
@@ -77,9 +78,11 @@ class PanelWeights:
         """Bring a weight into panels."""
         self._panels(index).fill(weight)
 
-    def set_bias(self, bias: torch.Tensor) -> None:
-        """Add a bias to every product."""
-        self._bias[: self.outputs] = bias.float().numpy()
+    def set_bias(self, index: int, bias: torch.Tensor) -> None:
+        """Add a bias to a weight's products."""
+        if len(self._bias) < len(self._data):
+            self._bias = np.repeat(self._bias, len(self._data), axis=0)
+        self._bias[index, : self.outputs] = bias.float().numpy()
 
     def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
         """Write products to some columns of ``out``."""
@@ -92,6 +95,7 @@ class PanelWeights:
             self._data.data_ptr(),
             self._nbytes,
             self._bias.ctypes.data,
+            self._bias.strides[0] if len(self._bias) > 1 else 0,
             self.outputs,
             self._share,
             x,
@@ -118,7 +122,7 @@ class PanelLinear:
         self._weights = PanelWeights(weight.format, 1, outputs, weight.inputs)
         self._weights.fill(0, weight)
         if bias is not None:
-            self._weights.set_bias(bias)
+            self._weights.set_bias(0, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(x), self._weights.outputs)
@@ -177,6 +181,7 @@ def _multiply(
     weights: int,
     nbytes: int,
     bias: int,
+    bias_bytes: int,
     outputs: int,
     share: int,
     x: np.ndarray,
@@ -193,7 +198,7 @@ def _multiply(
     codes = np.empty(places * BLOCK, np.int8)
     scales = np.empty(places, np.float32)
     offsets = np.empty(places * groups, np.int32)
-    if len(sources) <= _FEW:
+    if len(sources) <= FEW:
         for t in range(len(tiles)):
             for row in range(tiles[t, 1]):
                 _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
@@ -223,7 +228,7 @@ def _multiply(
                         weight,
                         panels,
                         panel,
-                        bias + 4 * output,
+                        bias + group[0] * bias_bytes + 4 * output,
                         codes_at,
                         scales_at,
                         offsets_at,

@@ -20,13 +20,14 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import BlockCopies, CosSin, LayerKV, Linear
+from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, Weight
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .block_layouts import LAYOUTS
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
+from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, array, castable, multiplies_bytes
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockWeight
@@ -74,6 +75,32 @@ class CompiledOperators(Operators):
             return (out if wide is None else out.add_(wide)).to(x.dtype)
 
         return run
+
+    def prepare_experts(
+        self,
+        gate_up: list[Weight],
+        down: list[Weight],
+        activation: Activation,
+        dtype: torch.dtype,
+        gate_up_biases: list[torch.Tensor] | None = None,
+        down_biases: list[torch.Tensor] | None = None,
+    ) -> Experts:
+        """Experts of the same formats are computed together."""
+        biases = gate_up_biases, down_biases
+        halves = [quantised_alike(weights, has_panels) for weights in (gate_up, down)]
+        if None in halves:
+            return super().prepare_experts(gate_up, down, activation, dtype, *biases)
+        gate_up.clear()
+        down.clear()
+        _compile_panels()
+        first, second = (
+            GroupedWeights(weights, added)
+            for weights, added in zip(halves, biases, strict=True)
+            if weights is not None
+        )
+        experts = GroupedExperts(first, second, self.act_and_mul, activation)
+        experts.compile(dtype)
+        return experts
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from ....kernels.block_formats import BlockFormat
 from ....kernels.quantized import QuantizedWeight, dequantize
-from ....kernels.signatures import Linear
+from ....kernels.signatures import Linear, Weight
 from ..parallel import WeightPlacement, WeightSlot
 
 # How many outputs (or inputs) there are in all, and the range of them on this rank.
@@ -57,8 +57,8 @@ class LinearMethod(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
 
-    def take_weight(self) -> torch.Tensor:
-        """Remove the loaded weight, for an owner that computes with dense weights itself."""
+    def take_weight(self) -> Weight:
+        """Remove the loaded weight, for an owner that computes with it itself."""
 
 
 def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> LinearMethod:
@@ -108,7 +108,9 @@ class DenseMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        weight = self.weight if keep_rows else self.take_weight()
+        weight = self.weight
+        if not keep_rows:
+            del self.weight
         self._linear = self.operators.prepare_linear(weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,11 +121,11 @@ class DenseMethod:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         return F.embedding(indices, self.weight).to(self.activations)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> Weight:
         """See ``LinearMethod``."""
         weight = self.weight
         del self.weight
-        return weight
+        return (weight,)
 
 
 class QuantizedMethod:
@@ -134,7 +136,6 @@ class QuantizedMethod:
     ) -> None:
         self.parts = parts
         self.format = format
-        self.dtype = place.dtype
         self.operators = place.operators
         self.activations = place.activations
         self.height = _height(parts)
@@ -163,11 +164,11 @@ class QuantizedMethod:
         chosen = QuantizedWeight(self.format, self.blocks[indices])
         return dequantize(chosen).to(self.activations)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> Weight:
         """See ``LinearMethod``."""
         blocks = self.blocks
         del self.blocks
-        return dequantize(QuantizedWeight(self.format, blocks)).to(self.dtype)
+        return (QuantizedWeight(self.format, blocks),)
 
 
 class MixedMethod:
@@ -190,9 +191,9 @@ class MixedMethod:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([each(x) for each in self.methods], dim=-1)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> Weight:
         """See ``LinearMethod``."""
-        return torch.cat([each.take_weight() for each in self.methods])
+        return tuple(run for each in self.methods for run in each.take_weight())
 
 
 def _height(parts: Sequence[LinearPart]) -> int:
