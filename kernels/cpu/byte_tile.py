@@ -31,9 +31,8 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
     The largest magnitude is that of the bits as integers: if there is a NaN or an infinity, it is
     the scale, and every product with the block is NaN.
     """
-    signature = types.Tuple((types.float32, types.int32, types.int32))(
-        x, types.intp, codes, scales, types.intp
-    )
+    found = types.Tuple((types.float32, types.int32, types.int32))  # type: ignore[attr-defined]
+    signature = found(x, types.intp, codes, scales, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         emit = _Emitter(builder)
@@ -139,7 +138,8 @@ def multiply_tile(
 @intrinsic
 def call_address(typing: Any, address: Any, arguments: Any) -> Any:
     """Call a function of integers, which returns nothing (``jit.compile_address``)."""
-    signature = types.void(types.intp, types.UniTuple(types.intp, len(arguments)))
+    numbers = types.UniTuple(types.intp, len(arguments))  # type: ignore[attr-defined]
+    signature = types.void(types.intp, numbers)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = cgutils.unpack_tuple(builder, args[1])

@@ -113,7 +113,7 @@ def compile_address(
     from .kept_code import KernelCache
 
     options = {"nogil": True, "error_model": "numpy", "fastmath": False}
-    made = CFunc(function, ((intp,) * arguments, void), {}, options)
+    made: Any = CFunc(function, ((intp,) * arguments, void), {}, options)
     if (store := _store()) is not None:
         made._cache = KernelCache(function, store, variant)
     made.compile()

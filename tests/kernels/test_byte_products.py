@@ -11,6 +11,7 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_0, Q4_1, Q6_K
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight, dequantize
+from tandem.tests.support.rounded_operators import rounded
 
 from .test_quantized import random_weight
 
@@ -23,7 +24,6 @@ FORMATS = sorted(BLOCK_FORMATS.keys() & LAYOUTS.keys())
 OUTPUTS, INPUTS = 99, 512
 # Scales of 6 bits, which panels have as bytes.
 WIDER = {"Q3_K": 4 / 110, "Q4_K": 4 / 144, "Q5_K": 4 / 176, "IQ4_XS": 2 / 136}
-# One scale of a block in the file for several blocks of a panel.
 multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 
 
@@ -43,15 +43,6 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
     x = torch.randn(count, INPUTS, generator=generator)
     x[:, 3::97] *= 20
     return x * torch.logspace(-6, 6, count)[:, None] if count > 1 else x
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """What activations are rounded to: int8 codes of 32, and an fp32 scale."""
-    blocks = x.unflatten(-1, (-1, BLOCK))
-    most = blocks.abs().amax(-1, keepdim=True)
-    factor = torch.where(most > 0, torch.tensor(127.0).div(most), 0)
-    scale = most * torch.tensor(1 / 127)
-    return ((blocks * factor).round().double() * scale.double()).flatten(-2)
 
 
 @pytest.mark.parametrize("name", FORMATS)
