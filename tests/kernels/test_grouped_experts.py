@@ -44,9 +44,19 @@ def weights_of(kinds: tuple[BlockFormat, ...]) -> tuple[list[Weight], list[Weigh
     return gate_up, [(some_weight(down, HIDDEN, WIDTH, 99 + seed),) for seed in range(EXPERTS)]
 
 
+def biases_of(kinds: tuple[BlockFormat, ...]) -> tuple[list[torch.Tensor], ...] | tuple[()]:
+    """Of all mixtures of different formats."""
+    if kinds == ALIKE:
+        return ()
+    generator = torch.Generator().manual_seed(5)
+    return tuple(
+        list(torch.randn(EXPERTS, width, generator=generator)) for width in (2 * WIDTH, HIDDEN)
+    )
+
+
 def prepared(operators: Operators, kinds: tuple[BlockFormat, ...], dtype: torch.dtype) -> Experts:
     gate_up, down = weights_of(kinds)
-    experts = operators.prepare_experts(gate_up, down, "silu", dtype)
+    experts = operators.prepare_experts(gate_up, down, "silu", dtype, *biases_of(kinds))
     assert gate_up == down == []
     return experts
 
@@ -62,14 +72,17 @@ def routed(rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def expected(kinds: tuple[BlockFormat, ...], rows: int) -> torch.Tensor:
     gate_up, down = weights_of(kinds)
+    nothing = [torch.zeros(1)] * EXPERTS
+    first, second = biases_of(kinds) or (nothing, nothing)
     x, weights, chosen = routed(rows)
     out = torch.zeros(rows, HIDDEN)
     for row in range(rows):
         for weight, expert in zip(weights[row], chosen[row], strict=True):
             both = torch.cat([dequantize(run) for run in gate_up[expert]])  # type: ignore[arg-type]
-            gate, up = (both @ x[row]).chunk(2)
+            gate, up = (both @ x[row] + first[expert]).chunk(2)
             hidden = torch.nn.functional.silu(gate) * up
-            out[row] += weight * (dequantize(down[expert][0]) @ hidden)  # type: ignore[arg-type]
+            values = dequantize(down[expert][0])  # type: ignore[arg-type]
+            out[row] += weight * (values @ hidden + second[expert])
     return out
 
 
