@@ -75,7 +75,7 @@ class Operators:
     def _prepare_runs(
         self, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Linear:
-        heights = [len(run.blocks if isinstance(run, QuantizedWeight) else run) for run in weight]
+        heights = [run.outputs if isinstance(run, QuantizedWeight) else len(run) for run in weight]
         biases = [None] * len(weight) if bias is None else bias.split(heights)
         runs = [
             self.prepare_quantized(run, its_bias, dtype)

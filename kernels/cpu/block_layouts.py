@@ -22,7 +22,8 @@ from typing import Literal
 
 import torch
 
-from ..quantized import GroupedCodes, QuantizedWeight, grouped_codes
+from ..grouped_codes import GroupedCodes
+from ..quantized import QuantizedWeight
 
 # Outputs of a panel.
 LANES = 16
@@ -92,8 +93,9 @@ class Layout:
 
 _NIBBLES = ((4, 0),)
 _FIVE = ((4, 0), (1, 4))
-# By the names of the formats. What takes more bytes here than in the file: scales of 6 bits are
-# whole bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %).
+# By the names of the formats. Some take more bytes here than in the file: scales of 6 bits are whole
+# bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %), those of 8 are fp16 (NVFP4 11 %), and
+# digits to the base of three have 2 bits each (TQ1_0 22 %).
 LAYOUTS = {
     "Q8_0": Layout(((8, 0),), zero=128),
     "Q4_0": Layout(_NIBBLES, zero=8),
@@ -108,6 +110,8 @@ LAYOUTS = {
     "IQ4_NL": Layout(_NIBBLES, zero=128, levels=True),
     "IQ4_XS": Layout(_NIBBLES, zero=128, levels=True, scales="int8", supers=(0,)),
     "MXFP4": Layout(_NIBBLES, zero=128, levels=True, scales="exponent"),
+    "NVFP4": Layout(_NIBBLES, zero=128, group=16, levels=True),
+    "TQ1_0": Layout(((2, 0),), zero=1, group=256),
     "TQ2_0": Layout(((2, 0),), zero=1, group=256),
     "Q2_0": Layout(((2, 0),), zero=1, group=64),
     "Q1_0": Layout(((1, 1),), zero=1, group=128),
@@ -142,7 +146,7 @@ class Panels:
             self._fill(slice(first, first + step), QuantizedWeight(weight.format, blocks))
 
     def _fill(self, where: slice, weight: QuantizedWeight) -> None:
-        layout, grouped = self._layout, grouped_codes(weight)
+        layout, grouped = self._layout, weight.taken_apart()
         self._codes[where] = _across(self._words(grouped))
         blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
         scales = grouped.scales.unflatten(1, (-1, layout.groups))

@@ -69,9 +69,8 @@ class PanelWeights:
         self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
         # Without a bias, all weights have the same zeros.
         self._bias = np.zeros((1, panels * LANES), np.float32)
-        self._share = max(
-            1, min(panels // (4 * torch.get_num_threads()), _SHARE * panels // self._nbytes)
-        )
+        fitting = _SHARE * panels // max(1, self._nbytes)
+        self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
         self._address, self._function = _compiled(format.name)
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
@@ -118,8 +117,7 @@ class PanelLinear:
     """The product with one quantised weight."""
 
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
-        outputs = len(weight.blocks)
-        self._weights = PanelWeights(weight.format, 1, outputs, weight.inputs)
+        self._weights = PanelWeights(weight.format, 1, weight.outputs, weight.inputs)
         self._weights.fill(0, weight)
         if bias is not None:
             self._weights.set_bias(0, bias)

@@ -35,7 +35,7 @@ class GroupedWeights:
         self.count = len(weights)
         self.inputs = weights[0][0].inputs
         self._runs = [
-            PanelWeights(run.format, self.count, len(run.blocks), run.inputs) for run in weights[0]
+            PanelWeights(run.format, self.count, run.outputs, run.inputs) for run in weights[0]
         ]
         heights = [run.outputs for run in self._runs]
         self._outputs = sum(heights)

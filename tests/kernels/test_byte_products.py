@@ -11,9 +11,8 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_0, Q4_1, Q6_K
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight, dequantize
+from tandem.tests.support.random_blocks import random_weight
 from tandem.tests.support.rounded_operators import rounded
-
-from .test_quantized import random_weight
 
 jit.prepare()
 
@@ -22,8 +21,15 @@ from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 
 FORMATS = sorted(BLOCK_FORMATS.keys() & LAYOUTS.keys())
 OUTPUTS, INPUTS = 99, 512
-# Scales of 6 bits, which panels have as bytes.
-WIDER = {"Q3_K": 4 / 110, "Q4_K": 4 / 144, "Q5_K": 4 / 176, "IQ4_XS": 2 / 136}
+# What panels have in whole bytes, or as fp16, and the file in fewer bits.
+WIDER = {
+    "Q3_K": 4 / 110,
+    "Q4_K": 4 / 144,
+    "Q5_K": 4 / 176,
+    "IQ4_XS": 2 / 136,
+    "NVFP4": 4 / 36,
+    "TQ1_0": 12 / 54,
+}
 multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 
 

@@ -13,8 +13,7 @@ from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.kernels.reference.experts import LoopedExperts
 from tandem.kernels.signatures import Experts, Weight
-
-from .test_quantized import random_weight
+from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
 
