@@ -21,7 +21,16 @@ from .reference.experts import LoopedExperts
 from .reference.numpy_copies import NumpyBlockCopies
 from .reference.rope import apply_rotary
 from .scaled import CachedKV
-from .signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies, Weight
+from .signatures import (
+    BlockCopies,
+    CosSin,
+    Experts,
+    LayerKV,
+    Linear,
+    QuantizedLinear,
+    SlotCopies,
+    Weight,
+)
 
 
 class Operators:
@@ -41,10 +50,10 @@ class Operators:
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
+    ) -> QuantizedLinear:
         """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
         ``dtype``. Kernels are compiled and tried here."""
-        return quantized_linear.prepare_quantized(weight, bias, dtype)
+        return quantized_linear.DecodedLinear(weight, bias)
 
     def prepare_experts(
         self,

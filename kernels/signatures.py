@@ -26,6 +26,16 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 LayerKV = tuple[CachedKV, ...]
 
 
+class QuantizedLinear(Protocol):
+    """A ``Linear`` of a quantised weight, whose rows can be looked up: as a table of embeddings."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ weight.T + bias``."""
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs in fp32."""
+
+
 class Experts(Protocol):
     """The feed-forwards of a layer's experts, prepared once."""
 

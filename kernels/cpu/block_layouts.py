@@ -18,6 +18,7 @@ of a plane of n bits has the codes of 8 / n words: word j of the plane those of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -93,9 +94,9 @@ class Layout:
 
 _NIBBLES = ((4, 0),)
 _FIVE = ((4, 0), (1, 4))
-# By the names of the formats. Some take more bytes here than in the file: scales of 6 bits are whole
-# bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %), those of 8 are fp16 (NVFP4 11 %), and
-# digits to the base of three have 2 bits each (TQ1_0 22 %).
+# By the names of the formats. Some take more bytes here than in the file: scales of 6 bits are
+# bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %), those of 8 bits are fp16 (NVFP4 11 %),
+# and digits to the base of three have 2 bits each (TQ1_0 22 %).
 LAYOUTS = {
     "Q8_0": Layout(((8, 0),), zero=128),
     "Q4_0": Layout(_NIBBLES, zero=8),
@@ -200,11 +201,14 @@ class Panels:
         panels, lanes = outputs // LANES, outputs % LANES
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
-        codes, first = torch.zeros((), dtype=torch.uint8), 0
+        made, first = [], 0
         for width, position in layout.planes:
             plane, first = words[:, :, first : first + width], first + width
-            bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
-            codes = codes | torch.cat(bits, dim=2) << position
+            if width < 8:
+                bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
+                plane = torch.cat(bits, dim=2) << position
+            made.append(plane)
+        codes = reduce(torch.bitwise_or, made)
         if layout.levels:
             codes = self._levels[:16].view(torch.uint8)[codes.int()]
         numbers = (codes.flatten(1) - layout.zero).view(torch.int8)

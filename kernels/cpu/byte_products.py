@@ -75,7 +75,7 @@ class PanelWeights:
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
         """Bring a weight into panels."""
-        self._panels(index).fill(weight)
+        self.panels(index).fill(weight)
 
     def set_bias(self, index: int, bias: torch.Tensor) -> None:
         """Add a bias to a weight's products."""
@@ -105,11 +105,8 @@ class PanelWeights:
             column,
         )
 
-    def rows(self, index: int, outputs: torch.Tensor) -> torch.Tensor:
-        """A weight's values for some outputs, in fp32."""
-        return self._panels(index).rows(outputs)
-
-    def _panels(self, index: int) -> Panels:
+    def panels(self, index: int) -> Panels:
+        """The memory of one weight."""
         return Panels(self._layout, self._data[index], self.outputs, self._inputs)
 
 
@@ -119,6 +116,7 @@ class PanelLinear:
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         self._weights = PanelWeights(weight.format, 1, weight.outputs, weight.inputs)
         self._weights.fill(0, weight)
+        self._panels = self._weights.panels(0)
         if bias is not None:
             self._weights.set_bias(0, bias)
 
@@ -127,6 +125,10 @@ class PanelLinear:
         if len(x):
             self._weights.multiply(array(x.float()), plan_of_all(len(x)), array(out))
         return out.to(x.dtype)
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._panels.rows(outputs)
 
 
 @kernel()

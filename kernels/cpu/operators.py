@@ -20,7 +20,7 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, Weight
+from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, QuantizedLinear, Weight
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .block_layouts import LAYOUTS
@@ -30,7 +30,7 @@ from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, array, castable, multiplies_bytes
 from .linear import PACKED, PackedWeight
-from .quantized_linear import DECODED, FEW, BlockWeight
+from .quantized_linear import DECODED, FEW, BlockLinear
 
 
 class CompiledOperators(Operators):
@@ -59,22 +59,15 @@ class CompiledOperators(Operators):
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
+    ) -> QuantizedLinear:
         """Takes any number of rows. Activations are rounded to int8 if the CPU multiplies bytes."""
         if has_panels(weight.format):
             _compile_panels()
             return PanelLinear(weight, bias)
         if weight.format not in DECODED:
             return super().prepare_quantized(weight, bias, dtype)
-        blocks = BlockWeight(weight)
         _compile_quantized()
-        wide = None if bias is None else bias.float()
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            out = blocks(x.float())
-            return (out if wide is None else out.add_(wide)).to(x.dtype)
-
-        return run
+        return BlockLinear(weight, bias)
 
     def prepare_experts(
         self,
@@ -221,9 +214,9 @@ def _compile_panels() -> None:
 
 @cache
 def _compile_quantized() -> None:
-    blocks = BlockWeight(QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8)))
+    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
     for rows in (1, FEW + 1):
-        blocks(torch.zeros(rows, Q8_0.values))
+        BlockLinear(weight, None)(torch.zeros(rows, Q8_0.values))
 
 
 @cache

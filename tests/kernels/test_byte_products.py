@@ -111,6 +111,12 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(
 
 
 @multiplies
+def test_rows_are_looked_up_in_panels() -> None:
+    chosen = torch.tensor([98, 0, 0, 17])
+    assert torch.equal(product("Q6_K").rows(chosen), dequantize(weight_of("Q6_K"))[chosen])
+
+
+@multiplies
 def test_zeros_and_denormals_are_multiplied() -> None:
     x = torch.zeros(3, INPUTS)
     x[1] = 1e-40

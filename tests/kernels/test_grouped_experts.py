@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.kernels.reference.experts import LoopedExperts
-from tandem.kernels.signatures import Experts, Weight
+from tandem.kernels.signatures import Experts
 from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
@@ -31,9 +32,9 @@ def some_weight(kind: BlockFormat, outputs: int, inputs: int, seed: int) -> Quan
     return random_weight(kind, outputs, inputs // kind.values, seed)
 
 
-def weights_of(kinds: tuple[BlockFormat, ...]) -> tuple[list[Weight], list[Weight]]:
+def weights_of(kinds: tuple[BlockFormat, ...]) -> tuple[list[Any], list[Any]]:
     gate, up, down = kinds
-    gate_up: list[Weight] = []
+    gate_up: list[Any] = []
     for seed in range(EXPERTS):
         if gate == up:
             gate_up.append((some_weight(gate, 2 * WIDTH, HIDDEN, seed),))
@@ -77,10 +78,10 @@ def expected(kinds: tuple[BlockFormat, ...], rows: int) -> torch.Tensor:
     out = torch.zeros(rows, HIDDEN)
     for row in range(rows):
         for weight, expert in zip(weights[row], chosen[row], strict=True):
-            both = torch.cat([dequantize(run) for run in gate_up[expert]])  # type: ignore[arg-type]
+            both = torch.cat([dequantize(run) for run in gate_up[expert]])
             gate, up = (both @ x[row] + first[expert]).chunk(2)
             hidden = torch.nn.functional.silu(gate) * up
-            values = dequantize(down[expert][0])  # type: ignore[arg-type]
+            values = dequantize(down[expert][0])
             out[row] += weight * (values @ hidden + second[expert])
     return out
 
@@ -136,7 +137,7 @@ def test_activations_of_half_types_and_no_rows() -> None:
 def test_experts_of_different_formats_are_computed_one_by_one() -> None:
     gate_up, down = weights_of(ALIKE)
     gate_up[2] = weights_of((Q8_0, Q8_0, Q4_0))[0][2]
-    down[5] = (dequantize(down[5][0]),)  # type: ignore[arg-type]
+    down[5] = (dequantize(down[5][0]),)
     experts = CompiledOperators().prepare_experts(gate_up, down, "silu", torch.float32)
     assert isinstance(experts, LoopedExperts)
     out, wanted = torch.zeros(3, HIDDEN), torch.zeros(3, HIDDEN)

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from tandem.kernels.operators import Operators
-from tandem.kernels.quantized import QuantizedWeight, dequantize
-from tandem.kernels.signatures import Linear
+from tandem.kernels.quantized import QuantizedWeight
+from tandem.kernels.reference.quantized_linear import DecodedLinear
+from tandem.kernels.signatures import QuantizedLinear
 
 BLOCK = 32
 
@@ -21,12 +22,22 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
     return ((blocks * factor).round().double() * scale.double()).flatten(-2)
 
 
+class RoundedLinear(DecodedLinear):
+    """The product of rounded rows, in fp64."""
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._values = weight.values().double()
+        self._added = None if bias is None else bias.double()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(rounded(x), self._values, self._added).to(x.dtype)
+
+
 class RoundedOperators(Operators):
     """The reference, but for activations that are rounded before quantised weights."""
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
-        values = dequantize(weight).double()
-        wide = None if bias is None else bias.double()
-        return lambda x: F.linear(rounded(x), values, wide).to(x.dtype)
+    ) -> QuantizedLinear:
+        return RoundedLinear(weight, bias)

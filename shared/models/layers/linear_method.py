@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels.block_formats import BlockFormat
-from ....kernels.quantized import QuantizedWeight, dequantize
-from ....kernels.signatures import Linear, Weight
+from ....kernels.quantized import QuantizedWeight
+from ....kernels.signatures import Linear, QuantizedLinear, Weight
 from ..parallel import WeightPlacement, WeightSlot
 
 # How many outputs (or inputs) there are in all, and the range of them on this rank.
@@ -52,7 +52,7 @@ class LinearMethod(Protocol):
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """Bring the loaded weights into the form that their product wants; any other is freed,
-        unless ``keep_rows``."""
+        unless rows cannot be looked up in that form and ``keep_rows`` is set."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
@@ -141,7 +141,7 @@ class QuantizedMethod:
         self.height = _height(parts)
         shape = self.height, format.bytes_of(len(parts[0].inputs[1]))
         self.blocks = torch.empty(shape, dtype=torch.uint8, device=place.device)
-        self._linear: Linear | None = None
+        self._linear: QuantizedLinear | None = None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """See ``LinearMethod``."""
@@ -149,10 +149,7 @@ class QuantizedMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        blocks = self.blocks
-        if not keep_rows:
-            del self.blocks
-        weight = QuantizedWeight(self.format, blocks)
+        (weight,) = self.take_weight()
         self._linear = self.operators.prepare_quantized(weight, bias, self.activations)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -160,11 +157,12 @@ class QuantizedMethod:
         return self._linear(x)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
-        chosen = QuantizedWeight(self.format, self.blocks[indices])
-        return dequantize(chosen).to(self.activations)
+        """Rows of the weight: embeddings."""
+        if self._linear is not None:
+            return self._linear.rows(indices).to(self.activations)
+        return QuantizedWeight(self.format, self.blocks[indices]).values().to(self.activations)
 
-    def take_weight(self) -> Weight:
+    def take_weight(self) -> tuple[QuantizedWeight]:
         """See ``LinearMethod``."""
         blocks = self.blocks
         del self.blocks
