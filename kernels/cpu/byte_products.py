@@ -72,6 +72,7 @@ class PanelWeights:
         fitting = _SHARE * panels // max(1, self._nbytes)
         self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
         self._address, self._function = _compiled(format.name)
+        self._constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
         """Bring a weight into panels."""
@@ -82,28 +83,27 @@ class PanelWeights:
         if len(self._bias) < len(self._data):
             self._bias = np.repeat(self._bias, len(self._data), axis=0)
         self._bias[index, : self.outputs] = bias.float().numpy()
+        self._constants = self._constant_arguments()
 
-    def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
-        """Write products to some columns of ``out``."""
-        layout = self._layout
-        _multiply(
+    def _constant_arguments(self) -> tuple[int, ...]:
+        """Those that ``_multiply`` gets first: to find them takes as long as a small product."""
+        layout, bias = self._layout, self._bias
+        return (
             self._address,
             layout.zero,
             layout.minimums,
             layout.groups,
             self._data.data_ptr(),
             self._nbytes,
-            self._bias.ctypes.data,
-            self._bias.strides[0] if len(self._bias) > 1 else 0,
+            bias.ctypes.data,
+            bias.strides[0] if len(bias) > 1 else 0,
             self.outputs,
             self._share,
-            x,
-            plan.sources,
-            plan.tiles,
-            plan.groups,
-            out,
-            column,
         )
+
+    def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
+        """Write products to some columns of ``out``."""
+        _multiply(*self._constants, x, plan.sources, plan.tiles, plan.groups, out, column)
 
     def panels(self, index: int) -> Panels:
         """The memory of one weight."""
@@ -124,7 +124,7 @@ class PanelLinear:
         out = torch.empty(len(x), self._weights.outputs)
         if len(x):
             self._weights.multiply(array(x.float()), plan_of_all(len(x)), array(out))
-        return out.to(x.dtype)
+        return out if x.dtype == out.dtype else out.to(x.dtype)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """See ``QuantizedLinear``."""
