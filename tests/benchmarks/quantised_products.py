@@ -39,8 +39,8 @@ def copies_of(name: str) -> list[Linear]:
     from tandem.kernels.cpu.byte_products import PanelLinear
 
     if name == BF16:
-        weight = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
-        return [prepare_linear(weight.clone(), None) for _ in range(-(-UNCACHED // weight.nbytes))]
+        plain = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
+        return [prepare_linear(plain.clone(), None) for _ in range(-(-UNCACHED // plain.nbytes))]
     kind = BLOCK_FORMATS[name]
     # Any outputs do, and random bytes take long to draw.
     some = random_weight(kind, OUTPUTS // 32, INPUTS // kind.values).blocks.repeat(32, 1)
