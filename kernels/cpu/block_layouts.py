@@ -186,7 +186,9 @@ class Panels:
             codes = codes + added
         made = []
         for width, position in layout.planes:
-            bits = codes >> position & (1 << width) - 1
+            bits = codes >> position if position else codes
+            if len(layout.planes) > 1:
+                bits = bits & (1 << width) - 1
             bits = bits.unflatten(2, (-1, width))
             plane = bits[:, :, 0]
             for k in range(1, WORDS // width):
