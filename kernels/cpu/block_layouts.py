@@ -150,7 +150,9 @@ class Panels:
         layout, grouped = self._layout, weight.taken_apart()
         self._codes[where] = _across(self._words(grouped))
         blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
-        scales = grouped.scales.unflatten(1, (-1, layout.groups))
+        # Of groups that have the same scale, the first.
+        scales = grouped.scales[:, :: layout.group // grouped.group]
+        scales = scales.unflatten(1, (-1, layout.groups))
         minimums = grouped.minimums
         if layout.supers:
             pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from tandem.kernels.cpu.block_layouts import LAYOUTS
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.quantized_linear import DecodedLinear
@@ -35,9 +36,11 @@ class RoundedLinear(DecodedLinear):
 
 
 class RoundedOperators(Operators):
-    """The reference, but for activations that are rounded before quantised weights."""
+    """The reference, but for activations that are rounded before weights that have panels."""
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        return RoundedLinear(weight, bias)
+        if weight.format.name in LAYOUTS:
+            return RoundedLinear(weight, bias)
+        return super().prepare_quantized(weight, bias, dtype)

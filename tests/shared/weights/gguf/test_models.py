@@ -15,7 +15,6 @@ import transformers
 
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
-from tandem.kernels.cpu.block_layouts import LAYOUTS
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.linear import multiplies
 from tandem.shared.engine.plan import SequenceStep
@@ -166,7 +165,7 @@ def test_a_type_has_the_logits_of_its_dequantised_weights(root: Path, kind: str)
     folder = checkpoint(root, "llama_bias", hidden_size=256, intermediate_size=512)
     file = write_gguf(folder, root / f"{kind}.gguf", kind)
     check(folder, file)
-    check_compiled(folder, file, quantised=kind in LAYOUTS)
+    check_compiled(folder, file, quantised=kind in BLOCK_FORMATS)
 
 
 @pytest.mark.parametrize("name", NEW)
