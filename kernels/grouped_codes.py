@@ -37,7 +37,7 @@ class GroupedCodes:
         """True if a byte has two codes."""
         return self.codes.dtype == torch.uint8
 
-    def part(self, outputs: slice) -> GroupedCodes:
+    def part(self, outputs: slice | torch.Tensor) -> GroupedCodes:
         """Some of the outputs."""
         minimums = None if self.minimums is None else self.minimums[outputs]
         return replace(

@@ -21,7 +21,16 @@ from .reference.experts import LoopedExperts
 from .reference.numpy_copies import NumpyBlockCopies
 from .reference.rope import apply_rotary
 from .scaled import CachedKV
-from .signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, SlotCopies
+from .signatures import (
+    BlockCopies,
+    CosSin,
+    Experts,
+    LayerKV,
+    Linear,
+    QuantizedLinear,
+    SlotCopies,
+    Weight,
+)
 
 
 class Operators:
@@ -41,34 +50,51 @@ class Operators:
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
+    ) -> QuantizedLinear:
         """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
         ``dtype``. Kernels are compiled and tried here."""
-        return quantized_linear.prepare_quantized(weight, bias, dtype)
+        return quantized_linear.DecodedLinear(weight, bias)
 
     def prepare_experts(
         self,
-        gate_up: list[torch.Tensor],
-        down: list[torch.Tensor],
+        gate_up: list[Weight],
+        down: list[Weight],
         activation: Activation,
+        dtype: torch.dtype,
         gate_up_biases: list[torch.Tensor] | None = None,
         down_biases: list[torch.Tensor] | None = None,
     ) -> Experts:
-        """Gated feed-forwards, one for each pair of weights. Empties their lists, so that plain and
-        packed weights of a layer are never all in memory at once."""
+        """Gated feed-forwards, one for each pair of weights, for activations of ``dtype``. Empties
+        the weights' lists, so that plain and packed weights of a layer are never all in memory at
+        once."""
         return LoopedExperts(
-            self._prepare_all(gate_up, gate_up_biases),
-            self._prepare_all(down, down_biases),
+            self._prepare_all(gate_up, gate_up_biases, dtype),
+            self._prepare_all(down, down_biases, dtype),
             self.act_and_mul,
             activation,
         )
 
     def _prepare_all(
-        self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None
+        self, weights: list[Weight], biases: list[torch.Tensor] | None, dtype: torch.dtype
     ) -> list[Linear]:
         added: Sequence[torch.Tensor | None] = biases or [None] * len(weights)
         weights.reverse()
-        return [self.prepare_linear(weights.pop(), bias) for bias in added]
+        return [self._prepare_runs(weights.pop(), bias, dtype) for bias in added]
+
+    def _prepare_runs(
+        self, weight: Weight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> Linear:
+        heights = [run.outputs if isinstance(run, QuantizedWeight) else len(run) for run in weight]
+        biases = [None] * len(weight) if bias is None else bias.split(heights)
+        runs = [
+            self.prepare_quantized(run, its_bias, dtype)
+            if isinstance(run, QuantizedWeight)
+            else self.prepare_linear(run, its_bias)
+            for run, its_bias in zip(weight, biases, strict=True)
+        ]
+        if len(runs) == 1:
+            return runs[0]
+        return lambda x: torch.cat([run(x) for run in runs], dim=-1)
 
     def prepare_block_copies(self) -> BlockCopies:
         """Copies for the handoff on a CPU. Kernels are compiled here."""

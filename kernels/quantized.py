@@ -29,7 +29,7 @@ class QuantizedWeight:
     def outputs(self) -> int:
         return len(self.blocks)
 
-    def part(self, outputs: slice) -> QuantizedWeight:
+    def part(self, outputs: slice | torch.Tensor) -> QuantizedWeight:
         """Some of the outputs."""
         return QuantizedWeight(self.format, self.blocks[outputs])
 

@@ -13,14 +13,27 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from .quantized import QuantizedWeight
 from .scaled import CachedKV
 
 # x -> x @ weight.T + bias, for a weight that was prepared once.
 Linear = Callable[[torch.Tensor], torch.Tensor]
+# Outputs one after the other, in runs of numbers or of one format.
+Weight = tuple[torch.Tensor | QuantizedWeight, ...]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
 CosSin = tuple[torch.Tensor, torch.Tensor]
 # A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
 LayerKV = tuple[CachedKV, ...]
+
+
+class QuantizedLinear(Protocol):
+    """A ``Linear`` of a quantised weight, whose rows can be looked up: as a table of embeddings."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ weight.T + bias``."""
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs in fp32."""
 
 
 class Experts(Protocol):

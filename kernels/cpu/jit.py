@@ -46,6 +46,15 @@ def prepare() -> None:
 
 
 @cache
+def multiplies_bytes() -> bool:
+    """True if kernels are compiled for a CPU with AVX-512 VNNI. After ``prepare``."""
+    from numba.core.registry import cpu_target
+
+    features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+    return {"+avx512vnni", "+avx512bw"} <= set(features)
+
+
+@cache
 def _store() -> KernelStore | None:
     """The place of compiled code; ``None`` for a user without one, as in some containers."""
     from .kept_code import KernelStore  # imports numba
@@ -62,11 +71,14 @@ def _store() -> KernelStore | None:
     return store
 
 
-def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def kernel(
+    *, parallel: bool = False, exact: bool = False, variant: str = ""
+) -> Callable[[Callable[..., Any]], Any]:
     """Compile on the first call with arguments of these types, and keep the code on disk if there
     is a folder for it (``kept_code.py``).
 
-    Sums may be reordered, so that they are vectorised; NaN and infinity are preserved.
+    Sums may be reordered, so that they are vectorised, unless ``exact``; NaN and infinity are
+    preserved. What a function has from around it has to be told by a ``variant``.
     """
     import numba
 
@@ -76,17 +88,36 @@ def kernel(*, parallel: bool = False) -> Callable[[Callable[..., Any]], Any]:
         "parallel": parallel,
         "nogil": True,
         "error_model": "numpy",
-        "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+        # Said for each function: without a word, numba gives a function its caller's.
+        "fastmath": False if exact else {"reassoc", "contract", "nsz", "arcp"},
     }
 
     def compiled(function: Callable[..., Any]) -> Any:
         made = numba.njit(**options)(function)
         # The sources of other functions are not in the version of the kernels.
         if function.__module__.startswith(f"{__package__}.") and (store := _store()) is not None:
-            made._cache = KernelCache(function, store)  # as numba does for cache=True
+            made._cache = KernelCache(function, store, variant)  # as numba does for cache=True
         return made
 
     return compiled
+
+
+def compile_address(
+    function: Callable[..., None], arguments: int, *, variant: str = ""
+) -> tuple[int, object]:
+    """The address of a function of integers, for a kernel to call, and what has to be kept as long.
+    So the kernel is compiled once for functions that differ."""
+    from numba.core.ccallback import CFunc
+    from numba.types import intp, void
+
+    from .kept_code import KernelCache
+
+    options = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    made: Any = CFunc(function, ((intp,) * arguments, void), {}, options)
+    if (store := _store()) is not None:
+        made._cache = KernelCache(function, store, variant)
+    made.compile()
+    return made.address, made
 
 
 def castable(dtype: torch.dtype) -> bool:

@@ -138,9 +138,11 @@ def _remove_unused(root: Path) -> None:
 class KernelCache:
     """The compiled code of one function, as numba's dispatcher asks for it."""
 
-    def __init__(self, function: Callable[..., Any], store: KernelStore) -> None:
+    def __init__(self, function: Callable[..., Any], store: KernelStore, variant: str = "") -> None:
+        """``variant`` tells apart functions that are made by the same lines."""
         self._function = function
         self._store = store
+        self._variant = variant
         self.cache_path = str(store.files.path)
 
     def load_overload(self, signature: Any, target: Any) -> Any:
@@ -161,5 +163,5 @@ class KernelCache:
     def _name(self, signature: Any, codegen: Any) -> str:
         function = self._function
         place = (function.__module__, function.__qualname__, function.__code__.co_firstlineno)
-        key = repr((place, signature, codegen.magic_tuple()))
+        key = repr((place, self._variant, signature, codegen.magic_tuple()))
         return f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()}"

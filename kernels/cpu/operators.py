@@ -15,19 +15,22 @@ from ..attention_metadata import (
     decode_metadata,
 )
 from ..batched_decode import batched_attention, log_fallback
-from ..block_formats import Q8_0
+from ..block_formats import Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import BlockCopies, CosSin, LayerKV, Linear
+from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, QuantizedLinear, Weight
 from . import pointwise
 from .block_copy import CompiledBlockCopies
+from .block_layouts import LAYOUTS
+from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
-from .jit import WIDE, array, castable
+from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
+from .jit import WIDE, array, castable, multiplies_bytes
 from .linear import PACKED, PackedWeight
-from .quantized_linear import FEW, NUMBERS, BlockWeight
+from .quantized_linear import DECODED, FEW, BlockLinear
 
 
 class CompiledOperators(Operators):
@@ -56,19 +59,41 @@ class CompiledOperators(Operators):
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
-        """Takes any number of rows."""
-        if weight.format not in NUMBERS:
+    ) -> QuantizedLinear:
+        """Takes any number of rows. Activations are rounded to int8 if the CPU multiplies bytes."""
+        if has_panels(weight.format):
+            _compile_panels()
+            return PanelLinear(weight, bias)
+        if weight.format not in DECODED:
             return super().prepare_quantized(weight, bias, dtype)
-        blocks = BlockWeight(weight)
         _compile_quantized()
-        wide = None if bias is None else bias.float()
+        return BlockLinear(weight, bias)
 
-        def run(x: torch.Tensor) -> torch.Tensor:
-            out = blocks(x.float())
-            return (out if wide is None else out.add_(wide)).to(x.dtype)
-
-        return run
+    def prepare_experts(
+        self,
+        gate_up: list[Weight],
+        down: list[Weight],
+        activation: Activation,
+        dtype: torch.dtype,
+        gate_up_biases: list[torch.Tensor] | None = None,
+        down_biases: list[torch.Tensor] | None = None,
+    ) -> Experts:
+        """Experts of the same formats are computed together."""
+        biases = gate_up_biases, down_biases
+        halves = [quantised_alike(weights, has_panels) for weights in (gate_up, down)]
+        if None in halves:
+            return super().prepare_experts(gate_up, down, activation, dtype, *biases)
+        gate_up.clear()
+        down.clear()
+        _compile_panels()
+        first, second = (
+            GroupedWeights(weights, added)
+            for weights, added in zip(halves, biases, strict=True)
+            if weights is not None
+        )
+        experts = GroupedExperts(first, second, self.act_and_mul, activation)
+        experts.compile(dtype)
+        return experts
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
@@ -176,11 +201,22 @@ def _compile_linear(dtype: torch.dtype) -> None:
         packed(torch.zeros(rows, 1))
 
 
+def has_panels(format: BlockFormat) -> bool:
+    """Return whether weights of a format are multiplied as bytes."""
+    return multiplies_bytes() and format.name in LAYOUTS
+
+
+@cache
+def _compile_panels() -> None:
+    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
+    PanelLinear(weight, None)(torch.zeros(1, Q8_0.values))
+
+
 @cache
 def _compile_quantized() -> None:
-    blocks = BlockWeight(QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8)))
+    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
     for rows in (1, FEW + 1):
-        blocks(torch.zeros(rows, Q8_0.values))
+        BlockLinear(weight, None)(torch.zeros(rows, Q8_0.values))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""``x @ w.T`` with the weight as the blocks of its format.
+"""``x @ w.T`` with the weight as the blocks of its format, for CPUs that do not multiply bytes.
 
     x [rows, in] fp32   w [out, bytes of a row] uint8   ->   [rows, out] fp32
 
@@ -26,30 +26,39 @@ _STRIP = 16
 _PIECE = 1 << 20
 
 # The formats that are decoded here, by the kernels' numbers for them.
-NUMBERS = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
+DECODED = {Q8_0: 0, Q4_0: 1, Q4_1: 2, Q6_K: 3}
 
 
-class BlockWeight:
-    """A quantised weight, whose bytes stay as they are."""
+class BlockLinear:
+    """The product with a quantised weight, whose bytes stay as they are."""
 
-    def __init__(self, weight: QuantizedWeight) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        self._weight = weight
         self._blocks = array(weight.blocks)
-        self._kind = NUMBERS[weight.format]
-        self._inputs = weight.inputs
+        self._bias = None if bias is None else bias.float()
+        self._kind = DECODED[weight.format]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply fp32 rows."""
+        out = self._multiply(x.float())
+        return (out if self._bias is None else out.add_(self._bias)).to(x.dtype)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(x), len(self._blocks))
         if len(x) <= FEW:
             _multiply(self._kind, self._blocks, array(x), array(out))
             return out
-        step = max(1, _PIECE // self._inputs)
+        inputs = self._weight.inputs
+        step = max(1, _PIECE // inputs)
         for first in range(0, len(self._blocks), step):
             part = self._blocks[first : first + step]
-            weight = torch.empty(len(part), self._inputs)
+            weight = torch.empty(len(part), inputs)
             _decode_all(self._kind, part, array(weight))
             out[:, first : first + step] = F.linear(x, weight)
         return out
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._weight.part(outputs).values()
 
 
 @kernel(parallel=True)

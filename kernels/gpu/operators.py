@@ -7,16 +7,46 @@ import torch
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention, log_fallback
 from ..block_formats import CODEBOOK_FORMATS
+from ..grouped_codes import GroupedCodes
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from ..signatures import Linear, SlotCopies
+from ..signatures import QuantizedLinear, SlotCopies
 from . import decode_trial, quantized_trial, slot_copy_trial
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
 MOST_ROWS = 64
+
+
+class _SlicedLinear:
+    """Torch's product with decoded slices of a weight."""
+
+    def __init__(self, weight: GroupedCodes | QuantizedWeight, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return multiply_decoded(x, self._weight, self._bias)
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._weight.part(outputs).values()
+
+
+class _TritonLinear(_SlicedLinear):
+    """Triton's product with codes, of so many rows as it takes."""
+
+    def __init__(self, codes: GroupedCodes, bias: torch.Tensor | None) -> None:
+        super().__init__(codes, bias)
+        self._codes = codes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not 0 < len(x) <= MOST_ROWS:
+            return super().__call__(x)
+        out = quantized_trial.triton_multiply(x, self._codes)
+        return out if self._bias is None else out + self._bias.to(out.dtype)
 
 
 class GpuOperators(Operators):
@@ -30,21 +60,13 @@ class GpuOperators(Operators):
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Linear:
+    ) -> QuantizedLinear:
         """Keeps codes and scales apart, so that a GPU reads whole words; with a codebook, that
         would be several times the memory."""
         if weight.format in CODEBOOK_FORMATS:
-            return lambda x: multiply_decoded(x, weight, bias)
-        codes = grouped_codes(weight)
+            return _SlicedLinear(weight, bias)
         works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            if not works or not 0 < len(x) <= MOST_ROWS:
-                return multiply_decoded(x, codes, bias)
-            out = quantized_trial.triton_multiply(x, codes)
-            return out if bias is None else out + bias.to(out.dtype)
-
-        return run
+        return (_TritonLinear if works else _SlicedLinear)(grouped_codes(weight), bias)
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         if all(slot_copy_trial.works(size, device) for size in row_bytes):

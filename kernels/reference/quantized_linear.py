@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
-from ..signatures import Linear
 
 # Weights that are brought to fp32 at a time: 4 MB.
 _PIECE = 1 << 20
@@ -28,21 +27,24 @@ def multiply_decoded(
     return out
 
 
-def prepare_quantized(
-    weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
-) -> Linear:
+class DecodedLinear:
     """The product with a weight, whose bytes are kept as they are. Sums are fp32, whatever the
-    activations' ``dtype``."""
-    step = max(1, _PIECE // weight.inputs)
-    wide_bias = None if bias is None else bias.float()
+    activations' dtype."""
 
-    def run(x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        self._weight = weight
+        self._bias = None if bias is None else bias.float()
+        self._step = max(1, _PIECE // weight.inputs)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        wide, weight = x.float(), self._weight
         out = x.new_empty(x.shape[0], weight.outputs)
-        for first in range(0, weight.outputs, step):
-            rows = slice(first, first + step)
-            part_bias = None if wide_bias is None else wide_bias[rows]
-            out[:, rows] = F.linear(wide, weight.part(rows).values(), part_bias)
+        for first in range(0, weight.outputs, self._step):
+            rows = slice(first, first + self._step)
+            bias = None if self._bias is None else self._bias[rows]
+            out[:, rows] = F.linear(wide, weight.part(rows).values(), bias)
         return out
 
-    return run
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._weight.part(outputs).values()

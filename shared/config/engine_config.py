@@ -171,7 +171,8 @@ class EngineConfig:
         "torch",
         "--cpu-kernels",
         "Kernels on CPUs: torch's operators, or faster ones compiled by numba "
-        f"({install_command('cpu')}; the first start takes some seconds longer).",
+        f"({install_command('cpu')}; the first start takes some seconds longer). Compiled ones "
+        "round activations to int8 before quantised weights on CPUs with AVX-512 VNNI.",
         choices=("torch", "compiled"),
     )
     decode_kernel: str = option(

@@ -23,6 +23,7 @@ _MODULES = (
     "handoff_blocks",
     "last_kv",
     "decode_steps",
+    "quantised_products",
     "engine",
     "node.async_scheduling",
     "overload",

@@ -27,6 +27,7 @@ from tandem.kernels.cpu.kept_code import (  # noqa: E402
     KernelStore,
 )
 
+COMPILE_ADDRESS = jit.compile_address.__name__
 SOURCES = Path(kept_code.__file__).parent
 
 
@@ -78,6 +79,8 @@ def test_code_is_named_by_its_signature_and_the_cpu(tmp_path: Path) -> None:
         for features in ("+avx2", "+avx512f")
     ]
     assert len(set(names)) == 4
+    variant = KernelCache(exponential.exp.py_func, KernelStore(tmp_path, 0), "x")
+    assert variant._name("float32", Codegen("+avx2")) not in names
     assert other._name("float32", Codegen("+avx2")) == names[0]
 
 
@@ -191,8 +194,14 @@ def test_kernels_contain_nothing_from_outside_their_folder() -> None:
             if isinstance(node, ast.ImportFrom) and node.level > 1
             for alias in node.names
         }
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and any(map(is_compiled, node.decorator_list)):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        by_address = {
+            ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == COMPILE_ADDRESS
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and (
+                node.name in by_address or any(map(is_compiled, node.decorator_list))
+            ):
                 body = [part for each in node.body for part in ast.walk(each)]
                 used = {part.id for part in body if isinstance(part, ast.Name)}
                 wrong += [f"{file.name}: {node.name} has {name}" for name in used & outside]

@@ -17,6 +17,7 @@ from tandem.kernels.block_formats import (
     Q6_K,
 )
 from tandem.kernels.cpu import jit
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
 from tandem.kernels.reference import quantized_linear
@@ -28,10 +29,18 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def compiled_operators() -> Operators:
+    """Those of a CPU that does not multiply bytes."""
     jit.prepare()
     from tandem.kernels.cpu.operators import CompiledOperators
 
     return CompiledOperators()
+
+
+@pytest.fixture(autouse=True)
+def no_byte_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these multiply is in ``test_byte_products.py``."""
+    jit.prepare()
+    monkeypatch.setattr("tandem.kernels.cpu.operators.multiplies_bytes", lambda: False)
 
 
 @pytest.mark.parametrize("name", IN_LIBRARY)
@@ -113,14 +122,20 @@ def test_a_product_is_that_of_the_values(
         torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])
+def test_rows_are_looked_up_in_what_is_multiplied(operators: Callable[[], Operators]) -> None:
+    weight = random_weight(Q6_K, 37, 2)
+    chosen = torch.tensor([36, 0, 0, 5])
+    found = operators().prepare_quantized(weight, None, torch.float32).rows(chosen)
+    assert torch.equal(found, dequantize(weight)[chosen])
+
+
 def test_outputs_are_decoded_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random_weight(Q6_K, 37, 2)
     x = torch.randn(5, weight.inputs)
-    at_once = quantized_linear.prepare_quantized(weight, None, x.dtype)(x)
+    at_once = quantized_linear.DecodedLinear(weight, None)(x)
     monkeypatch.setattr(quantized_linear, "_PIECE", 4 * weight.inputs)
-    torch.testing.assert_close(
-        quantized_linear.prepare_quantized(weight, None, x.dtype)(x), at_once
-    )
+    torch.testing.assert_close(quantized_linear.DecodedLinear(weight, None)(x), at_once)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from ....kernels.block_formats import BlockFormat
-from ....kernels.quantized import QuantizedWeight, dequantize
-from ....kernels.signatures import Linear
+from ....kernels.quantized import QuantizedWeight
+from ....kernels.signatures import Linear, QuantizedLinear, Weight
 from ..parallel import WeightPlacement, WeightSlot
 
 # How many outputs (or inputs) there are in all, and the range of them on this rank.
@@ -52,13 +52,13 @@ class LinearMethod(Protocol):
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """Bring the loaded weights into the form that their product wants; any other is freed,
-        unless ``keep_rows``."""
+        unless rows cannot be looked up in that form and ``keep_rows`` is set."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
 
-    def take_weight(self) -> torch.Tensor:
-        """Remove the loaded weight, for an owner that computes with dense weights itself."""
+    def take_weight(self) -> Weight:
+        """Remove the loaded weight, for an owner that computes with it itself."""
 
 
 def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> LinearMethod:
@@ -108,7 +108,9 @@ class DenseMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        weight = self.weight if keep_rows else self.take_weight()
+        weight = self.weight
+        if not keep_rows:
+            del self.weight
         self._linear = self.operators.prepare_linear(weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,11 +121,11 @@ class DenseMethod:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         return F.embedding(indices, self.weight).to(self.activations)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> Weight:
         """See ``LinearMethod``."""
         weight = self.weight
         del self.weight
-        return weight
+        return (weight,)
 
 
 class QuantizedMethod:
@@ -134,13 +136,12 @@ class QuantizedMethod:
     ) -> None:
         self.parts = parts
         self.format = format
-        self.dtype = place.dtype
         self.operators = place.operators
         self.activations = place.activations
         self.height = _height(parts)
         shape = self.height, format.bytes_of(len(parts[0].inputs[1]))
         self.blocks = torch.empty(shape, dtype=torch.uint8, device=place.device)
-        self._linear: Linear | None = None
+        self._linear: QuantizedLinear | None = None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """See ``LinearMethod``."""
@@ -148,10 +149,7 @@ class QuantizedMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        blocks = self.blocks
-        if not keep_rows:
-            del self.blocks
-        weight = QuantizedWeight(self.format, blocks)
+        (weight,) = self.take_weight()
         self._linear = self.operators.prepare_quantized(weight, bias, self.activations)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,15 +157,16 @@ class QuantizedMethod:
         return self._linear(x)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
-        chosen = QuantizedWeight(self.format, self.blocks[indices])
-        return dequantize(chosen).to(self.activations)
+        """Rows of the weight: embeddings."""
+        if self._linear is not None:
+            return self._linear.rows(indices).to(self.activations)
+        return QuantizedWeight(self.format, self.blocks[indices]).values().to(self.activations)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> tuple[QuantizedWeight]:
         """See ``LinearMethod``."""
         blocks = self.blocks
         del self.blocks
-        return dequantize(QuantizedWeight(self.format, blocks)).to(self.dtype)
+        return (QuantizedWeight(self.format, blocks),)
 
 
 class MixedMethod:
@@ -190,9 +189,9 @@ class MixedMethod:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([each(x) for each in self.methods], dim=-1)
 
-    def take_weight(self) -> torch.Tensor:
+    def take_weight(self) -> Weight:
         """See ``LinearMethod``."""
-        return torch.cat([each.take_weight() for each in self.methods])
+        return tuple(run for each in self.methods for run in each.take_weight())
 
 
 def _height(parts: Sequence[LinearPart]) -> int:

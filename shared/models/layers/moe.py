@@ -100,6 +100,7 @@ class ExpertWeights(Part):
         places = [place.at(f"experts.{index}") for index in range(experts)]
         self.operators: Operators = place.operators
         self.activation = spec.activation
+        self.activations = place.activations
         self.gate_up: list[LinearMethod] = [
             choose_method(
                 each, [LinearPart(each.name(f"{n}.weight"), shard, whole) for n in ("gate", "up")]
@@ -127,11 +128,11 @@ class ExpertWeights(Part):
         return {name: slot for each in methods for name, slot in each.weight_slots().items()}
 
     def pack(self) -> None:
-        """No operator computes experts from codes."""
         self._experts = self.operators.prepare_experts(
             [each.take_weight() for each in self.gate_up],
             [each.take_weight() for each in self.down],
             self.activation,
+            self.activations,
             [bias.gate_up for bias in self.biases] or None,
             [bias.down for bias in self.biases] if self.biases and self.adds_down_bias else None,
         )

@@ -65,7 +65,7 @@ class VocabParallel(Part):
         return slots
 
     def pack(self) -> None:
-        """Pack a table that is used as head. One that also embeds keeps its rows, because rows
-        cannot be read from the packed copy."""
+        """Pack a table that is used as head. One that also embeds keeps its rows, unless they can
+        be read from the packed copy."""
         if self.is_head:
             self.method.finish_loading(self.bias, keep_rows=self.embeds)

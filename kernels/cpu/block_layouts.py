@@ -1,0 +1,244 @@
+"""Weights in panels of ``LANES`` outputs, for products of bytes.
+
+A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
+the index of a byte in a table first. 32 neighbouring inputs are a block, 4 of them a word. A panel
+has the words of its outputs side by side, 64 bytes: one register of AVX-512.
+
+A weight is one array of bytes, a section after the other:
+
+    codes    [panels, blocks, bits of a code, LANES, 4]
+    scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
+    supers   [panels, blocks / 8, scale and minimum, LANES], fp16
+    levels   [4, 16]
+
+Codes are divided into planes of neighbouring bits, which need no more space than the file's. A byte
+of a plane of n bits has the codes of 8 / n words: word j of the plane those of words j, j + n, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Literal
+
+import torch
+
+from ..grouped_codes import GroupedCodes
+from ..quantized import QuantizedWeight
+
+# Outputs of a panel.
+LANES = 16
+
+BLOCK = 32
+WORDS = BLOCK // 4
+# Blocks that share the factors of their scales.
+SUPER = 8
+LINE = 64
+# Weights that are brought into panels at a time.
+_PIECE = 1 << 20
+
+# A scale is fp16; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of its
+# super-block; or MXFP4's exponent. A minimum is of the same kind, or the upper half of the byte.
+ScaleKind = Literal["fp16", "int8", "halves", "exponent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the kernels of one format are compiled for."""
+
+    # Widths and positions of the planes' bits.
+    planes: tuple[tuple[int, int], ...]
+    zero: int = 0
+    minimums: bool = False
+    # Inputs that share a scale.
+    group: int = BLOCK
+    scales: ScaleKind = "fp16"
+    levels: bool = False
+    # Where a block in the file has the fp16 factors of its scales and minimums.
+    supers: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> int:
+        """Groups of a block."""
+        return max(1, BLOCK // self.group)
+
+    @property
+    def sharing(self) -> int:
+        """Blocks that have the same scale."""
+        return max(1, self.group // BLOCK)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of a panel's codes of a block."""
+        return LINE * sum(width for width, _ in self.planes)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a panel's scales and minimums of one group."""
+        size = 2 if self.scales == "fp16" else 1
+        return LANES * size * (2 if self.minimums and self.scales != "halves" else 1)
+
+    @property
+    def super_bytes(self) -> int:
+        """Bytes of a panel's factors of a super-block."""
+        return LANES * 2 * len(self.supers)
+
+    def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int]:
+        """Where scales, supers and levels begin, and the whole weight's bytes."""
+        scales = panels * blocks * self.code_bytes
+        supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
+        levels = supers + panels * (blocks // SUPER) * self.super_bytes
+        end = levels + LINE * self.levels
+        return scales, supers, levels, -(-end // LINE) * LINE
+
+
+_NIBBLES = ((4, 0),)
+_FIVE = ((4, 0), (1, 4))
+# By the names of the formats. Some take more bytes here than in the file: scales of 6 bits are
+# bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %), those of 8 bits are fp16 (NVFP4 11 %),
+# and digits to the base of three have 2 bits each (TQ1_0 22 %).
+LAYOUTS = {
+    "Q8_0": Layout(((8, 0),), zero=128),
+    "Q4_0": Layout(_NIBBLES, zero=8),
+    "Q4_1": Layout(_NIBBLES, minimums=True),
+    "Q5_0": Layout(_FIVE, zero=16),
+    "Q5_1": Layout(_FIVE, minimums=True),
+    "Q2_K": Layout(((2, 0),), minimums=True, group=16, scales="halves", supers=(80, 82)),
+    "Q3_K": Layout(((2, 0), (1, 2)), zero=4, group=16, scales="int8", supers=(108,)),
+    "Q4_K": Layout(_NIBBLES, minimums=True, scales="int8", supers=(0, 2)),
+    "Q5_K": Layout(_FIVE, minimums=True, scales="int8", supers=(0, 2)),
+    "Q6_K": Layout(((4, 0), (2, 4)), zero=32, group=16, scales="int8", supers=(208,)),
+    "IQ4_NL": Layout(_NIBBLES, zero=128, levels=True),
+    "IQ4_XS": Layout(_NIBBLES, zero=128, levels=True, scales="int8", supers=(0,)),
+    "MXFP4": Layout(_NIBBLES, zero=128, levels=True, scales="exponent"),
+    "NVFP4": Layout(_NIBBLES, zero=128, group=16, levels=True),
+    "TQ1_0": Layout(((2, 0),), zero=1, group=256),
+    "TQ2_0": Layout(((2, 0),), zero=1, group=256),
+    "Q2_0": Layout(((2, 0),), zero=1, group=64),
+    "Q1_0": Layout(((1, 1),), zero=1, group=128),
+}
+
+
+class Panels:
+    """One weight in memory that has been taken for it."""
+
+    def __init__(self, layout: Layout, data: torch.Tensor, outputs: int, inputs: int) -> None:
+        self._layout = layout
+        self._outputs = outputs
+        self._count, blocks = -(-outputs // LANES), inputs // BLOCK
+        scales, supers, levels, _ = layout.sections(self._count, blocks)
+        self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
+        kinds = {"fp16": torch.float16, "int8": torch.int8}
+        kind = kinds.get(layout.scales, torch.uint8)
+        shape = self._count, blocks // layout.sharing, layout.groups, -1, LANES
+        self._scales = data[scales:supers].view(kind).view(shape)
+        self._supers = data[supers:levels].view(torch.float16)
+        if layout.supers:
+            self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
+        self._levels = data[levels : levels + LINE * layout.levels].view(torch.int8)
+
+    def fill(self, weight: QuantizedWeight) -> None:
+        """Bring a weight into panels, some at a time. Outputs that fill the last one are zero."""
+        step = max(1, _PIECE // (LANES * weight.inputs))
+        for first in range(0, self._count, step):
+            blocks = weight.blocks[first * LANES : (first + step) * LANES]
+            missing = -len(blocks) % LANES
+            blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
+            self._fill(slice(first, first + step), QuantizedWeight(weight.format, blocks))
+
+    def _fill(self, where: slice, weight: QuantizedWeight) -> None:
+        layout, grouped = self._layout, weight.taken_apart()
+        self._codes[where] = _across(self._words(grouped))
+        blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
+        # Of groups that have the same scale, the first.
+        scales = grouped.scales[:, :: layout.group // grouped.group]
+        scales = scales.unflatten(1, (-1, layout.groups))
+        minimums = grouped.minimums
+        if layout.supers:
+            pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]
+            supers = torch.cat([pair.view(torch.float16) for pair in pairs], dim=-1)
+            supers[..., 1:].neg_()  # minimums are subtracted
+            self._supers[where] = _across(supers)
+            scales = _quotients(grouped.scales, supers[..., 0]).unflatten(1, (-1, layout.groups))
+            if minimums is not None:
+                minimums = _quotients(minimums, supers[..., 1])
+        if layout.scales == "exponent":
+            scales = blocks[..., :1]
+        parts = [scales]
+        if minimums is not None:
+            parts.append(minimums.view_as(scales))
+        if layout.scales == "halves":
+            parts = [parts[0].byte() | parts[1].byte() << 4]
+        self._scales[where] = _across(torch.stack(parts, dim=-1))
+        if layout.levels:
+            assert grouped.levels is not None
+            table = torch.tensor(grouped.levels) + layout.zero
+            self._levels[:] = table.byte().view(torch.int8).repeat(LINE // len(table))
+
+    def _words(self, grouped: GroupedCodes) -> torch.Tensor:
+        """Planes of codes, [O, B, bits] words of 4 bytes."""
+        layout, codes = self._layout, grouped.codes
+        outputs = len(codes)
+        if grouped.halves:
+            if layout.planes == _NIBBLES and grouped.group == BLOCK:
+                return codes.view(outputs, -1, BLOCK // 2).view(torch.int32)
+            codes = torch.cat([codes & 15, codes >> 4], dim=-1)
+        codes = codes.view(torch.uint8).view(outputs, -1, WORDS, 4)
+        if not layout.levels and (added := layout.zero - grouped.zero):
+            codes = codes + added
+        made = []
+        for width, position in layout.planes:
+            bits = codes >> position if position else codes
+            if len(layout.planes) > 1:
+                bits = bits & (1 << width) - 1
+            bits = bits.unflatten(2, (-1, width))
+            plane = bits[:, :, 0]
+            for k in range(1, WORDS // width):
+                plane = plane | bits[:, :, k] << width * k
+            made.append(plane)
+        whole = made[0] if len(made) == 1 else torch.cat(made, dim=2)
+        return whole.contiguous().view(torch.int32).squeeze(-1)
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The weights of some outputs in fp32, as ``dequantize`` has them."""
+        layout = self._layout
+        panels, lanes = outputs // LANES, outputs % LANES
+        words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
+        words = words.view(len(outputs), words.shape[1], -1, 4)
+        made, first = [], 0
+        for width, position in layout.planes:
+            plane, first = words[:, :, first : first + width], first + width
+            if width < 8:
+                bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
+                plane = torch.cat(bits, dim=2) << position
+            made.append(plane)
+        codes = reduce(torch.bitwise_or, made)
+        if layout.levels:
+            codes = self._levels[:16].view(torch.uint8)[codes.int()]
+        numbers = (codes.flatten(1) - layout.zero).view(torch.int8)
+        found = self._scales[panels, ..., lanes]
+        if layout.scales == "halves":
+            found = torch.cat([found & 15, found >> 4], dim=-1)
+        if layout.scales == "exponent":
+            wide = found.int()
+            scales = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23).view(torch.float32)
+        else:
+            scales = found.float()
+        if layout.supers:
+            supers = self._supers[panels, ..., lanes].float()
+            scales = scales * supers.repeat_interleave(SUPER, dim=1)[:, :, None]
+        minimums = scales[..., 1].flatten(1) if layout.minimums else None
+        group = layout.group
+        return GroupedCodes(numbers, scales[..., 0].flatten(1), minimums, group).values()
+
+
+def _across(parts: torch.Tensor) -> torch.Tensor:
+    """[O, ...] as [panels, ..., LANES]."""
+    return parts.unflatten(0, (-1, LANES)).movedim(1, -1)
+
+
+def _quotients(products: torch.Tensor, supers: torch.Tensor) -> torch.Tensor:
+    """The whole numbers [O, S] that the factors [O, super-blocks] were multiplied by: fp32 has
+    their products exactly."""
+    each = products.unflatten(1, (supers.shape[1], -1))
+    return (each / supers.float()[..., None]).nan_to_num(0, 0, 0).flatten(1)

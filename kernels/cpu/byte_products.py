@@ -1,0 +1,284 @@
+"""``x @ w.T`` of activations that are rounded to int8 with weights in panels of codes.
+
+    x [*, in] fp32   w in panels (``block_layouts.py``)   ->   out [rows, outputs] fp32
+
+A product is computed for groups of rows, each with a weight of its own: one group for a linear, one
+for each chosen expert of a mixture. Rows are divided into tiles, whose sums stay in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+import torch
+from numba import prange
+
+from ..block_formats import BlockFormat
+from ..quantized import QuantizedWeight
+from .block_layouts import BLOCK, LANES, LAYOUTS, Panels
+from .byte_tile import TILES, call_address, multiply_tile, quantise_block
+from .jit import array, compile_address, kernel
+
+_MOST = TILES[-1]
+# Dividing so few rows among threads takes longer than to round them.
+FEW = 4
+# A thread takes panels of so many bytes at once, for all tiles: they stay in the L2 cache.
+_SHARE = 1 << 19
+# Where a group's rows are: its weight, its first tile and the one after its last.
+GROUP_FIELDS = 3
+# Where a tile's rows are: the first in ``sources`` and ``out``, their number, the number that it is
+# filled to, and the rows of all tiles before it.
+TILE_FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Which rows of x are multiplied by which weight: int64 arrays.
+
+    ``sources`` are the rows of x in the order of ``out``.
+    """
+
+    sources: np.ndarray
+    tiles: np.ndarray
+    groups: np.ndarray
+
+
+@lru_cache(32)
+def plan_of_all(rows: int) -> RowPlan:
+    """All rows, multiplied by one weight."""
+    firsts = np.arange(0, rows, _MOST)
+    counts = np.minimum(_MOST, rows - firsts)
+    filled = np.array([filled_rows(count) for count in counts], np.int64)
+    tiles = np.stack([firsts, counts, filled, firsts], axis=1)
+    groups = np.array([[0, 0, len(tiles)]], np.int64)
+    return RowPlan(np.arange(rows), np.ascontiguousarray(tiles), groups)
+
+
+class PanelWeights:
+    """Weights of one format and shape, in panels."""
+
+    def __init__(self, format: BlockFormat, count: int, outputs: int, inputs: int) -> None:
+        self.outputs = outputs
+        self._layout = LAYOUTS[format.name]
+        self._inputs = inputs
+        panels = -(-outputs // LANES)
+        self._nbytes = self._layout.sections(panels, inputs // BLOCK)[-1]
+        # Torch's memory begins with a cache line, unlike numpy's.
+        self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
+        # Without a bias, all weights have the same zeros.
+        self._bias = np.zeros((1, panels * LANES), np.float32)
+        fitting = _SHARE * panels // max(1, self._nbytes)
+        self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
+        self._address, self._function = _compiled(format.name)
+        self._constants = self._constant_arguments()
+
+    def fill(self, index: int, weight: QuantizedWeight) -> None:
+        """Bring a weight into panels."""
+        self.panels(index).fill(weight)
+
+    def set_bias(self, index: int, bias: torch.Tensor) -> None:
+        """Add a bias to a weight's products."""
+        if len(self._bias) < len(self._data):
+            self._bias = np.repeat(self._bias, len(self._data), axis=0)
+        self._bias[index, : self.outputs] = bias.float().numpy()
+        self._constants = self._constant_arguments()
+
+    def _constant_arguments(self) -> tuple[int, ...]:
+        """Those that ``_multiply`` gets first: to find them takes as long as a small product."""
+        layout, bias = self._layout, self._bias
+        return (
+            self._address,
+            layout.zero,
+            layout.minimums,
+            layout.groups,
+            self._data.data_ptr(),
+            self._nbytes,
+            bias.ctypes.data,
+            bias.strides[0] if len(bias) > 1 else 0,
+            self.outputs,
+            self._share,
+        )
+
+    def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
+        """Write products to some columns of ``out``."""
+        _multiply(*self._constants, x, plan.sources, plan.tiles, plan.groups, out, column)
+
+    def panels(self, index: int) -> Panels:
+        """The memory of one weight."""
+        return Panels(self._layout, self._data[index], self.outputs, self._inputs)
+
+
+class PanelLinear:
+    """The product with one quantised weight."""
+
+    def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+        self._weights = PanelWeights(weight.format, 1, weight.outputs, weight.inputs)
+        self._weights.fill(0, weight)
+        self._panels = self._weights.panels(0)
+        if bias is not None:
+            self._weights.set_bias(0, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(x), self._weights.outputs)
+        if len(x):
+            self._weights.multiply(array(x.float()), plan_of_all(len(x)), array(out))
+        return out if x.dtype == out.dtype else out.to(x.dtype)
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._panels.rows(outputs)
+
+
+@kernel()
+def filled_rows(rows: int) -> int:
+    """The rows of the smallest tile that has room for so many."""
+    for size in TILES:
+        if size >= rows:
+            return size
+    return TILES[-1]
+
+
+@kernel(exact=True)
+def _quantise(
+    x: np.ndarray,
+    tile: np.ndarray,
+    row: int,
+    sources: np.ndarray,
+    zero: int,
+    minimums: bool,
+    groups: int,
+    codes: np.ndarray,
+    scales: np.ndarray,
+    offsets: np.ndarray,
+) -> None:
+    """A row of a tile. The offset of a group's sum is ``-zero`` times the sum of its codes, or, for
+    the minimum, the sum's fp32 value as bits: the exact sum would not match the codes."""
+    blocks = x.shape[1] // BLOCK
+    source, place, filled = sources[tile[0] + row], tile[3] * blocks, tile[2]
+    flat = x.reshape(-1)
+    for block in range(blocks):
+        to = place + block * filled + row
+        at = source * x.shape[1] + block * BLOCK
+        scale, first, second = quantise_block(flat, at, codes, scales, to)
+        if groups == 1:
+            first += second
+        for group in range(groups):
+            number = second if group else first
+            if minimums:
+                offsets[groups * to + group] = np.float32(scale * np.float32(number)).view(np.int32)
+            else:
+                offsets[groups * to + group] = -zero * number
+
+
+@kernel(parallel=True, exact=True)
+def _multiply(
+    multiply_panel: int,
+    zero: int,
+    minimums: bool,
+    groups: int,
+    weights: int,
+    nbytes: int,
+    bias: int,
+    bias_bytes: int,
+    outputs: int,
+    share: int,
+    x: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    row_groups: np.ndarray,
+    out: np.ndarray,
+    column: int,
+) -> None:
+    """The product of each group of rows with its weight. ``weights`` and ``bias`` are addresses."""
+    blocks = x.shape[1] // BLOCK
+    last = tiles[len(tiles) - 1]
+    places = (last[2] + last[3]) * blocks
+    codes = np.empty(places * BLOCK, np.int8)
+    scales = np.empty(places, np.float32)
+    offsets = np.empty(places * groups, np.int32)
+    if len(sources) <= FEW:
+        for t in range(len(tiles)):
+            for row in range(tiles[t, 1]):
+                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+    else:
+        for t in prange(len(tiles)):
+            for row in range(tiles[t, 1]):
+                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+    panels = (outputs + LANES - 1) // LANES
+    shares = (panels + share - 1) // share
+    step = out.shape[1]
+    for item in prange(shares * len(row_groups)):
+        group = row_groups[item // shares]
+        weight, first = weights + group[0] * nbytes, item % shares * share
+        # Arrays live on while this loop uses them, but not for the sake of their addresses.
+        codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
+        out_at = out.ctypes.data
+        for t in range(group[1], group[2]):
+            row, count, filled, place = tiles[t]
+            for panel in range(first, min(panels, first + share)):
+                output = panel * LANES
+                to = out_at + 4 * (row * step + column + output)
+                lanes = min(LANES, outputs - output)
+                call_address(
+                    multiply_panel,
+                    (
+                        filled,
+                        weight,
+                        panels,
+                        panel,
+                        bias + group[0] * bias_bytes + 4 * output,
+                        codes_at,
+                        scales_at,
+                        offsets_at,
+                        place,
+                        blocks,
+                        to,
+                        step,
+                        count,
+                        lanes,
+                    ),
+                )
+
+
+@cache
+def _compiled(format: str) -> tuple[int, object]:
+    """The function that multiplies a tile with a panel of a format."""
+    kind = list(LAYOUTS).index(format)
+
+    def multiply_panel(
+        filled: int,
+        weight: int,
+        panels: int,
+        panel: int,
+        bias: int,
+        codes: int,
+        scales: int,
+        offsets: int,
+        place: int,
+        blocks: int,
+        out: int,
+        step: int,
+        count: int,
+        lanes: int,
+    ) -> None:
+        multiply_tile(
+            kind,
+            filled,
+            weight,
+            panels,
+            panel,
+            bias,
+            codes,
+            scales,
+            offsets,
+            place,
+            blocks,
+            out,
+            step,
+            count,
+            lanes,
+        )
+
+    return compile_address(multiply_panel, 14, variant=format)

@@ -1,0 +1,181 @@
+"""Experts of a mixture whose weights are in panels: all of a layer's in one product for each half.
+
+T rows, K experts of each, S = T K rows of all experts, in the experts' order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numba import prange
+
+from ..activations import Activation
+from ..block_formats import BlockFormat
+from ..quantized import QuantizedWeight
+from ..signatures import Weight
+from .byte_products import FEW, GROUP_FIELDS, TILE_FIELDS, PanelWeights, RowPlan, filled_rows
+from .byte_tile import TILES
+from .jit import array, kernel
+from .vector import narrow, widen
+
+ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
+_MOST = TILES[-1]
+
+
+class GroupedWeights:
+    """A weight of each expert, in the same runs of formats."""
+
+    def __init__(
+        self, weights: list[tuple[QuantizedWeight, ...]], biases: list[torch.Tensor] | None
+    ) -> None:
+        """Empties the list of weights."""
+        self.count = len(weights)
+        self.inputs = weights[0][0].inputs
+        self._runs = [
+            PanelWeights(run.format, self.count, run.outputs, run.inputs) for run in weights[0]
+        ]
+        heights = [run.outputs for run in self._runs]
+        self._outputs = sum(heights)
+        for index in reversed(range(self.count)):
+            for run, weight in zip(self._runs, weights.pop(), strict=True):
+                run.fill(index, weight)
+        for index, bias in enumerate(biases or []):
+            for run, part in zip(self._runs, bias.split(heights), strict=True):
+                run.set_bias(index, part)
+
+    def multiply(self, x: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+        """The products of fp32 rows, [S, outputs]."""
+        out = torch.empty(len(plan.sources), self._outputs)
+        column = 0
+        for run in self._runs:
+            run.multiply(array(x), plan, array(out), column)
+            column += run.outputs
+        return out
+
+
+class GroupedExperts:
+    """See ``signatures.Experts``. Each expert's weights are read once for all of its rows, and a
+    row's results are added in the order of its choices."""
+
+    def __init__(
+        self,
+        gate_up: GroupedWeights,
+        down: GroupedWeights,
+        act_and_mul: ActAndMul,
+        activation: Activation,
+    ) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._act_and_mul = act_and_mul
+        self._activation = activation
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile the kernels for activations of this dtype."""
+        x = torch.zeros(1, self._gate_up.inputs, dtype=dtype)
+        self(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.zeros_like(x))
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """See ``signatures.Experts``."""
+        if len(x):
+            plan, slots = assign(array(chosen), self._gate_up.count)
+            hidden = self._act_and_mul(self._gate_up.multiply(x.float(), plan), self._activation)
+            in_order = replace(plan, sources=np.arange(len(hidden)))
+            found = self._down.multiply(hidden, in_order)
+            _add_weighted(array(found), array(weights), slots, array(out))
+
+
+def quantised_alike(
+    weights: Sequence[Weight], takes: Callable[[BlockFormat], bool]
+) -> list[tuple[QuantizedWeight, ...]] | None:
+    """The experts' weights, if all of them have the same runs of formats that a backend takes."""
+    found = []
+    for weight in weights:
+        runs = tuple(
+            run for run in weight if isinstance(run, QuantizedWeight) and takes(run.format)
+        )
+        if len(runs) < len(weight):
+            return None
+        found.append(runs)
+    kinds = {tuple((run.format, run.blocks.shape) for run in runs) for runs in found}
+    return found if len(kinds) == 1 else None
+
+
+def assign(chosen: np.ndarray, experts: int) -> tuple[RowPlan, np.ndarray]:
+    """The rows of each chosen expert, and the places [T, K] that a row's results are at."""
+    count = chosen.size
+    active = min(count, experts)
+    sources, slots = np.empty(count, np.int64), np.empty(chosen.shape, np.int64)
+    tiles = np.empty((count // _MOST + active, TILE_FIELDS), np.int64)
+    groups = np.empty((active, GROUP_FIELDS), np.int64)
+    used, found = _assign(chosen, experts, sources, slots, tiles, groups)
+    return RowPlan(sources, tiles[:used], groups[:found]), slots
+
+
+@kernel()
+def _assign(
+    chosen: np.ndarray,
+    experts: int,
+    sources: np.ndarray,
+    slots: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+) -> tuple[int, int]:
+    """Fills the arrays, and returns how many tiles and groups there are."""
+    rows, width = chosen.shape
+    ends = np.zeros(experts, np.int64)
+    for row in range(rows):
+        for k in range(width):
+            ends[chosen[row, k]] += 1
+    used, found, first, place = 0, 0, 0, 0
+    for expert in range(experts):
+        end = first + ends[expert]
+        if end > first:
+            groups[found, 0], groups[found, 1] = expert, used
+            for begin in range(first, end, _MOST):
+                number = min(_MOST, end - begin)
+                filled = filled_rows(number)
+                tiles[used, 0], tiles[used, 1] = begin, number
+                tiles[used, 2], tiles[used, 3] = filled, place
+                place += filled
+                used += 1
+            groups[found, 2] = used
+            found += 1
+        ends[expert] = first
+        first = end
+    for row in range(rows):
+        for k in range(width):
+            slot = ends[chosen[row, k]]
+            ends[chosen[row, k]] = slot + 1
+            slots[row, k] = slot
+            sources[slot] = row
+    return used, found
+
+
+@kernel(parallel=True, exact=True)
+def _add_weighted(
+    found: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray
+) -> None:
+    if len(out) <= FEW:
+        for t in range(len(out)):
+            _add_row(found, weights[t], slots[t], out[t])
+    else:
+        for t in prange(len(out)):
+            _add_row(found, weights[t], slots[t], out[t])
+
+
+@kernel(exact=True)
+def _add_row(found: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray) -> None:
+    width = len(out)
+    total = np.empty(width, np.float32)
+    for c in range(width):
+        total[c] = widen(out[c])
+    for k in range(len(slots)):
+        result, weight = found[slots[k]], widen(weights[k])
+        for c in range(width):
+            total[c] += weight * result[c]
+    for c in range(width):
+        out[c] = narrow(total[c], out[c])

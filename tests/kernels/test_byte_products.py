@@ -1,0 +1,148 @@
+"""Products of int8 activations with weights in panels: the same numbers as an emulation of their
+rounding has, in any batch."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_0, Q4_1, Q6_K
+from tandem.kernels.cpu import jit
+from tandem.kernels.quantized import QuantizedWeight, dequantize
+from tandem.tests.support.random_blocks import random_weight
+from tandem.tests.support.rounded_operators import rounded
+
+jit.prepare()
+
+from tandem.kernels.cpu.block_layouts import BLOCK, LANES, LAYOUTS, Panels  # noqa: E402
+from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
+
+FORMATS = sorted(BLOCK_FORMATS.keys() & LAYOUTS.keys())
+OUTPUTS, INPUTS = 99, 512
+# What panels have in whole bytes, or as fp16, and the file in fewer bits.
+WIDER = {
+    "Q3_K": 4 / 110,
+    "Q4_K": 4 / 144,
+    "Q5_K": 4 / 176,
+    "IQ4_XS": 2 / 136,
+    "NVFP4": 4 / 36,
+    "TQ1_0": 12 / 54,
+}
+multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+
+
+def weight_of(name: str, outputs: int = OUTPUTS) -> QuantizedWeight:
+    kind = BLOCK_FORMATS[name]
+    return random_weight(kind, outputs, INPUTS // kind.values)
+
+
+@cache
+def product(name: str) -> PanelLinear:
+    return PanelLinear(weight_of(name), torch.linspace(-1, 1, OUTPUTS))
+
+
+def rows(count: int, seed: int = 0) -> torch.Tensor:
+    """Of several sizes, with outliers."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, INPUTS, generator=generator)
+    x[:, 3::97] *= 20
+    return x * torch.logspace(-6, 6, count)[:, None] if count > 1 else x
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("outputs", [1, 37])
+def test_rows_of_panels_are_those_of_the_blocks(name: str, outputs: int) -> None:
+    weight, layout = weight_of(name, outputs), LAYOUTS[name]
+    size = layout.sections(-(-outputs // LANES), INPUTS // BLOCK)[-1]
+    panels = Panels(layout, torch.empty(size, dtype=torch.uint8), outputs, INPUTS)
+    panels.fill(weight)
+    chosen = torch.arange(outputs).flip(0).repeat(2)
+    assert torch.equal(panels.rows(chosen), dequantize(weight)[chosen])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_panels_are_no_larger_than_the_file(name: str) -> None:
+    kind = BLOCK_FORMATS[name]
+    found = LAYOUTS[name].sections(4096 // LANES, 4096 // BLOCK)[-1]
+    wanted = kind.bytes_of(4096 * 4096) * (1 + WIDER.get(name, 0))
+    assert found <= wanted + 64
+
+
+@multiplies
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_are_those_of_the_rounded_rows(name: str) -> None:
+    values, bias = dequantize(weight_of(name)).double(), torch.linspace(-1, 1, OUTPUTS).double()
+    for count in (1, 2, 3, 5, 7, 11, 13, 37):
+        x = rows(count, seed=count)
+        found = product(name)(x).double()
+        expected = rounded(x) @ values.T + bias
+        size = rounded(x).abs() @ values.abs().T + bias.abs()
+        assert ((found - expected).abs() <= 1e-6 * size).all()
+        exact = x.double() @ values.T + bias
+        assert ((found - exact).norm(dim=1) <= 0.03 * (exact - bias).norm(dim=1) + 1e-6).all()
+
+
+@multiplies
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_row_has_the_same_product_in_any_batch(name: str) -> None:
+    x = rows(40)
+    whole = product(name)(x)
+    for first, end in ((0, 1), (1, 3), (3, 6), (6, 11), (11, 18), (18, 28), (28, 40), (5, 30)):
+        assert torch.equal(product(name)(x[first:end]), whole[first:end])
+
+
+@multiplies
+@pytest.mark.parametrize("bad", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("count", [1, 7, 20])
+def test_what_is_no_number_stays_visible_in_its_row_alone(
+    name: str, count: int, bad: float
+) -> None:
+    x = rows(count)
+    clean = product(name)(x)
+    x[count // 2, 77] = bad
+    found = product(name)(x)
+    wrong = torch.zeros(count, dtype=torch.bool)
+    wrong[count // 2] = True
+    assert not found[wrong].isfinite().any()
+    assert torch.equal(found[~wrong], clean[~wrong])
+
+
+@multiplies
+def test_rows_are_looked_up_in_panels() -> None:
+    chosen = torch.tensor([98, 0, 0, 17])
+    assert torch.equal(product("Q6_K").rows(chosen), dequantize(weight_of("Q6_K"))[chosen])
+
+
+@multiplies
+def test_zeros_and_denormals_are_multiplied() -> None:
+    x = torch.zeros(3, INPUTS)
+    x[1] = 1e-40
+    x[2] = 3e38
+    found = product("Q4_0")(x)
+    assert torch.equal(found[:2], torch.linspace(-1, 1, OUTPUTS).expand(2, -1))
+    assert (found[2].abs() > 1e30).any()
+
+
+@multiplies
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q6_K], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 40])
+def test_any_number_of_outputs(kind: object, outputs: int) -> None:
+    weight = weight_of(kind.name, outputs)  # type: ignore[attr-defined]
+    found = PanelLinear(weight, None)(rows(3))
+    expected = rounded(rows(3)) @ dequantize(weight).double().T
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6 * 1e6)
+    assert found.shape == (3, outputs)
+
+
+@multiplies
+def test_no_rows_and_other_types() -> None:
+    assert product("Q4_0")(torch.empty(0, INPUTS)).shape == (0, OUTPUTS)
+    x = rows(5).bfloat16()
+    found = product("Q4_0")(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, product("Q4_0")(x.float()).bfloat16())
+    wide = torch.randn(3, 2 * INPUTS)[:, ::2]
+    assert torch.equal(product("Q4_0")(wide), product("Q4_0")(wide.contiguous()))
