@@ -26,8 +26,9 @@ class Architecture:
     metadata, without the prefix of the architecture; ``constants`` what the metadata leaves out.
     ``implied`` metadata needs no key: other values or tensors say the same, or ``derived`` reads
     it. ``rotated_part`` is the key of families whose heads are rotated in part unless it is one.
-    Values that are ``None`` are left out. ``scaling`` is what a table that scales rope always
-    has."""
+    ``scaling`` is what a table that scales rope always has, ``stretch`` the ratio of a config's
+    ``mscale`` to the file's, ``ropes`` the values of families that have ropes in other tables.
+    Values that are ``None`` are left out."""
 
     family: str
     keys: Mapping[str, str]
@@ -36,6 +37,8 @@ class Architecture:
     implied: frozenset[str] = frozenset()
     rotated_part: str | None = None
     scaling: Mapping[str, Any] = field(default_factory=dict)
+    stretch: float = 1.0
+    ropes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     derived: Derive = lambda metadata, header: {}
 
 
@@ -56,6 +59,7 @@ _SOFT_CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 LOCAL_THETA = "rope_local_base_freq"
+_QUERY_GROWTH = "query growth"
 _LOCAL = {
     "rope.freq_base_swa": LOCAL_THETA,
     "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -299,6 +303,24 @@ def _of_deepseek_v3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[
     return {**_of_deepseek(metadata, header), "norm_topk_prob": normalised}
 
 
+def _rope_table(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One table with all about rope, and the growth of queries."""
+    table = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    table["llama_4_scaling_beta"] = values.get(_QUERY_GROWTH)
+    return {"rope_parameters": table} | dict.fromkeys(("rope_theta", "rope_scaling", _QUERY_GROWTH))
+
+
+def _ropes_by_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables of ropes with and without a window, in the place of one for all layers."""
+    if LOCAL_THETA not in values:
+        return {}
+    full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    local = {"rope_theta": values[LOCAL_THETA]}
+    tables = {"full_attention": full, "sliding_attention": local}
+    table = {kind: {"rope_type": "default"} | rope for kind, rope in tables.items()}
+    return {"rope_parameters": table} | dict.fromkeys(("rope_theta", "rope_scaling", LOCAL_THETA))
+
+
 _DEEPSEEK_KEYS = {
     **{key: name for key, name in _KEYS.items() if key not in ("attention.key_length",)},
     "attention.q_lora_rank": "q_lora_rank",
@@ -352,6 +374,7 @@ DEEPSEEK_V3 = Architecture(
     _DEEPSEEK_KEYS,
     _DEEPSEEK,
     implied=_DEEPSEEK_IMPLIED,
+    stretch=10.0,
     derived=_of_deepseek_v3,
 )
 OLMO3 = Architecture(
@@ -360,6 +383,13 @@ OLMO3 = Architecture(
     _QWEN3 | _POST_NORMS,
     implied=_PATTERN,
     derived=_kinds_by_window,
+    ropes=_ropes_by_kind,
+)
+MINISTRAL3 = Architecture(
+    "Ministral3ForCausalLM",
+    _KEYS | {"attention.temperature_scale": _QUERY_GROWTH},
+    _LLAMA,
+    ropes=_rope_table,
 )
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
@@ -398,6 +428,7 @@ ARCHITECTURES = {
         _DEEPSEEK_KEYS,
         _DEEPSEEK,
         implied=_DEEPSEEK_IMPLIED,
+        stretch=10.0,
         derived=_of_deepseek_v2,
     ),
     "command-r": Architecture(
@@ -433,6 +464,11 @@ ARCHITECTURES = {
         | {"blk.{i}.exp_probs_b.bias": Stacked("layers.{i}.mlp.router.bias", "one")},
         implied=frozenset(("expert_shared_feed_forward_length",)),
         derived=_with_q_bias("use_bias"),
+    ),
+    "exaone": Architecture(
+        "ExaoneForCausalLM",
+        _KEYS | {"attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
+        _DENSE,
     ),
     "exaone4": Architecture(
         "Exaone4ForCausalLM",
@@ -504,6 +540,10 @@ ARCHITECTURES = {
         _LLAMA | _EXPERT_WEIGHTS | _SHARED_EXPERT,
     ),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _KEYS, _QWEN3),
+    "internlm2": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
+    "mistral3": Architecture(
+        "MistralForCausalLM", _KEYS, _LLAMA, derived=lambda metadata, header: {"sliding_window": 0}
+    ),
     "minimax-m2": Architecture(
         "MiniMaxM2ForCausalLM",
         _KEYS | _LOCAL_EXPERTS,
@@ -541,6 +581,8 @@ def architecture(name: str, header: GGUFHeader) -> Architecture:
     normalised = header.metadata.get("deepseek2.expert_weights_norm") is True
     if name == "deepseek2" and (corrected or sigmoids or normalised):
         return DEEPSEEK_V3
+    if name == "mistral3" and "mistral3.attention.temperature_scale" in header.metadata:
+        return MINISTRAL3
     if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
         return OLMO3
     return ARCHITECTURES[name]

@@ -75,9 +75,11 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         rope = config["rope_parameters"]
         dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         values["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
-    multiplier = config["rope_parameters"].get("mscale_all_dim") if family in _LATENT else None
-    if multiplier:
-        values["rope.scaling.yarn_log_multiplier"] = multiplier / 10
+    rope = config["rope_parameters"]
+    if family in (*_LATENT, "ministral3") and (multiplier := rope.get("mscale_all_dim")):
+        divisor = 10 if family in _LATENT else 1
+        values["rope.scaling.yarn_log_multiplier"] = multiplier / divisor
+    values["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     for key, value in values.items():
         name = f"{writer.arch}.{key}"
         writer.kv_data[0].pop(name, None)

@@ -55,6 +55,7 @@ _ARCHITECTURES = {
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -64,7 +65,10 @@ _ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
 }
-_PERMUTED = ("llama", "mistral", "smollm3", "mixtral", "granite", "granitemoe", "granitemoeshared")
+_PERMUTED = (
+    *("llama", "mistral", "ministral3", "mixtral", "smollm3"),
+    *("granite", "granitemoe", "granitemoeshared"),
+)
 _ONE_ADDED = ("gemma", "gemma2", "gemma3_text")
 # Whose metadata is all in the common part.
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")

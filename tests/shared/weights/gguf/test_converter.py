@@ -18,8 +18,8 @@ from .test_models import FAMILIES, KNOWN, NEW, assert_logits
 
 SOURCE = os.environ.get("LLAMA_CPP")
 CONVERT = Path(__file__).with_name("convert.py")
-# The converter expects the norms in published models' order, and the config of GLM-4 under the names
-# of ChatGLM.
+# The converter expects the norms in published models' order, and the config of GLM-4 under the
+# names of ChatGLM.
 UNKNOWN = ("stablelm_parallel", "glm")
 MODELS = {name: KNOWN.get(name, {}) for name in FAMILIES} | NEW
 
@@ -41,8 +41,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_converted_model_is_the_one_of_its_folder(converted: Path, name: str) -> None:
     folder, file = converted / name, converted / f"{name}.gguf"
     spec, expected = read_spec(file), read_spec(folder)
-    # It cuts the vocabulary of Gemma 3, and names no end of a turn. The rope of the tiny Llama is no
-    # published model's.
+    # It cuts the vocabulary of Gemma 3, and names no end of a turn. The rope of the tiny Llama is
+    # no published model's.
     expected = replace(expected, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     if name != "llama":
         assert spec == expected
