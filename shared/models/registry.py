@@ -72,15 +72,9 @@ class Family:
     unquantized: str = "use the model's bfloat16 or float16 version"
 
 
-# Families of which GGUF files are read.
-IN_GGUF = frozenset(
-    f"{name}ForCausalLM"
-    for name in (
-        *("Gemma2", "Gemma3", "Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Qwen3Moe"),
-        "SmolLM3",
-    )
-)
-_OR_GGUF = ", or a GGUF file of it in Q8_0, Q6_K or Q4_0"
+# Families of which no GGUF files are read.
+NOT_IN_GGUF = frozenset(("Gemma4ForCausalLM", "MinistralForCausalLM", "OPTForCausalLM"))
+_OR_GGUF = ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -96,7 +90,6 @@ _FAMILIES = (
         "deepseek_v2",
         deepseek.read_v2,
         deepseek.WEIGHTS,
-        unquantized=deepseek.UNQUANTIZED_V2,
     ),
     Family(
         "DeepseekV3ForCausalLM",
@@ -220,7 +213,7 @@ def spec_of(
     if family.wrapped:
         config = dataclasses.replace(config, values=text_values(config.values))
     values = Config(config.values, config.file, ignored_keys, max_model_len)
-    or_gguf = _OR_GGUF if family.architecture in IN_GGUF else ""
+    or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
     refuse_quantized(values, family.unquantized + or_gguf)
     spec = family.read(values.aliased(family.keys))
     _check_model_type(family, config, spec, values)

@@ -570,6 +570,8 @@ ARCHITECTURES = {
         derived=_of_starcoder2,
     ),
 }
+# Of names that stand for several families.
+VARIANTS = (MIXTRAL, DEEPSEEK_V3, OLMO3, MINISTRAL3)
 
 
 def architecture(name: str, header: GGUFHeader) -> Architecture:

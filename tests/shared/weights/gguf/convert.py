@@ -19,7 +19,7 @@ def main(source: Path, folders: list[Path]) -> None:
     import conversion  # type: ignore[import-not-found]
     import gguf
     import torch
-    from conversion import base  # type: ignore[import-not-found]
+    from conversion import base
 
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     for folder in folders:
