@@ -73,7 +73,7 @@ class Family:
 
 
 # Families of which no GGUF files are read.
-NOT_IN_GGUF = frozenset(("Gemma4ForCausalLM", "MinistralForCausalLM", "OPTForCausalLM"))
+NOT_IN_GGUF = frozenset(("MinistralForCausalLM", "OPTForCausalLM"))
 _OR_GGUF = ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",

@@ -59,6 +59,8 @@ _SOFT_CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 LOCAL_THETA = "rope_local_base_freq"
+# Far above what scales any frequency.
+_NOT_ROTATED = 1e9
 _QUERY_GROWTH = "query growth"
 _LOCAL = {
     "rope.freq_base_swa": LOCAL_THETA,
@@ -171,6 +173,36 @@ _DEEPSEEK: WeightNames = (
     | _EXPERT_WEIGHTS
     | _SHARED_EXPERT
     | _CORRECTION
+)
+_GEMMA4: WeightNames = (
+    _GEMMA
+    | _in_layers(_HEAD_NORMS)
+    | _in_layers(
+        {
+            "layer_output_scale": "output_scale",
+            "inp_gate": "token_gate.gate",
+            "proj": "token_gate.down",
+            "post_norm": "token_gate.norm",
+            "ffn_gate_inp": "mlp.router",
+            "pre_ffw_norm_2": "mlp.experts_norm",
+            "post_ffw_norm_1": "mlp.post_shared_norm",
+            "post_ffw_norm_2": "mlp.post_experts_norm",
+        }
+    )
+    | {
+        "per_layer_token_embd.weight": "token_inputs.table.weight",
+        "per_layer_model_proj.weight": "token_inputs.projection.weight",
+        "per_layer_proj_norm.weight": "token_inputs.norm.weight",
+        "blk.{i}.ffn_gate_inp.scale": "layers.{i}.mlp.router.norm.weight",
+        "blk.{i}.ffn_down_exps.scale": "layers.{i}.mlp.router.expert_scale.weight",
+        "blk.{i}.ffn_gate_up_exps.{j}.weight": Split(
+            (
+                "layers.{i}.mlp.experts.{j}.gate.weight",
+                "layers.{i}.mlp.experts.{j}.up.weight",
+            )
+        ),
+        "blk.{i}.ffn_down_exps.{j}.weight": "layers.{i}.mlp.experts.{j}.down.weight",
+    }
 )
 # A LayerNorm for each head.
 _STACKED_HEAD_NORMS: WeightNames = {
@@ -303,6 +335,41 @@ def _of_deepseek_v3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[
     return {**_of_deepseek(metadata, header), "norm_topk_prob": normalised}
 
 
+def _of_gemma4(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """What lists by layer say, and tensors that are not there."""
+    kinds = _kinds_by_window(metadata, header).get("layer_types", [])
+    heads, widths = metadata.get("attention.head_count_kv"), metadata.get("feed_forward_length")
+    table = header.tensors.get("per_layer_token_embd.weight")
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    values: dict[str, Any] = {
+        "layer_types": kinds or None,
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "enable_moe_block": "expert_count" in metadata,
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in header.tensors,
+    }
+    if isinstance(heads, list) and len(heads) == len(kinds):
+        of_kind = dict(zip(kinds, heads, strict=True))
+        values["num_key_value_heads"] = of_kind.get("sliding_attention")
+        values["num_global_key_value_heads"] = of_kind.get("full_attention")
+    if isinstance(widths, list) and widths:
+        values |= {"intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] != widths[0]}
+    return values
+
+
+def _ropes_of_gemma4(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In layers without a window, the last dimensions are not rotated: their factors are huge."""
+    factors = values.get("rope_scaling", {}).get("long_factor") or [1.0]
+    part = sum(factor < _NOT_ROTATED for factor in factors) / len(factors)
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": values.get("rope_theta"),
+        "partial_rotary_factor": part,
+    }
+    local = {"rope_type": "default", "rope_theta": values.get(LOCAL_THETA)}
+    tables = {"full_attention": full, "sliding_attention": local}
+    return {"rope_parameters": tables} | dict.fromkeys(("rope_theta", "rope_scaling", LOCAL_THETA))
+
+
 def _rope_table(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """One table with all about rope, and the growth of queries."""
     table = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
@@ -413,6 +480,31 @@ ARCHITECTURES = {
         "Gemma3ForCausalLM",
         _KEYS | _WINDOW | _SOFT_CAPS | _LOCAL,
         _GEMMA | _in_layers(_HEAD_NORMS),
+    ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        _KEYS
+        | _WINDOW
+        | _SOFT_CAPS
+        | {
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "rope.freq_base_swa": LOCAL_THETA,
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        _GEMMA4,
+        implied=_PATTERN
+        | {
+            "attention.value_length",
+            "attention.value_length_swa",
+            "rope.dimension_count_swa",
+        },
+        derived=_of_gemma4,
+        ropes=_ropes_of_gemma4,
     ),
     "phi2": Architecture(
         "PhiForCausalLM",

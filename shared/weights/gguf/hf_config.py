@@ -113,7 +113,7 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
         "eos_token_id": end_tokens(header) or None,
     }
     values.setdefault("head_dim", _head_dim(values))
-    if "kv_lora_rank" not in known.keys.values():
+    if "attention.value_length" not in known.implied:
         _check_rotated(own, values, name, origin)
     if known.rotated_part is not None:
         values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)

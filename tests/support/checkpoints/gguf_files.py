@@ -44,6 +44,7 @@ _ARCHITECTURES = {
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,

@@ -46,5 +46,4 @@ def test_a_converted_model_is_the_one_of_its_folder(converted: Path, name: str) 
     expected = replace(expected, vocab_size=spec.vocab_size, eos_token_ids=spec.eos_token_ids)
     if name != "llama":
         assert spec == expected
-    if spec.vocab_size == read_spec(folder).vocab_size:
-        assert_logits(file, folder)
+    assert_logits(file, folder)
