@@ -73,13 +73,7 @@ class Family:
 
 
 # Families of which no GGUF files are read.
-NO_GGUF = frozenset(
-    f"{name}ForCausalLM"
-    for name in (
-        *("DeepseekV3", "Exaone", "Gemma4", "Glm4MoeLite", "GraniteMoe", "IQuestCoder"),
-        *("InternLM2", "InternLM3", "MiMo", "Ministral", "Ministral3", "Mixtral", "OPT", "Olmo3"),
-    )
-)
+NOT_IN_GGUF = frozenset(("MinistralForCausalLM", "OPTForCausalLM"))
 _OR_GGUF = ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
@@ -96,7 +90,6 @@ _FAMILIES = (
         "deepseek_v2",
         deepseek.read_v2,
         deepseek.WEIGHTS,
-        unquantized=deepseek.UNQUANTIZED_V2,
     ),
     Family(
         "DeepseekV3ForCausalLM",
@@ -220,7 +213,7 @@ def spec_of(
     if family.wrapped:
         config = dataclasses.replace(config, values=text_values(config.values))
     values = Config(config.values, config.file, ignored_keys, max_model_len)
-    or_gguf = "" if family.architecture in NO_GGUF else _OR_GGUF
+    or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
     refuse_quantized(values, family.unquantized + or_gguf)
     spec = family.read(values.aliased(family.keys))
     _check_model_type(family, config, spec, values)

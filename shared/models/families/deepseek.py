@@ -47,8 +47,6 @@ _ROUTER: WeightNames = {
 EXPERTS: WeightNames = _EXPERTS | _ROUTER
 WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | EXPERTS
 
-# No GGUF file of these architectures is read.
-UNQUANTIZED_V2 = "use the model's bfloat16 or float16 version"
 UNQUANTIZED_V3 = (
     "use the model's bfloat16 version, if it has one; those that are published in fp8 alone, as V3 "
     "and R1, are converted by inference/fp8_cast_bf16.py of DeepSeek's repositories, to twice the "

@@ -26,8 +26,9 @@ class Architecture:
     metadata, without the prefix of the architecture; ``constants`` what the metadata leaves out.
     ``implied`` metadata needs no key: other values or tensors say the same, or ``derived`` reads
     it. ``rotated_part`` is the key of families whose heads are rotated in part unless it is one.
-    Values that are ``None`` are left out. ``scaling`` is what a table that scales rope always
-    has."""
+    ``scaling`` is what a table that scales rope always has, ``stretch`` the ratio of a config's
+    ``mscale`` to the file's, ``ropes`` the values of families that have ropes in other tables.
+    Values that are ``None`` are left out."""
 
     family: str
     keys: Mapping[str, str]
@@ -36,6 +37,8 @@ class Architecture:
     implied: frozenset[str] = frozenset()
     rotated_part: str | None = None
     scaling: Mapping[str, Any] = field(default_factory=dict)
+    stretch: float = 1.0
+    ropes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
     derived: Derive = lambda metadata, header: {}
 
 
@@ -56,6 +59,9 @@ _SOFT_CAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 LOCAL_THETA = "rope_local_base_freq"
+# Far above what scales any frequency.
+_NOT_ROTATED = 1e9
+_QUERY_GROWTH = "query growth"
 _LOCAL = {
     "rope.freq_base_swa": LOCAL_THETA,
     "attention.sliding_window_pattern": "sliding_window_pattern",
@@ -167,6 +173,36 @@ _DEEPSEEK: WeightNames = (
     | _EXPERT_WEIGHTS
     | _SHARED_EXPERT
     | _CORRECTION
+)
+_GEMMA4: WeightNames = (
+    _GEMMA
+    | _in_layers(_HEAD_NORMS)
+    | _in_layers(
+        {
+            "layer_output_scale": "output_scale",
+            "inp_gate": "token_gate.gate",
+            "proj": "token_gate.down",
+            "post_norm": "token_gate.norm",
+            "ffn_gate_inp": "mlp.router",
+            "pre_ffw_norm_2": "mlp.experts_norm",
+            "post_ffw_norm_1": "mlp.post_shared_norm",
+            "post_ffw_norm_2": "mlp.post_experts_norm",
+        }
+    )
+    | {
+        "per_layer_token_embd.weight": "token_inputs.table.weight",
+        "per_layer_model_proj.weight": "token_inputs.projection.weight",
+        "per_layer_proj_norm.weight": "token_inputs.norm.weight",
+        "blk.{i}.ffn_gate_inp.scale": "layers.{i}.mlp.router.norm.weight",
+        "blk.{i}.ffn_down_exps.scale": "layers.{i}.mlp.router.expert_scale.weight",
+        "blk.{i}.ffn_gate_up_exps.{j}.weight": Split(
+            (
+                "layers.{i}.mlp.experts.{j}.gate.weight",
+                "layers.{i}.mlp.experts.{j}.up.weight",
+            )
+        ),
+        "blk.{i}.ffn_down_exps.{j}.weight": "layers.{i}.mlp.experts.{j}.down.weight",
+    }
 )
 # A LayerNorm for each head.
 _STACKED_HEAD_NORMS: WeightNames = {
@@ -299,6 +335,59 @@ def _of_deepseek_v3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[
     return {**_of_deepseek(metadata, header), "norm_topk_prob": normalised}
 
 
+def _of_gemma4(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """What lists by layer say, and tensors that are not there."""
+    kinds = _kinds_by_window(metadata, header).get("layer_types", [])
+    heads, widths = metadata.get("attention.head_count_kv"), metadata.get("feed_forward_length")
+    table = header.tensors.get("per_layer_token_embd.weight")
+    full = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    values: dict[str, Any] = {
+        "layer_types": kinds or None,
+        "vocab_size_per_layer_input": None if table is None else table.shape[0],
+        "enable_moe_block": "expert_count" in metadata,
+        "attention_k_eq_v": bool(full) and f"blk.{full[0]}.attn_v.weight" not in header.tensors,
+    }
+    if isinstance(heads, list) and len(heads) == len(kinds):
+        of_kind = dict(zip(kinds, heads, strict=True))
+        values["num_key_value_heads"] = of_kind.get("sliding_attention")
+        values["num_global_key_value_heads"] = of_kind.get("full_attention")
+    if isinstance(widths, list) and widths:
+        values |= {"intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] != widths[0]}
+    return values
+
+
+def _ropes_of_gemma4(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """In layers without a window, the last dimensions are not rotated: their factors are huge."""
+    factors = values.get("rope_scaling", {}).get("long_factor") or [1.0]
+    part = sum(factor < _NOT_ROTATED for factor in factors) / len(factors)
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": values.get("rope_theta"),
+        "partial_rotary_factor": part,
+    }
+    local = {"rope_type": "default", "rope_theta": values.get(LOCAL_THETA)}
+    tables = {"full_attention": full, "sliding_attention": local}
+    return {"rope_parameters": tables} | dict.fromkeys(("rope_theta", "rope_scaling", LOCAL_THETA))
+
+
+def _rope_table(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One table with all about rope, and the growth of queries."""
+    table = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    table["llama_4_scaling_beta"] = values.get(_QUERY_GROWTH)
+    return {"rope_parameters": table} | dict.fromkeys(("rope_theta", "rope_scaling", _QUERY_GROWTH))
+
+
+def _ropes_by_kind(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tables of ropes with and without a window, in the place of one for all layers."""
+    if LOCAL_THETA not in values:
+        return {}
+    full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
+    local = {"rope_theta": values[LOCAL_THETA]}
+    tables = {"full_attention": full, "sliding_attention": local}
+    table = {kind: {"rope_type": "default"} | rope for kind, rope in tables.items()}
+    return {"rope_parameters": table} | dict.fromkeys(("rope_theta", "rope_scaling", LOCAL_THETA))
+
+
 _DEEPSEEK_KEYS = {
     **{key: name for key, name in _KEYS.items() if key not in ("attention.key_length",)},
     "attention.q_lora_rank": "q_lora_rank",
@@ -352,6 +441,7 @@ DEEPSEEK_V3 = Architecture(
     _DEEPSEEK_KEYS,
     _DEEPSEEK,
     implied=_DEEPSEEK_IMPLIED,
+    stretch=10.0,
     derived=_of_deepseek_v3,
 )
 OLMO3 = Architecture(
@@ -360,6 +450,13 @@ OLMO3 = Architecture(
     _QWEN3 | _POST_NORMS,
     implied=_PATTERN,
     derived=_kinds_by_window,
+    ropes=_ropes_by_kind,
+)
+MINISTRAL3 = Architecture(
+    "Ministral3ForCausalLM",
+    _KEYS | {"attention.temperature_scale": _QUERY_GROWTH},
+    _LLAMA,
+    ropes=_rope_table,
 )
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
@@ -384,6 +481,31 @@ ARCHITECTURES = {
         _KEYS | _WINDOW | _SOFT_CAPS | _LOCAL,
         _GEMMA | _in_layers(_HEAD_NORMS),
     ),
+    "gemma4": Architecture(
+        "Gemma4ForCausalLM",
+        _KEYS
+        | _WINDOW
+        | _SOFT_CAPS
+        | {
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "rope.freq_base_swa": LOCAL_THETA,
+            "expert_count": "num_experts",
+            "expert_used_count": "top_k_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        _GEMMA4,
+        implied=_PATTERN
+        | {
+            "attention.value_length",
+            "attention.value_length_swa",
+            "rope.dimension_count_swa",
+        },
+        derived=_of_gemma4,
+        ropes=_ropes_of_gemma4,
+    ),
     "phi2": Architecture(
         "PhiForCausalLM",
         _KEYS | _LAYER_NORM,
@@ -398,6 +520,7 @@ ARCHITECTURES = {
         _DEEPSEEK_KEYS,
         _DEEPSEEK,
         implied=_DEEPSEEK_IMPLIED,
+        stretch=10.0,
         derived=_of_deepseek_v2,
     ),
     "command-r": Architecture(
@@ -433,6 +556,11 @@ ARCHITECTURES = {
         | {"blk.{i}.exp_probs_b.bias": Stacked("layers.{i}.mlp.router.bias", "one")},
         implied=frozenset(("expert_shared_feed_forward_length",)),
         derived=_with_q_bias("use_bias"),
+    ),
+    "exaone": Architecture(
+        "ExaoneForCausalLM",
+        _KEYS | {"attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
+        _DENSE,
     ),
     "exaone4": Architecture(
         "Exaone4ForCausalLM",
@@ -504,6 +632,10 @@ ARCHITECTURES = {
         _LLAMA | _EXPERT_WEIGHTS | _SHARED_EXPERT,
     ),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", _KEYS, _QWEN3),
+    "internlm2": Architecture("LlamaForCausalLM", _KEYS, _LLAMA),
+    "mistral3": Architecture(
+        "MistralForCausalLM", _KEYS, _LLAMA, derived=lambda metadata, header: {"sliding_window": 0}
+    ),
     "minimax-m2": Architecture(
         "MiniMaxM2ForCausalLM",
         _KEYS | _LOCAL_EXPERTS,
@@ -530,6 +662,8 @@ ARCHITECTURES = {
         derived=_of_starcoder2,
     ),
 }
+# Of names that stand for several families.
+VARIANTS = (MIXTRAL, DEEPSEEK_V3, OLMO3, MINISTRAL3)
 
 
 def architecture(name: str, header: GGUFHeader) -> Architecture:
@@ -541,6 +675,8 @@ def architecture(name: str, header: GGUFHeader) -> Architecture:
     normalised = header.metadata.get("deepseek2.expert_weights_norm") is True
     if name == "deepseek2" and (corrected or sigmoids or normalised):
         return DEEPSEEK_V3
+    if name == "mistral3" and "mistral3.attention.temperature_scale" in header.metadata:
+        return MINISTRAL3
     if name == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
         return OLMO3
     return ARCHITECTURES[name]

@@ -17,7 +17,7 @@ from ....kernels.block_formats import CODEBOOK_FORMATS
 from ...errors import ModelError, shown
 from ...models.spec import QUANTIZED
 from ...version import install_command
-from .architectures import ARCHITECTURES, LOCAL_THETA, OLMO3, Architecture, architecture
+from .architectures import ARCHITECTURES, Architecture, architecture
 from .header import GGUFHeader
 from .tensor_types import TENSOR_TYPES
 
@@ -113,27 +113,17 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
         "eos_token_id": end_tokens(header) or None,
     }
     values.setdefault("head_dim", _head_dim(values))
-    if "kv_lora_rank" not in known.keys.values():
+    if "attention.value_length" not in known.implied:
         _check_rotated(own, values, name, origin)
     if known.rotated_part is not None:
         values[known.rotated_part] = values.pop("partial_rotary_factor", 1.0)
     values |= known.derived(own, header)
-    values |= _rope(scaling, values, header, read_floats, origin)
+    values |= _rope(scaling, values, header, read_floats, known.stretch, origin)
     if isinstance(rope := values.get("rope_scaling"), dict):
         values["rope_scaling"] = {**rope, **known.scaling}
     values |= _score_scale(name, values)
-    if known is OLMO3 and LOCAL_THETA in values:
-        values |= _ropes_by_kind(values)
+    values |= known.ropes(values)
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _ropes_by_kind(values: dict[str, Any]) -> dict[str, Any]:
-    """The tables of ropes with and without a window, in the place of one for all layers."""
-    full = {"rope_theta": values.get("rope_theta"), **values.get("rope_scaling", {})}
-    local = {"rope_theta": values[LOCAL_THETA]}
-    tables = {"full_attention": full, "sliding_attention": local}
-    table = {kind: {"rope_type": "default"} | rope for kind, rope in tables.items()}
-    return {"rope_parameters": table, "rope_theta": None, "rope_scaling": None, LOCAL_THETA: None}
 
 
 def _refuse_experts(
@@ -233,6 +223,7 @@ def _rope(
     values: dict[str, Any],
     header: GGUFHeader,
     read_floats: ReadFloats,
+    stretch: float,
     origin: object,
 ) -> dict[str, Any]:
     """The scaling of rope, by metadata or by the tensors with a factor for each frequency."""
@@ -260,9 +251,9 @@ def _rope(
         "yarn_beta_slow": "beta_slow",
     }
     if isinstance(multiplier := get.get("yarn_log_multiplier"), float):
-        # A tenth of what the config has, under two names that are equal in every such model.
+        # Of what the config has under two names, which are equal in every such model.
         del get["yarn_log_multiplier"]
-        get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(10 * multiplier, 6))
+        get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * stretch, 6))
     return {
         "rope_scaling": {"rope_type": kind}
         | {names.get(key, key): value for key, value in get.items()}

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.model_config import read_config
-from tandem.shared.models.registry import FAMILIES, NO_GGUF, spec_of
-from tandem.shared.weights.gguf.architectures import ARCHITECTURES
+from tandem.shared.models.registry import FAMILIES, NOT_IN_GGUF, spec_of
+from tandem.shared.weights.gguf.architectures import ARCHITECTURES, VARIANTS
 from tandem.tests.shared.models.families.test_families import BASE
 
 OTHER = "use the model's bfloat16 or float16 version, or a GGUF file of it"
@@ -102,19 +102,22 @@ def test_a_file_beside_the_config_names_the_method(
 
 
 def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
-    """DeepSeek V3 and Kimi K2 are published in fp8; no GGUF file of their architecture loads."""
+    """DeepSeek V3 and Kimi K2 are published in fp8."""
     fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
     told = refusal(tmp_path, {}, **DEEPSEEK, **fp8)
     assert "version, if it has one; those that are published in fp8 alone" in told
-    assert "fp8_cast_bf16.py" in told and "GGUF" not in told
-    told = refusal(tmp_path, {}, architectures=["DeepseekV2ForCausalLM"], **fp8)
-    assert told.endswith("float16 version, or a GGUF file of it")
+    assert "fp8_cast_bf16.py" in told and told.endswith(", or a GGUF file of it")
+    told = refusal(tmp_path, {}, architectures=["OPTForCausalLM"], **fp8)
+    assert told.endswith("use the model's bfloat16 or float16 version")
 
 
 def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
-    # Mistral's files have the name of Llama's architecture.
-    in_gguf = {each.family for each in ARCHITECTURES.values()} | {"MistralForCausalLM"}
-    assert FAMILIES.keys() - in_gguf == NO_GGUF
+    # Files of these have the names of other architectures.
+    others = {
+        *("GraniteMoe", "Glm4MoeLite", "IQuestCoder", "InternLM2", "InternLM3", "MiMo"),
+    }
+    found = {each.family for each in (*ARCHITECTURES.values(), *VARIANTS)}
+    assert found | {f"{name}ForCausalLM" for name in others} == {*FAMILIES} - NOT_IN_GGUF
 
 
 @pytest.mark.parametrize("value", [None, {}, False])

@@ -75,9 +75,13 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         rope = config["rope_parameters"]
         dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         values["rope.dimension_count"] = int(dim * rope.get("partial_rotary_factor", 1.0))
-    multiplier = config["rope_parameters"].get("mscale_all_dim") if family in _LATENT else None
-    if multiplier:
-        values["rope.scaling.yarn_log_multiplier"] = multiplier / 10
+    if family == "gemma4_text":
+        values |= _of_gemma4(writer, config)
+    rope = config["rope_parameters"]
+    if family in (*_LATENT, "ministral3") and (multiplier := rope.get("mscale_all_dim")):
+        divisor = 10 if family in _LATENT else 1
+        values["rope.scaling.yarn_log_multiplier"] = multiplier / divisor
+    values["attention.temperature_scale"] = rope.get("llama_4_scaling_beta")
     for key, value in values.items():
         name = f"{writer.arch}.{key}"
         writer.kv_data[0].pop(name, None)
@@ -88,6 +92,40 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
                 writer.add_uint32(name, value)
             case float():
                 writer.add_float32(name, value)
+
+
+def _of_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    layers, shared = config["num_hidden_layers"], config.get("num_kv_shared_layers") or 0
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    (wide, *_) = (config.get("per_layer_config") or {"": config}).values()
+    writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", windowed)
+    if config.get("use_double_wide_mlp"):
+        width = config["intermediate_size"]
+        writer.kv_data[0].pop(f"{writer.arch}.feed_forward_length")
+        writer.add_feed_forward_length([width] * (layers - shared) + [2 * width] * shared)
+    if "num_key_value_heads" in wide:
+        own, others = config["num_key_value_heads"], wide["num_key_value_heads"]
+        writer.kv_data[0].pop(f"{writer.arch}.attention.head_count_kv")
+        writer.add_head_count_kv([own if window else others for window in windowed])
+    dim = wide["head_dim"]
+    rotated = int(dim * config["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    factors = [1.0] * rotated + [1e30] * (dim // 2 - rotated)
+    writer.add_tensor("rope_freqs.weight", torch.tensor(factors).numpy())
+    experts = config.get("num_experts")
+    return {
+        "attention.key_length": dim,
+        "attention.value_length": dim,
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.get("hidden_size_per_layer_input") or 0,
+        "rope.dimension_count": dim,
+        "rope.dimension_count_swa": config["head_dim"],
+        "final_logit_softcapping": config.get("final_logit_softcapping"),
+        "expert_count": experts,
+        "expert_used_count": config.get("top_k_experts") if experts else None,
+    }
 
 
 def with_usual_keys(config: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +250,24 @@ def _stablelm(weights: Weights, config: dict[str, Any]) -> Weights:
     }
 
 
+def _gemma4(weights: Weights, config: dict[str, Any]) -> Weights:
+    ends = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+
+    def change(name: str, weight: torch.Tensor) -> Weights | None:
+        layer, _, rest = name.partition(".layers.")[2].partition(".")
+        return {f"blk.{layer}.{ends[rest]}": weight} if rest in ends else None
+
+    return _each(weights, change)
+
+
 _CHANGES: dict[str, Callable[[Weights, dict[str, Any]], Weights]] = {
+    "gemma4_text": _gemma4,
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "gpt_oss": _gpt_oss,

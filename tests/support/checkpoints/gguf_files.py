@@ -44,6 +44,7 @@ _ARCHITECTURES = {
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "exaone4": gguf.MODEL_ARCH.EXAONE4,
     "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
@@ -55,6 +56,7 @@ _ARCHITECTURES = {
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -64,7 +66,10 @@ _ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
 }
-_PERMUTED = ("llama", "mistral", "smollm3", "mixtral", "granite", "granitemoe", "granitemoeshared")
+_PERMUTED = (
+    *("llama", "mistral", "ministral3", "mixtral", "smollm3"),
+    *("granite", "granitemoe", "granitemoeshared"),
+)
 _ONE_ADDED = ("gemma", "gemma2", "gemma3_text")
 # Whose metadata is all in the common part.
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")

@@ -91,7 +91,16 @@ def test_any_bytes_are_a_header_or_an_error(file: Path, data: bytes) -> None:
     assert all(each.begin + each.nbytes <= len(data) for each in header.tensors.values())
 
 
-FAMILIES = ("llama_bias", "gemma3", "phi3", "deepseek_v3", "gpt_oss", "gpt2", "olmo3", "glm4_moe")
+FAMILIES = (
+    "llama_bias",
+    "gemma4_moe",
+    "phi3",
+    "deepseek_v3",
+    "gpt_oss",
+    "gpt2",
+    "olmo3",
+    "glm4_moe",
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -116,6 +125,11 @@ SUFFIXES = (
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
     *("rope.dimension_count", "attention.value_length", "pooling_type", "attention.causal"),
     *("attention.key_length_mla", "attention.value_length_mla", "expert_gating_func"),
+    *(
+        "rope.dimension_count_swa",
+        "attention.sliding_window_pattern",
+        "rope.scaling.yarn_log_multiplier",
+    ),
 )
 
 
