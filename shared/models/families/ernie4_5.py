@@ -39,6 +39,8 @@ def read_moe(config: Config) -> DecoderSpec:
         config.one_of(key, (True,), True)
     config.one_of("moe_gate", ("topk",), "topk")
     config.get("moe_norm_min")  # far below any sum of the best scores
+    config.get("moe_capacity")  # of training
+    config.get("num_nextn_predict_layers")  # of tokens after the next one
     experts = config.integer("moe_num_experts", config.get("num_experts"))
     chosen = config.integer("moe_k", config.get("num_experts_per_tok"))
     if chosen > experts:

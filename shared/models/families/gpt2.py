@@ -48,6 +48,9 @@ def read(config: Config) -> DecoderSpec:
         if key.startswith("summary_"):
             config.get(key)  # of a head that classifies
     config.get("reorder_and_upcast_attn")  # of training in float16
+    # Tokens for tasks, beside those of the vocabulary.
+    config.one_of("n_special", (0,), 0)
+    config.get("predict_special_tokens")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
         raise config.refusal("n_head", heads, f"a divisor of {hidden}")

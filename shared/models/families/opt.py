@@ -44,7 +44,7 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("do_layer_norm_before", (True,), True)
     config.one_of("_remove_final_layer_norm", (False,), False)
     config.one_of("word_embed_proj_dim", (hidden,), hidden)
-    for key in ("enable_bias", "layer_norm_elementwise_affine"):
+    for key in ("enable_bias", "layer_norm_elementwise_affine", "learned_embeddings"):
         config.one_of(key, (True,), True)
     if hidden % heads:
         raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
