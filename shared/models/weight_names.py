@@ -159,6 +159,19 @@ def interleaved(*names: str) -> WeightNames:
     }
 
 
+def stacked_experts(place: str) -> WeightNames:
+    """All experts of a layer in two tensors, as in the text part of Qwen3-VL, whose matrices are
+    transposed, and as transformers 5 has them in memory."""
+    expert = "layers.{i}.mlp.experts.{j}"
+    gate_up = Split((f"{expert}.gate.weight", f"{expert}.up.weight"))
+    return {
+        f"model.layers.{{i}}.{place}.gate_up_proj": Stacked(Transposed(gate_up, or_not=True)),
+        f"model.layers.{{i}}.{place}.down_proj": Stacked(
+            Transposed(f"{expert}.down.weight", or_not=True)
+        ),
+    }
+
+
 def with_short_names(names: WeightNames) -> WeightNames:
     """The names, and the same without their first part, as base models without a head are saved."""
     return names | {theirs.removeprefix(MODEL_PREFIX): target for theirs, target in names.items()}

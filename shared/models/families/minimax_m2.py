@@ -12,7 +12,10 @@ from .dense import QK_NORM, read_attention, read_dense
 WEIGHTS: WeightNames = (
     mixtral.WEIGHTS
     | QK_NORM
-    | {"model.layers.{i}.block_sparse_moe.e_score_correction_bias": ("layers.{i}.mlp.router.bias")}
+    | {
+        f"model.layers.{{i}}.{place}.e_score_correction_bias": "layers.{i}.mlp.router.bias"
+        for place in ("block_sparse_moe", "mlp")
+    }
 )
 # About training, layers that predict further tokens, and what other models of the same code have.
 _NO_EFFECT = (

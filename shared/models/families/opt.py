@@ -48,6 +48,7 @@ def read(config: Config) -> DecoderSpec:
         config.one_of(key, (True,), True)
     if hidden % heads:
         raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
+    config.get("output_projection")  # the head, which all have
     layers, position = (
         config.integer("num_hidden_layers"),
         config.integer("max_position_embeddings"),
