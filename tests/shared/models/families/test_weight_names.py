@@ -2,7 +2,8 @@
 
 In a name, ``(a|b)`` stands for one name with each. ``{i}`` is each layer, ``{d}`` each dense one
 and ``{m}`` each with experts; ``{j}`` each expert, ``{h}`` and ``{k}`` each query and KV head, and
-``{n}`` the number of a layer after the last, which predicts further tokens.
+``{n}`` the number of a layer after the last, which predicts further tokens. ``{v}`` is each layer
+with a projection to values.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.layers.part import Part
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.registry import FAMILIES, family_of
-from tandem.shared.models.spec import DecoderSpec, MoESpec
+from tandem.shared.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec
 from tandem.shared.models.weight_names import with_short_names
 from tandem.shared.weights.origins import HEAD, tensor_origins
 from tandem.tests.shared.models.families.test_public_configs import CONFIGS, read, values_of
@@ -98,6 +99,15 @@ TENSORS: dict[str, str] = {
     "gemma-2b": _LLAMA,
     "gemma-2-2b-it": _GEMMA2,
     "gemma-3-1b-it": _GEMMA2 + _QK_NORMS,
+    "gemma-4-26B-A4B (text)": (
+        f"{_ENDS}{_NORMS}{_DENSE}{_QK_NORMS}{_LAYER}self_attn.(q|k|o)_proj.weight "
+        "model.layers.{v}.self_attn.v_proj.weight "
+        f"{_LAYER}(pre|post)_feedforward_layernorm.weight "
+        f"{_LAYER}pre_feedforward_layernorm_2.weight "
+        f"{_LAYER}(post_feedforward_layernorm_1|post_feedforward_layernorm_2|router.proj).weight "
+        f"{_LAYER}(layer_scalar|router.scale|router.per_expert_scale) "
+        f"{_LAYER}experts.(gate_up_proj|down_proj) "
+    ),
     "glm-4-9b-chat-hf": _GLM + _QKV_BIASES,
     "GLM-4-9B-0414": (
         _GLM + _QKV_BIASES + f"{_LAYER}(post_self_attn_layernorm|post_mlp_layernorm).weight "
@@ -202,6 +212,7 @@ def expanded(patterns: str, spec: DecoderSpec) -> list[str]:
         "d": [n for n in range(len(layers)) if n not in with_experts],
         "m": with_experts,
         "n": [len(layers)],
+        "v": [n for n, layer in enumerate(layers) if not _values_are_keys(layer)],
         "j": range(experts[0] if experts else 0),
         "h": range(layers[0].attention.num_heads),
         "k": range(layers[0].attention.kv.heads),
@@ -211,6 +222,10 @@ def expanded(patterns: str, spec: DecoderSpec) -> list[str]:
         for numbers in product(*(places[letter] for letter in letters)):
             names.append(name.format(**dict(zip(letters, numbers, strict=True))))
     return names
+
+
+def _values_are_keys(layer: LayerSpec) -> bool:
+    return isinstance(layer.attention, AttentionSpec) and layer.attention.values_are_keys
 
 
 def alternatives(pattern: str) -> Iterator[str]:
