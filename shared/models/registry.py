@@ -167,6 +167,7 @@ _BY_MODEL_TYPE = {family.model_type: family for family in _FAMILIES} | {
 # Names of the same architectures in code that came with the first checkpoints.
 _OLDER = {
     "Ernie4_5_ForCausalLM": FAMILIES["Ernie4_5ForCausalLM"],
+    "HunYuanForCausalLM": FAMILIES["HunYuanDenseV1ForCausalLM"],
     "MixFormerSequentialForCausalLM": FAMILIES["PhiForCausalLM"],
     "StableLMEpochForCausalLM": FAMILIES["StableLmForCausalLM"],
 }
