@@ -77,8 +77,8 @@ WeightNames = dict[str, Target]
 
 # A component of a tensor's name that is a number.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-# Of all names but the head's, where a model has one.
-MODEL_PREFIX = "model."
+# The first part of all names but the head's, where a model has one.
+_BODY = re.compile(r"^(model|transformer|gpt_neox)\.")
 # What an unknown tensor shows about its checkpoint, by its name.
 _SIGNS = (
     (
@@ -174,7 +174,12 @@ def stacked_experts(place: str) -> WeightNames:
 
 def with_short_names(names: WeightNames) -> WeightNames:
     """The names, and the same without their first part, as base models without a head are saved."""
-    return names | {theirs.removeprefix(MODEL_PREFIX): target for theirs, target in names.items()}
+    return names | {without_body(theirs): target for theirs, target in names.items()}
+
+
+def without_body(name: str) -> str:
+    """A tensor's name without the first part that all but the head's have."""
+    return _BODY.sub("", name)
 
 
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:

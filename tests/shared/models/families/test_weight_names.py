@@ -1,4 +1,5 @@
-"""The tensors of published checkpoints are known, and fill every parameter of their models.
+"""The tensors of published checkpoints are known, and fill every parameter of their models; so are
+those of base models, whose names are shorter.
 
 In a name, ``(a|b)`` stands for one name with each. ``{i}`` is each layer, ``{d}`` each dense one
 and ``{m}`` each with experts; ``{j}`` each expert, ``{h}`` and ``{k}`` each query and KV head, and
@@ -20,7 +21,7 @@ from tandem.shared.models.layers.part import Part
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.models.registry import FAMILIES, family_of
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec
-from tandem.shared.models.weight_names import with_short_names
+from tandem.shared.models.weight_names import with_short_names, without_body
 from tandem.shared.weights.origins import HEAD, tensor_origins
 from tandem.tests.shared.models.families.test_public_configs import CONFIGS, read, values_of
 
@@ -258,10 +259,10 @@ def test_every_family_has_tensors() -> None:
 def test_published_tensors_fill_every_parameter(model: str) -> None:
     values = config_of(model)
     spec, family = read(values), family_of(values)
-    names = expanded(TENSORS[model], spec)
-    origins = tensor_origins(
-        names, with_short_names(family.weights), spec, model, family.more_layers, family.wrapped
-    )
-    # One beside an embedding that it is tied to is compared with that.
-    filled = origins.keys() - {HEAD} if spec.tie_embeddings else origins.keys()
-    assert filled == parameters(spec)
+    known, names = with_short_names(family.weights), expanded(TENSORS[model], spec)
+    expected = parameters(spec)
+    for each in (names, [without_body(name) for name in names]):
+        origins = tensor_origins(each, known, spec, model, family.more_layers, family.wrapped)
+        # A head beside an embedding that it is tied to is compared with that.
+        filled = origins.keys() - {HEAD} if spec.tie_embeddings else origins.keys()
+        assert filled == expected
