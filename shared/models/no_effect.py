@@ -31,8 +31,8 @@ _TRANSFORMERS = (
     "length_penalty logits_to_keep low_memory max_length max_new_tokens max_time "
     "max_window_layers min_length min_new_tokens min_p no_repeat_ngram_size num_beam_groups "
     "num_beams num_labels num_logits_to_keep num_return_sequences output_attentions "
-    "output_hidden_states output_router_logits output_scores penalty_alpha prefix problem_type "
-    "remove_invalid_values renormalize_logits repetition_penalty return_dict "
+    "output_hidden_states output_past output_router_logits output_scores penalty_alpha prefix "
+    "problem_type remove_invalid_values renormalize_logits repetition_penalty return_dict "
     "return_dict_in_generate suppress_tokens task_specific_params temperature tf_legacy_loss "
     "tie_encoder_decoder top_k top_p torchscript typical_p use_cache"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,13 +101,7 @@ _FAMILIES = (
         unquantized=deepseek.UNQUANTIZED_V3,
     ),
     Family("Ernie4_5ForCausalLM", "ernie4_5", ernie4_5.read, ernie4_5.WEIGHTS),
-    Family(
-        "Ernie4_5_MoeForCausalLM",
-        "ernie4_5_moe",
-        ernie4_5.read_moe,
-        ernie4_5.MOE_WEIGHTS,
-        more_layers=True,
-    ),
+    Family("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ernie4_5.read_moe, ernie4_5.MOE_WEIGHTS),
     Family("ExaoneForCausalLM", "exaone", exaone.read_exaone3, exaone.EXAONE3_WEIGHTS),
     Family("Exaone4ForCausalLM", "exaone4", exaone.read, exaone.WEIGHTS),
     Family("GemmaForCausalLM", "gemma", gemma.read, gemma.WEIGHTS),
@@ -158,16 +153,23 @@ _FAMILIES = (
     Family("StableLmForCausalLM", "stablelm", stablelm.read, stablelm.WEIGHTS),
     Family("Starcoder2ForCausalLM", "starcoder2", starcoder2.read, starcoder2.WEIGHTS),
 )
-# Other names of the same architectures.
-_ALIASES = {"StableLMEpochForCausalLM": "StableLmForCausalLM", "stablelm_epoch": "stablelm"}
 FAMILIES = {family.architecture: family for family in _FAMILIES}
-_BY_MODEL_TYPE = {family.model_type: family for family in _FAMILIES}
+_BY_MODEL_TYPE = {family.model_type: family for family in _FAMILIES} | {
+    "stablelm_epoch": FAMILIES["StableLmForCausalLM"]
+}
+# Names of the same architectures in code that came with the first checkpoints.
+_OLDER = {
+    "Ernie4_5_ForCausalLM": FAMILIES["Ernie4_5ForCausalLM"],
+    "HunYuanForCausalLM": FAMILIES["HunYuanDenseV1ForCausalLM"],
+    "MixFormerSequentialForCausalLM": FAMILIES["PhiForCausalLM"],
+    "StableLMEpochForCausalLM": FAMILIES["StableLmForCausalLM"],
+}
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
     (
         "Gemma3TextModel"  # Gemma3Model has a vision tower
         if family is FAMILIES["Gemma3ForCausalLM"]
-        else f"{family.architecture.removesuffix('ForCausalLM')}Model"
+        else re.sub("(ForCausalLM|LMHeadModel)$", "Model", family.architecture)
     ): family
     for family in _FAMILIES
 }
@@ -185,7 +187,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
             return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
-    known = {**_HEADLESS, **FAMILIES} if name else _BY_MODEL_TYPE
+    known = {**_HEADLESS, **_OLDER, **FAMILIES} if name else _BY_MODEL_TYPE
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
         kind = kind_of_parts(values)

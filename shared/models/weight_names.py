@@ -77,8 +77,8 @@ WeightNames = dict[str, Target]
 
 # A component of a tensor's name that is a number.
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-# Of all names but the head's, where a model has one.
-MODEL_PREFIX = "model."
+# The first part of all names but the head's, where a model has one.
+_BODY = re.compile(r"^(model|transformer|gpt_neox)\.")
 # What an unknown tensor shows about its checkpoint, by its name.
 _SIGNS = (
     (
@@ -159,9 +159,27 @@ def interleaved(*names: str) -> WeightNames:
     }
 
 
+def stacked_experts(place: str) -> WeightNames:
+    """All experts of a layer in two tensors, as in the text part of Qwen3-VL, whose matrices are
+    transposed, and as transformers 5 has them in memory."""
+    expert = "layers.{i}.mlp.experts.{j}"
+    gate_up = Split((f"{expert}.gate.weight", f"{expert}.up.weight"))
+    return {
+        f"model.layers.{{i}}.{place}.gate_up_proj": Stacked(Transposed(gate_up, or_not=True)),
+        f"model.layers.{{i}}.{place}.down_proj": Stacked(
+            Transposed(f"{expert}.down.weight", or_not=True)
+        ),
+    }
+
+
 def with_short_names(names: WeightNames) -> WeightNames:
     """The names, and the same without their first part, as base models without a head are saved."""
-    return names | {theirs.removeprefix(MODEL_PREFIX): target for theirs, target in names.items()}
+    return names | {without_body(theirs): target for theirs, target in names.items()}
+
+
+def without_body(name: str) -> str:
+    """A tensor's name without the first part that all but the head's have."""
+    return _BODY.sub("", name)
 
 
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:

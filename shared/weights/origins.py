@@ -9,7 +9,6 @@ from ..errors import ModelError
 from ..models.families.wrappers import unwrapped
 from ..models.spec import DecoderSpec, MoESpec
 from ..models.weight_names import (
-    MODEL_PREFIX,
     Stacked,
     Target,
     WeightNames,
@@ -17,6 +16,7 @@ from ..models.weight_names import (
     names_of,
     renamed,
     target_of,
+    without_body,
 )
 
 # The parameter that only models have that can generate; a tied one is the embedding.
@@ -110,7 +110,7 @@ def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: obje
     if spec.tie_embeddings or HEAD in origins:
         return False
     embedding = origins.get(EMBEDDING)
-    if embedding is not None and embedding.tensor.startswith(MODEL_PREFIX):
+    if embedding is not None and embedding.tensor != without_body(embedding.tensor):
         raise ModelError(
             f"{origin} lacks lm_head.weight, and tie_word_embeddings is false, or left out and "
             f"false for this family: if the head is the embedding, set tie_word_embeddings to "

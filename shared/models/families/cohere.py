@@ -3,6 +3,8 @@ Cohere 2 has windows in three of four layers and rotates no others."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import Config, read_full_attention, read_rope, read_windows
 from ..spec import AttentionSpec, DecoderSpec, NormKind, NormLayout, QKNorm, RopeSpec
 from ..weight_names import Deinterleave, Stacked, WeightNames, interleaved
@@ -38,7 +40,6 @@ def read_cohere2(config: Config) -> DecoderSpec:
     period = config.integer("sliding_window_pattern", config.get("_sliding_window_pattern", 4))
     config.one_of("order_of_interleaved_layers", ("local_attn_first",), "local_attn_first")
     config.get("cache_implementation")
-    config.get("rotary_pct")
     default = tuple(window if (index + 1) % period else None for index in range(layers))
     windows = read_windows(config, layers, default)
     attention = _read_attention(config, None)
@@ -60,9 +61,8 @@ def _read(
     for key in ("use_parallel_block", "use_gated_activation", "use_embedding_sharing"):
         config.one_of(key, (True,), True)
     config.one_of("use_parallel_embedding", (False,), False)
-    config.one_of("position_embedding_type", ("rope_gptj",), "rope_gptj")
     config.get("layer_switch")
-    return read_dense(
+    spec = read_dense(
         config,
         attention,
         windows=windows,
@@ -73,4 +73,7 @@ def _read(
         norm_eps=1e-5,
         logit_scale=config.number("logit_scale", 0.0625),
         tie_embeddings=True,
+        rope_name="rope_gptj",
     )
+    # Command R's max_position_embeddings is shorter than the context that it was trained for.
+    return replace(spec, max_position=config.integer("model_max_length", spec.max_position))

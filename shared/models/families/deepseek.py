@@ -16,7 +16,7 @@ from ..spec import (
     RouterSpec,
     YarnScaling,
 )
-from ..weight_names import Deinterleave, WeightNames
+from ..weight_names import Deinterleave, WeightNames, stacked_experts
 from .dense import DENSE_WEIGHTS, read_decoder
 
 _ATTENTION: WeightNames = {
@@ -44,7 +44,7 @@ _ROUTER: WeightNames = {
     "model.layers.{i}.mlp.gate.weight": "layers.{i}.mlp.router.weight",
     "model.layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.bias",
 }
-EXPERTS: WeightNames = _EXPERTS | _ROUTER
+EXPERTS: WeightNames = _EXPERTS | _ROUTER | stacked_experts("mlp.experts")
 WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | EXPERTS
 
 UNQUANTIZED_V3 = (

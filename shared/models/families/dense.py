@@ -182,7 +182,7 @@ def read_plain_mlp(
 class Others(TypedDict, total=False):
     """What a decoder is read with beside its layers; the names are those of ``DecoderSpec``.
     ``tie_embeddings`` and ``norm_eps`` are the family's defaults, ``eps_key`` the config's name of
-    the latter."""
+    the latter, and ``rope_name`` that of the family's rope."""
 
     norm: NormKind
     eps_key: str
@@ -194,6 +194,7 @@ class Others(TypedDict, total=False):
     logit_scale: float
     logit_soft_cap: float | None
     head_bias: bool
+    rope_name: str
 
 
 def read_decoder(
@@ -205,9 +206,10 @@ def read_decoder(
     for key in ("scale_embedding", "scale_embeddings"):
         config.one_of(key, (scale != 1,), scale != 1)
     if norm is NormKind.RMS:
-        config.one_of("norm_type", ("rmsnorm", "rms_norm", "RMSNorm"), "rmsnorm")
+        config.one_of("norm_type", ("rmsnorm", "rms_norm", "RMSNorm", "rms", "hf_rms"), "rmsnorm")
     if positions is None:
-        config.one_of("position_embedding_type", ("rope", "rotary"), "rope")
+        names = (others.get("rope_name", "rope"), "rotary")
+        config.one_of("position_embedding_type", names, names[0])
     _check_pooling(config)
     bos = config.token_ids("bos_token_id")
     tied = config.flag("tie_word_embeddings", others.get("tie_embeddings", False))

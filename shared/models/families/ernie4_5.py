@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..config import Config, read_full_attention, read_rope
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
-from ..weight_names import Stacked, WeightNames, interleaved, per_layer
+from ..weight_names import Stacked, WeightNames, interleaved, per_layer, stacked_experts
 from . import llama
 from .dense import read_attention, read_dense, read_mlp
 
@@ -15,9 +15,21 @@ MOE_WEIGHTS: WeightNames = (
     | per_layer({"mlp.gate": "mlp.router"})
     | per_layer({f"mlp.experts.{{j}}.{p}_proj": f"mlp.experts.{{j}}.{p}" for p in _PARTS})
     | per_layer({f"mlp.shared_experts.{part}_proj": f"mlp.shared.{part}" for part in _PARTS})
+    | stacked_experts("mlp.experts")
     | {
-        "model.layers.{i}.mlp.moe_statics.e_score_correction_bias": Stacked(
+        f"model.layers.{{i}}.mlp.{place}.e_score_correction_bias": Stacked(
             "layers.{i}.mlp.router.bias", over="one"
+        )
+        for place in ("moe_statics", "gate.moe_statics")
+    }
+    # Of a layer that predicts a further token, which is not used.
+    | {
+        f"model.mtp_{name}.weight": None
+        for name in (
+            *("emb_norm.{i}", "hidden_norm.{i}", "linear_proj.{i}"),
+            *("block.{i}.input_layernorm", "block.{i}.post_attention_layernorm"),
+            *(f"block.{{i}}.self_attn.{part}_proj" for part in "qkvo"),
+            *(f"block.{{i}}.mlp.{part}_proj" for part in _PARTS),
         )
     }
 )
@@ -39,6 +51,8 @@ def read_moe(config: Config) -> DecoderSpec:
         config.one_of(key, (True,), True)
     config.one_of("moe_gate", ("topk",), "topk")
     config.get("moe_norm_min")  # far below any sum of the best scores
+    config.get("moe_capacity")  # of training
+    config.get("num_nextn_predict_layers")  # of tokens after the next one
     experts = config.integer("moe_num_experts", config.get("num_experts"))
     chosen = config.integer("moe_k", config.get("num_experts_per_tok"))
     if chosen > experts:

@@ -7,36 +7,28 @@ from ..spec import AttentionSpec, DecoderSpec, NormKind, PositionTable
 from ..weight_names import Split, Transposed, WeightNames, per_layer
 from .dense import read_dense, read_plain_mlp
 
+_LAYER = "transformer.h.{i}"
+_BOTH = ("weight", "bias")
 _QKV = tuple(f"layers.{{i}}.attention.{part}" for part in "qkv")
-_LAYER: WeightNames = {
-    **per_layer(
-        {"ln_1": "attention_norm", "ln_2": "mlp_norm"}, root="h.{i}.", kinds=("weight", "bias")
-    ),
-    "h.{i}.attn.c_attn.weight": Transposed(Split(tuple(f"{part}.weight" for part in _QKV))),
-    "h.{i}.attn.c_attn.bias": Split(tuple(f"{part}.bias" for part in _QKV)),
-    # Masks, which follow from the config.
-    "h.{i}.attn.bias": None,
-    "h.{i}.attn.masked_bias": None,
-}
-for _theirs, _ours in {
-    "attn.c_proj": "attention.o",
-    "mlp.c_fc": "mlp.up",
-    "mlp.c_proj": "mlp.down",
-}.items():
-    _LAYER[f"h.{{i}}.{_theirs}.weight"] = Transposed(f"layers.{{i}}.{_ours}.weight")
-    _LAYER[f"h.{{i}}.{_theirs}.bias"] = f"layers.{{i}}.{_ours}.bias"
-_MODEL: WeightNames = {
-    "wte.weight": "embed.weight",
-    "wpe.weight": "positions.weight",
-    "ln_f.weight": "norm.weight",
-    "ln_f.bias": "norm.bias",
-    **_LAYER,
-}
-# The first models were published without the prefix.
+_MATRICES = {"attn.c_proj": "attention.o", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"}
+# The first models were published without the first part of names: see ``with_short_names``.
 WEIGHTS: WeightNames = {
+    "transformer.wte.weight": "embed.weight",
+    "transformer.wpe.weight": "positions.weight",
+    "transformer.ln_f.weight": "norm.weight",
+    "transformer.ln_f.bias": "norm.bias",
     "lm_head.weight": "head.weight",
-    **_MODEL,
-    **{f"transformer.{name}": target for name, target in _MODEL.items()},
+    **per_layer({"ln_1": "attention_norm", "ln_2": "mlp_norm"}, root=f"{_LAYER}.", kinds=_BOTH),
+    f"{_LAYER}.attn.c_attn.weight": Transposed(Split(tuple(f"{part}.weight" for part in _QKV))),
+    f"{_LAYER}.attn.c_attn.bias": Split(tuple(f"{part}.bias" for part in _QKV)),
+    **{
+        f"{_LAYER}.{theirs}.weight": Transposed(f"layers.{{i}}.{ours}.weight")
+        for theirs, ours in _MATRICES.items()
+    },
+    **per_layer(_MATRICES, root=f"{_LAYER}.", kinds=("bias",)),
+    # Masks, which follow from the config.
+    f"{_LAYER}.attn.bias": None,
+    f"{_LAYER}.attn.masked_bias": None,
 }
 
 
@@ -48,6 +40,9 @@ def read(config: Config) -> DecoderSpec:
         if key.startswith("summary_"):
             config.get(key)  # of a head that classifies
     config.get("reorder_and_upcast_attn")  # of training in float16
+    # Tokens for tasks, beside those of the vocabulary.
+    config.one_of("n_special", (0,), 0)
+    config.get("predict_special_tokens")
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
         raise config.refusal("n_head", heads, f"a divisor of {hidden}")

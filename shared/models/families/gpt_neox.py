@@ -55,6 +55,11 @@ def read(config: Config) -> DecoderSpec:
         theta_key="rotary_emb_base",
         part_key="rotary_pct",
     )
+    # Newer names beside the older ones, which transformers goes by.
+    config.one_of("rope_theta", (rope.theta,), rope.theta)
+    part = rope.dim / attention.head_dim
+    config.one_of("partial_rotary_factor", (part,), part)
+    config.get("num_steps")  # of training
     return read_dense(
         config,
         attention,

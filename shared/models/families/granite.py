@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..config import Config, read_full_attention
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
-from ..weight_names import Split, Stacked, WeightNames, per_layer
+from ..weight_names import Split, Stacked, WeightNames, per_layer, stacked_experts
 from . import llama
 from .dense import read_attention, read_dense, read_mlp
 
@@ -15,7 +15,8 @@ _EXPERT, _SHARED = "layers.{i}.mlp.experts.{j}", "layers.{i}.mlp.shared"
 _MOE = "model.layers.{i}.block_sparse_moe"
 MOE_WEIGHTS: WeightNames = (
     WEIGHTS
-    | per_layer({"block_sparse_moe.router.layer": "mlp.router"})
+    | per_layer({f"block_sparse_moe.{name}": "mlp.router" for name in ("router.layer", "router")})
+    | stacked_experts("block_sparse_moe.experts")
     | {
         f"{_MOE}.input_linear.weight": Stacked(
             Split((f"{_EXPERT}.gate.weight", f"{_EXPERT}.up.weight"))

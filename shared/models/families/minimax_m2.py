@@ -12,7 +12,22 @@ from .dense import QK_NORM, read_attention, read_dense
 WEIGHTS: WeightNames = (
     mixtral.WEIGHTS
     | QK_NORM
-    | {"model.layers.{i}.block_sparse_moe.e_score_correction_bias": ("layers.{i}.mlp.router.bias")}
+    | {
+        f"model.layers.{{i}}.{place}.e_score_correction_bias": "layers.{i}.mlp.router.bias"
+        for place in ("block_sparse_moe", "mlp")
+    }
+)
+# About training, layers that predict further tokens, and what other models of the same code have.
+_NO_EFFECT = (
+    "layernorm_full_attention_beta",
+    "layernorm_linear_attention_beta",
+    "layernorm_mlp_beta",
+    "mlp_intermediate_size",
+    "mtp_transformer_layers",
+    "num_mtp_modules",
+    "router_jitter_noise",
+    "shared_moe_mode",
+    "use_mtp",
 )
 
 
@@ -26,11 +41,8 @@ def read(config: Config) -> DecoderSpec:
     kinds = config.get("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or set(kinds) != {1}):
         raise config.refusal("attn_type_list", kinds, "ones only, which are full attention")
-    for key in ("router_jitter_noise", "layernorm_full_attention_beta", "num_mtp_modules"):
+    for key in _NO_EFFECT:
         config.get(key)
-    for key in ("layernorm_linear_attention_beta", "layernorm_mlp_beta", "mtp_transformer_layers"):
-        config.get(key)
-    config.get("use_mtp")
     windows = read_full_attention(config)
     attention = read_attention(config, qk_norm=QKNorm.PROJECTION)
     rotated = config.integer("rotary_dim", attention.head_dim)

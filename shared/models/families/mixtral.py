@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from ..config import Config, read_rope, read_window
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
-from ..weight_names import WeightNames, per_layer
+from ..weight_names import WeightNames, per_layer, stacked_experts
 from .dense import DENSE_WEIGHTS, read_attention, read_dense
 
-WEIGHTS: WeightNames = DENSE_WEIGHTS | per_layer(
-    {
-        "block_sparse_moe.gate": "mlp.router",
-        "block_sparse_moe.experts.{j}.w1": "mlp.experts.{j}.gate",
-        "block_sparse_moe.experts.{j}.w2": "mlp.experts.{j}.down",
-        "block_sparse_moe.experts.{j}.w3": "mlp.experts.{j}.up",
-    }
+WEIGHTS: WeightNames = (
+    DENSE_WEIGHTS
+    | per_layer(
+        {
+            "block_sparse_moe.gate": "mlp.router",
+            "block_sparse_moe.experts.{j}.w1": "mlp.experts.{j}.gate",
+            "block_sparse_moe.experts.{j}.w2": "mlp.experts.{j}.down",
+            "block_sparse_moe.experts.{j}.w3": "mlp.experts.{j}.up",
+        }
+    )
+    | per_layer({"mlp.gate": "mlp.router"})
+    | stacked_experts("mlp.experts")
 )
 
 

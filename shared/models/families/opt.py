@@ -9,11 +9,13 @@ from .dense import read_dense, read_plain_mlp
 
 # Rows of the table before that of the first position.
 _OFFSET = 2
-_MODEL: WeightNames = {
-    "embed_tokens.weight": "embed.weight",
-    "embed_positions.weight": "positions.weight",
-    "final_layer_norm.weight": "norm.weight",
-    "final_layer_norm.bias": "norm.bias",
+# The first models were published without the first part of names: see ``with_short_names``.
+WEIGHTS: WeightNames = {
+    "model.decoder.embed_tokens.weight": "embed.weight",
+    "model.decoder.embed_positions.weight": "positions.weight",
+    "model.decoder.final_layer_norm.weight": "norm.weight",
+    "model.decoder.final_layer_norm.bias": "norm.bias",
+    "lm_head.weight": "head.weight",
     **per_layer(
         {
             "self_attn_layer_norm": "attention_norm",
@@ -25,15 +27,9 @@ _MODEL: WeightNames = {
             "fc1": "mlp.up",
             "fc2": "mlp.down",
         },
-        root="layers.{i}.",
+        root="model.decoder.layers.{i}.",
         kinds=("weight", "bias"),
     ),
-}
-WEIGHTS: WeightNames = {
-    "lm_head.weight": "head.weight",
-    **{f"model.decoder.{name}": target for name, target in _MODEL.items()},
-    # As the first models were published.
-    **{f"decoder.{name}": target for name, target in _MODEL.items()},
 }
 
 
@@ -44,10 +40,11 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("do_layer_norm_before", (True,), True)
     config.one_of("_remove_final_layer_norm", (False,), False)
     config.one_of("word_embed_proj_dim", (hidden,), hidden)
-    for key in ("enable_bias", "layer_norm_elementwise_affine"):
+    for key in ("enable_bias", "layer_norm_elementwise_affine", "learned_embeddings"):
         config.one_of(key, (True,), True)
     if hidden % heads:
         raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
+    config.get("output_projection")  # the head, which all have
     layers, position = (
         config.integer("num_hidden_layers"),
         config.integer("max_position_embeddings"),

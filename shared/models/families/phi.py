@@ -3,6 +3,7 @@ that are rotated in part."""
 
 from __future__ import annotations
 
+from ...errors import ModelError
 from ..config import Config, read_full_attention, read_rope
 from ..spec import DecoderSpec, NormKind, NormLayout
 from ..weight_names import WeightNames, per_layer
@@ -33,9 +34,15 @@ WEIGHTS: WeightNames = {
 
 def read(config: Config) -> DecoderSpec:
     """Read a config."""
+    if config.get("n_embd") is not None:
+        raise ModelError(
+            f"{config.file}: n_embd is there instead of hidden_size, as in the first files of "
+            "these models, whose weights have other names; use a version saved by transformers"
+        )
     attention = read_attention(config, qkv_bias=True, o_bias=True)
     windows = read_full_attention(config)
     rope = read_rope(config, attention.head_dim, partial=True, part=0.5)
+    config.one_of("rotary_dim", (rope.dim,), rope.dim)
     return read_dense(
         config,
         attention,

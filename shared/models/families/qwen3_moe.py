@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from ..config import FULL, Config, read_layer_types, read_window
 from ..spec import DecoderSpec, DenseSpec, MoESpec, RouterSpec
-from ..weight_names import Split, Stacked, Transposed, WeightNames, in_layers
+from ..weight_names import WeightNames, in_layers, stacked_experts
 from . import qwen3
 from .dense import read_dense, read_mlp
 
 _EXPERT = {f"{part}_proj": f"mlp.experts.{{j}}.{part}" for part in ("gate", "up", "down")}
-EXPERTS: WeightNames = in_layers("mlp.experts.{j}", _EXPERT) | in_layers(
-    "mlp", {"gate": "mlp.router"}
+EXPERTS: WeightNames = (
+    in_layers("mlp.experts.{j}", _EXPERT)
+    | in_layers("mlp", {"gate": "mlp.router"})
+    | stacked_experts("mlp.experts")
 )
-# As the text part of Qwen3-VL has them: all experts of a layer in two tensors.
-_STACKED: WeightNames = {
-    "model.layers.{i}.mlp.experts.gate_up_proj": Stacked(
-        Transposed(
-            Split(
-                tuple(f"layers.{{i}}.mlp.experts.{{j}}.{part}.weight" for part in ("gate", "up"))
-            ),
-            or_not=True,
-        )
-    ),
-    "model.layers.{i}.mlp.experts.down_proj": Stacked(
-        Transposed("layers.{i}.mlp.experts.{j}.down.weight", or_not=True)
-    ),
-}
-WEIGHTS: WeightNames = qwen3.WEIGHTS | EXPERTS | _STACKED
+WEIGHTS: WeightNames = qwen3.WEIGHTS | EXPERTS
 
 
 def read(config: Config) -> DecoderSpec:

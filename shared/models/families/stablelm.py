@@ -26,7 +26,7 @@ WEIGHTS: WeightNames = (
 
 
 def read(config: Config) -> DecoderSpec:
-    """Read a config."""
+    """Read a config. The first ones have other names for some keys, or further ones."""
     normed, parallel = config.flag("qk_layernorm"), config.flag("use_parallel_residual")
     attention = read_attention(
         config,
@@ -34,6 +34,9 @@ def read(config: Config) -> DecoderSpec:
         qk_norm=QKNorm.LAYER if normed else None,
     )
     windows = read_full_attention(config)
+    heads = attention.num_heads
+    config.one_of("num_heads", (heads,), heads)
+    config.one_of("rotary_scaling_factor", (1,), 1)
     rope = read_rope(config, attention.head_dim, partial=True, part=config.number("rope_pct", 0.25))
     return read_dense(
         config,
@@ -43,5 +46,5 @@ def read(config: Config) -> DecoderSpec:
         norms=NormLayout.PARALLEL_SHARED if parallel else NormLayout.PRE,
         norm=NormKind.LAYER,
         eps_key="layer_norm_eps",
-        norm_eps=1e-5,
+        norm_eps=config.number("norm_eps", 1e-5),
     )
