@@ -160,7 +160,7 @@ def interleaved(*names: str) -> WeightNames:
 
 
 def stacked_experts(place: str) -> WeightNames:
-    """All experts of a layer in two tensors, as in the text part of Qwen3-VL, whose matrices are
+    """All experts of a layer in two tensors, as published text parts of models of images have them,
     transposed, and as transformers 5 has them in memory."""
     expert = "layers.{i}.mlp.experts.{j}"
     gate_up = Split((f"{expert}.gate.weight", f"{expert}.up.weight"))
