@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from ..proto import tandem_pb2 as pb
-from ..shared.engine.hidden_states import POOLINGS, check_result_size, vector_of
-from ..shared.engine.sequence import Pooling, Sequence
+from ..shared.engine.hidden_states import check_result_size, vector_of
+from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError
+from ..shared.models.spec import POOLINGS, Pooling
 
 
 def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngine) -> None:
@@ -17,8 +18,9 @@ def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngin
     hidden_size = engine.spec.hidden_size
     if len(sequences) != 1:
         raise RequestError(f"n is {len(sequences)}; a prompt has one vector", param="n")
-    if embed.pooling not in POOLINGS:
-        raise RequestError(f"pooling is {embed.pooling!r}; it must be one of {', '.join(POOLINGS)}")
+    pooling = embed.pooling or engine.spec.pooling
+    if pooling not in POOLINGS:
+        raise RequestError(f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}")
     if embed.dimensions > hidden_size:
         raise RequestError(
             f"'dimensions' is {embed.dimensions}, but this model's vectors have {hidden_size} "
@@ -29,7 +31,7 @@ def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngin
     check_result_size(engine.resolved.max_num_seqs, hidden_size)
     [sequence] = sequences
     sequence.compute_until = len(sequence.prompt)
-    sequence.pooling = cast(Pooling, embed.pooling)
+    sequence.pooling = cast(Pooling, pooling)
 
 
 def embedding_event(sequence: Sequence, embed: pb.Embed) -> pb.GenerateEvent:

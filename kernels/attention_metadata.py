@@ -20,13 +20,15 @@ class AttentionParams:
 
     Scores are multiplied by ``scale``; with ``soft_cap`` c, they are then ``c * tanh(score / c)``.
     ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
-    With ``sinks``, the softmax of each head has one more score, of no token.
+    With ``sinks``, the softmax of each head has one more score, of no token. Unless ``causal``, a
+    token sees all tokens of its sequence, which are the rows of one step.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,14 +63,16 @@ class TextOptions:
 class VectorOptions:
     """Options for turning a prompt into a vector. ``dimensions`` is 0 for all of them."""
 
-    pooling: str
+    pooling: str | None
     normalize: bool
     dimensions: int
     in_base64: bool
 
     def message(self) -> pb.Embed:
         """The options that a node needs."""
-        return pb.Embed(pooling=self.pooling, normalize=self.normalize, dimensions=self.dimensions)
+        return pb.Embed(
+            pooling=self.pooling or "", normalize=self.normalize, dimensions=self.dimensions
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,8 +158,8 @@ class CompiledOperators(Operators):
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
-        if config.params.soft_cap is not None or config.params.sinks:
-            log_fallback("compiled kernels", "with a soft cap or sinks")
+        if config.params.soft_cap is not None or config.params.sinks or not config.params.causal:
+            log_fallback("compiled kernels", "with a soft cap, sinks or later tokens")
             return False
         sequences = [SequenceMetadata(slice(0, 1), 0, [0], 1)]
         for decodes in (None, decode_metadata(sequences, q.device)):
@@ -181,6 +181,7 @@ class CompiledOperators(Operators):
             or isinstance(values_KND, ScaledKV)
             or params.soft_cap
             or params.sinks
+            or not params.causal
         ):
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(

@@ -74,8 +74,8 @@ class GpuOperators(Operators):
         return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        if config.params.sinks:
-            log_fallback("Triton", "with sinks")
+        if config.params.sinks or not config.params.causal:
+            log_fallback("Triton", "with sinks or later tokens")
             return False
         return decode_trial.works(config, required=self._triton_required)
 
@@ -88,7 +88,7 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if params.sinks:
+        if params.sinks or not params.causal:
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,

@@ -40,6 +40,10 @@ def paged_attention(
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
     for sequence in sequences:
+        if not params.causal:
+            k, v = _read_both(sequence, keys_KND, values_KND, 0, sequence.end, q_THD.dtype)
+            out[sequence.rows] = _sdpa(q_THD[sequence.rows], k, v, None, params.scale, causal=False)
+            continue
         attend = _decode if sequence.num_rows == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, sequence, params, out, sinks_H)
     return out
@@ -164,16 +168,19 @@ def _sdpa(
     v_KLD: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    *,
+    causal: bool = True,
 ) -> torch.Tensor:
+    """Attention with a mask; without one, to earlier tokens only if ``causal``, else to all."""
     grouped = q_THD.shape[1] != k_KLD.shape[0]
     if grouped and q_THD.device.type != "cpu" and not _flash_groups(q_THD, mask):
-        return _sdpa_expanded(q_THD, k_KLD, v_KLD, mask, scale)
+        return _sdpa_expanded(q_THD, k_KLD, v_KLD, mask, scale, causal=causal)
     attended = F.scaled_dot_product_attention(
         q_THD.transpose(0, 1)[None],
         k_KLD[None],
         v_KLD[None],
         attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=causal and mask is None,
         enable_gqa=grouped,
         scale=scale,
     )
@@ -192,6 +199,8 @@ def _sdpa_expanded(
     v_KLD: torch.Tensor,
     mask: torch.Tensor | None,
     scale: float,
+    *,
+    causal: bool,
 ) -> torch.Tensor:
     """Make each KV head a batch of its own, expanded to its query heads without a copy."""
     rows, heads, dim = q_THD.shape
@@ -203,7 +212,7 @@ def _sdpa_expanded(
         k_KLD[:, None].expand(seen),
         v_KLD[:, None].expand(seen),
         attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=causal and mask is None,
         scale=scale,
     )
     return attended.flatten(0, 1).transpose(0, 1)

@@ -57,11 +57,11 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     metrics_host: str | None = option(
         None, "--metrics-host", "Address of --metrics-port (default: --host).", host=True
     )
-    pooling: str = option(
-        "last",
+    pooling: str | None = option(
+        None,
         "--pooling",
         "The hidden state that /v1/embeddings returns for a text: that of its last token, of its "
-        "first (cls), or the mean over all.",
+        "first (cls), or the mean over all (default: what the model's files say, else the last).",
         choices=("last", "cls", "mean"),
     )
     max_body_bytes: int = option(

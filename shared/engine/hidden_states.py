@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
-from .sequence import Pooling, Sequence
+from .sequence import Sequence
 
-POOLINGS: tuple[str, ...] = get_args(Pooling)
 # One step returns at most one vector for each running sequence.
 MAX_HIDDEN_BYTES = 64 << 20
 # Below this length a vector is divided by it instead of its own length, as torch's normalize does.

@@ -14,15 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
+from ..models.spec import Pooling
 from .plan import PositionLogprobs
 from .sampling_params import SamplingParams
 from .structured.constraint import Constraint
-
-# The hidden state that a sequence without outputs is computed for: of the last token, of the first
-# one, or the mean over its prompt.
-Pooling = Literal["last", "cls", "mean"]
 
 
 class Phase(Enum):

@@ -181,7 +181,8 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
     pool = BlockPool(
         resolved.num_blocks,
         resolved.block_size,
-        enable_prefix_cache=config.enable_prefix_caching,
+        # KV of tokens that see later ones is that of the whole prompt.
+        enable_prefix_cache=config.enable_prefix_caching and not spec.bidirectional,
         prefix_cache_max_blocks=resolved.prefix_cache_max_blocks,
     )
     return Scheduler(
@@ -192,6 +193,7 @@ def _scheduler(config: EngineConfig, spec: DecoderSpec, resolved: ResolvedEngine
         max_waiting=config.max_waiting,
         policy=config.scheduling_policy,
         eos_token_ids=spec.eos_token_ids,
+        whole_prompts=spec.bidirectional,
     )
 
 

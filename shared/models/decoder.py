@@ -51,6 +51,23 @@ class PositionEmbedding(Part):
         return {self.name: replicated(self.weight)}
 
 
+class Segments(Part):
+    """An embedding of the part of a text that a token belongs to. All are of the first."""
+
+    def __init__(self, place: WeightPlacement, rows: int, hidden: int) -> None:
+        self.weight = place.empty(rows, hidden)
+        self.name = place.name("weight")
+        self.activations = place.activations
+
+    @property
+    def first(self) -> torch.Tensor:
+        """[hidden]."""
+        return self.weight[0].to(self.activations)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: replicated(self.weight)}
+
+
 class Layer(Part):
     """Attention and feed-forward, with the norms of their layout."""
 
@@ -61,7 +78,7 @@ class Layer(Part):
             return make_norm(place.at(name), kind, hidden, eps) if layout in layouts else None
 
         before = (NormLayout.PRE, NormLayout.SANDWICH, NormLayout.PARALLEL)
-        after = (NormLayout.POST, NormLayout.SANDWICH)
+        after = (NormLayout.POST, NormLayout.SANDWICH, NormLayout.RESIDUAL)
         self.attention_norm = norm("attention_norm", *before, NormLayout.PARALLEL_SHARED)
         self.attention = _attention(place.at("attention"), spec.attention, hidden, eps)
         self.mlp_norm = norm("mlp_norm", *before)
@@ -69,6 +86,8 @@ class Layer(Part):
         self.post_attention_norm = norm("post_attention_norm", *after)
         self.post_mlp_norm = norm("post_mlp_norm", *after)
         self.parallel = layout in (NormLayout.PARALLEL, NormLayout.PARALLEL_SHARED)
+        # Over the sums with the input.
+        self.residual_norms = layout is NormLayout.RESIDUAL
         self.residual_scale = spec.residual_scale
         inputs = model.token_inputs
         self.token_gate = (
@@ -106,6 +125,11 @@ class Layer(Part):
             norm = self.mlp_norm or self.attention_norm
             assert norm is not None and not isinstance(self.mlp, NormedMoE)
             return x + self._scaled(attended + self.mlp(norm(x)))
+        if self.residual_norms:
+            assert self.post_attention_norm is not None and self.post_mlp_norm is not None
+            assert not isinstance(self.mlp, NormedMoE)
+            x, _ = self.post_attention_norm.add(attended, x)
+            return self.post_mlp_norm.add(self.mlp(x), x)[0]
         if self.post_attention_norm is not None:
             attended = self.post_attention_norm(attended)
         attended = self._scaled(attended)
@@ -174,13 +198,25 @@ class Decoder:
                 place.at("positions"), spec.positions, spec.hidden_size
             )
             load(self.positions)
+        self.segments: Segments | None = None
+        if spec.segments:
+            self.segments = Segments(place.at("segments"), spec.segments, spec.hidden_size)
+            load(self.segments)
+        self.embedding_norm: Norm | None = None
+        if spec.embedding_norm:
+            self.embedding_norm = make_norm(
+                place.at("embedding_norm"), spec.norm, spec.hidden_size, spec.norm_eps
+            )
+            load(self.embedding_norm)
         self.token_inputs: TokenEmbedding | None = None
         if spec.token_inputs is not None:
             self.token_inputs = TokenEmbedding(place.at("token_inputs"), spec)
             load(self.token_inputs)
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
-        self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
-        load(self.norm)
+        self.norm: Norm | None = None
+        if spec.layers[-1].norms is not NormLayout.RESIDUAL:
+            self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
+            load(self.norm)
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
@@ -223,6 +259,10 @@ class Decoder:
             x = x * self.embedding_scale
         if self.positions is not None:
             x = x + self.positions(batch.positions)
+        if self.segments is not None:
+            x = x + self.segments.first
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for index, layer in enumerate(self.layers):
@@ -234,7 +274,8 @@ class Decoder:
                 break
             token_input = None if inputs is None else inputs[:, index]
             x = layer.complete(x, q, batch, cache[memory], token_input)
-        return self.norm(x.index_select(0, batch.output_rows))
+        x = x.index_select(0, batch.output_rows)
+        return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ModelError, shown
 from .config import Config
 from .families import (
+    bert,
     cohere,
     deepseek,
     ernie4_5,
@@ -84,6 +85,9 @@ _GPT2_KEYS = {
     "num_hidden_layers": "n_layer",
 }
 _FAMILIES = (
+    Family("BertModel", "bert", bert.read, bert.WEIGHTS),
+    Family("RobertaModel", "roberta", bert.read_roberta, bert.WEIGHTS),
+    Family("XLMRobertaModel", "xlm-roberta", bert.read_roberta, bert.WEIGHTS),
     Family("CohereForCausalLM", "cohere", cohere.read, cohere.WEIGHTS),
     Family("Cohere2ForCausalLM", "cohere2", cohere.read_cohere2, cohere.WEIGHTS),
     Family(
@@ -163,6 +167,10 @@ _OLDER = {
     "HunYuanForCausalLM": FAMILIES["HunYuanDenseV1ForCausalLM"],
     "MixFormerSequentialForCausalLM": FAMILIES["PhiForCausalLM"],
     "StableLMEpochForCausalLM": FAMILIES["StableLmForCausalLM"],
+    # With a head that fills gaps in texts, which is not used.
+    **{
+        f"{name}ForMaskedLM": FAMILIES[f"{name}Model"] for name in ("Bert", "Roberta", "XLMRoberta")
+    },
 }
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
@@ -174,8 +182,8 @@ _HEADLESS = {
     for family in _FAMILIES
 }
 
-# An embedding model that is supported, for those who ask for an encoder.
-_EMBEDDER = "Qwen/Qwen3-Embedding-0.6B"
+# A supported one, for those who ask for another encoder.
+_EMBEDDER = "BAAI/bge-m3"
 
 
 def family_of(values: dict[str, Any], file: str = "config.json") -> Family:

@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ...kernels.activations import Activation
+
+# The hidden state of the last token or of the first, or the mean over all.
+Pooling = Literal["last", "cls", "mean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +151,8 @@ class AttentionSpec:
     ``v_norm`` is a norm over each head of values, without a weight. ``values_are_keys``: there is
     no projection to values, which are the keys before their norm and rotation. ``sinks``: each head
     has a score that counts in the softmax and has no value. ``kv_of`` is the earlier layer whose
-    keys and values are attended to, if the layer has none of its own.
+    keys and values are attended to, if the layer has none of its own. Unless ``causal``, tokens see
+    those after them, too, so that a prompt is computed in one step.
     """
 
     num_heads: int
@@ -164,6 +169,7 @@ class AttentionSpec:
     soft_cap: float | None = None
     query_scale: QueryScale | None = None
     kv_of: int | None = None
+    causal: bool = True
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
@@ -314,6 +320,7 @@ class NormLayout(Enum):
 
     PRE = "pre"
     POST = "post"
+    RESIDUAL = "residual"
     SANDWICH = "sandwich"
     PARALLEL = "parallel"
     PARALLEL_SHARED = "parallel with one norm"
@@ -356,7 +363,9 @@ class DecoderSpec:
     """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype, or ``QUANTIZED``.
 
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
-    ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``.
+    ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
+    many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
+    ``pooling`` makes a vector of a text's hidden states.
     """
 
     vocab_size: int
@@ -367,14 +376,22 @@ class DecoderSpec:
     max_position: int
     norm: NormKind = NormKind.RMS
     positions: PositionTable | None = None
+    segments: int = 0
+    embedding_norm: bool = False
     token_inputs: TokenInputs | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     head_bias: bool = False
+    pooling: Pooling = "last"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
+
+    @property
+    def bidirectional(self) -> bool:
+        """True if tokens see those after them."""
+        return not all(getattr(layer.attention, "causal", True) for layer in self.layers)
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
@@ -446,6 +463,8 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         "norm_eps": repr(spec.norm_eps),
         "tie_embeddings": str(spec.tie_embeddings),
         "positions": str(spec.positions),
+        "segments": str(spec.segments),
+        "embedding_norm": str(spec.embedding_norm),
         "token_inputs": str(spec.token_inputs),
         "embedding_scale": repr(spec.embedding_scale),
         "logit_scale": repr(spec.logit_scale),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ...errors import RequestError
+from ...models.spec import POOLINGS, Pooling
 from ...text.tokenizer import Tokenizer
-from ..hidden_states import POOLINGS, vector_of
-from ..sequence import Pooling
+from ..hidden_states import vector_of
 from ..sequence import Sequence as EngineSequence
 from .prompts import check_list, token_ids
 from .types import Embedding, Prompt
@@ -24,7 +25,7 @@ class EmbeddingRequest:
 
 
 def embedding_requests(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: Pooling, *, normalize: bool
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str, *, normalize: bool
 ) -> list[EmbeddingRequest]:
     """Raises ``RequestError``."""
     check_list(prompts)
@@ -32,7 +33,8 @@ def embedding_requests(
         raise RequestError(
             f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling"
         )
-    return [EmbeddingRequest(token_ids(tokenizer, one), pooling, normalize) for one in prompts]
+    chosen = cast(Pooling, pooling)
+    return [EmbeddingRequest(token_ids(tokenizer, one), chosen, normalize) for one in prompts]
 
 
 def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:

@@ -14,9 +14,9 @@ from typing import Any
 
 from ...config import EngineConfig
 from ...errors import UnavailableError, UsageError
+from ...models.spec import Pooling
 from ...text.tokenizer import Tokenizer
 from ..sampling_params import SamplingParams
-from ..sequence import Pooling
 from .embeddings import embedding_requests
 from .engine_thread import GRACE_SECONDS, EngineThread
 from .prompts import Request, paired, plain, request_of
@@ -100,26 +100,26 @@ class Engine:
         self,
         prompts: Sequence[Prompt],
         *,
-        pooling: Pooling = "last",
+        pooling: Pooling | None = None,
         normalize: bool = True,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Embedding]:
         """One vector for each prompt: its final hidden state, scaled to length 1.
 
         ``pooling`` is the hidden state of the "last" token, of the first ("cls"), or the "mean"
-        over all. One invalid prompt fails the call, and ``timeout`` seconds end it.
+        over all; by default what the model's files say. One invalid prompt fails the call, and
+        ``timeout`` seconds end it.
         """
         thread = self._running()
-        requests = embedding_requests(
-            thread.runner.tokenizer, prompts, pooling, normalize=normalize
-        )
+        chosen = pooling or thread.runner.engine.spec.pooling
+        requests = embedding_requests(thread.runner.tokenizer, prompts, chosen, normalize=normalize)
         return thread.call(thread.runner.embed_all(requests, timeout), timeout)
 
     def encode(
         self,
         prompts: Sequence[Prompt],
         *,
-        pooling: Pooling = "last",
+        pooling: Pooling | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Embedding]:
         """The final hidden states as the model computes them; see ``embed``."""

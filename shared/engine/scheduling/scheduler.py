@@ -43,13 +43,16 @@ class Scheduler:
         max_waiting: int,
         policy: str = "fcfs",
         eos_token_ids: Iterable[int] = (),
+        whole_prompts: bool = False,
     ) -> None:
+        """``whole_prompts``: a prompt is computed in one step, for tokens that see later ones."""
         self.pool = pool
         self.max_model_len = max_model_len
         self._max_tokens = max_num_batched_tokens
         self._max_seqs = max_num_seqs
         self._max_waiting = max_waiting
         self._eos = frozenset(eos_token_ids)
+        self._whole_prompts = whole_prompts
         self._queues = SequenceQueues(policy)
         self._tables = BlockTables(pool)
         self._preemption = Preemption(self._queues, self._tables)
@@ -236,7 +239,8 @@ class Scheduler:
         while self._suspects:
             sequence, tokens = self._suspects.popleft()
             if sequence.phase is Phase.RUNNING:
-                budget.grant(sequence, min(tokens, budget.left))
+                whole = self._whole_prompts
+                budget.grant(sequence, tokens if whole else min(tokens, budget.left))
                 return True
         return False
 
@@ -246,9 +250,16 @@ class Scheduler:
             return  # preempted by an earlier one, or the step is full
         if sequence.placeholders and self._is_full(sequence, sequence.placeholders):
             return  # the step in flight draws its last token
-        tokens = budget.share(sequence.target - sequence.planned)
+        tokens = self._share(budget, sequence.target - sequence.planned)
         if tokens and self._preemption.cover(sequence, sequence.planned + tokens, budget):
             budget.grant(sequence, tokens)
+
+    def _share(self, budget: StepBudget, missing: int) -> int:
+        """The tokens of a step that a sequence may compute."""
+        if not self._whole_prompts:
+            return budget.share(missing)
+        # Alone, a prompt may be longer than a step.
+        return missing if missing <= budget.left or not budget.shares else 0
 
     def _admit(self, budget: StepBudget, *, only_private: bool = False) -> None:
         """Start waiting sequences while slots, tokens and blocks last.
@@ -265,7 +276,7 @@ class Scheduler:
             if self._reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first
             self._tables.match_prefix(sequence)
-            tokens = budget.share(sequence.target - sequence.computed)
+            tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
                 if not sequence.received:
                     self._tables.release(sequence)
@@ -362,7 +373,7 @@ class Scheduler:
                 self._release_ended(sequence)
             elif len(rows) > 1:
                 self._suspects.append((sequence, tokens))
-            elif memory and tokens > SMALL_PROMPT:
+            elif memory and tokens > SMALL_PROMPT and not self._whole_prompts:
                 self._suspects.appendleft((sequence, tokens // 2))
             else:
                 sequence.error = reason

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
-from ...errors import ModelError, shown
 from ..config import Config, read_max_position, read_rope
 from ..spec import (
+    POOLINGS,
     Activation,
     AttentionSpec,
     DecoderSpec,
@@ -18,6 +18,7 @@ from ..spec import (
     MoESpec,
     NormKind,
     NormLayout,
+    Pooling,
     PositionTable,
     QKNorm,
     RopeSpec,
@@ -189,6 +190,9 @@ class Others(TypedDict, total=False):
     norm_eps: float
     tie_embeddings: bool
     positions: PositionTable | None
+    segments: int
+    embedding_norm: bool
+    pooling: Pooling
     token_inputs: TokenInputs | None
     embedding_scale: float
     logit_scale: float
@@ -210,7 +214,6 @@ def read_decoder(
     if positions is None:
         names = (others.get("rope_name", "rope"), "rotary")
         config.one_of("position_embedding_type", names, names[0])
-    _check_pooling(config)
     bos = config.token_ids("bos_token_id")
     tied = config.flag("tie_word_embeddings", others.get("tie_embeddings", False))
     if tied and others.get("head_bias"):
@@ -224,6 +227,9 @@ def read_decoder(
         tie_embeddings=tied,
         max_position=_context(config, layers),
         positions=positions,
+        segments=others.get("segments", 0),
+        embedding_norm=others.get("embedding_norm", False),
+        pooling=config.one_of("pooling_type", POOLINGS, others.get("pooling", "last")),
         token_inputs=others.get("token_inputs"),
         embedding_scale=scale,
         logit_scale=others.get("logit_scale", 1.0),
@@ -241,17 +247,6 @@ def _dtype(config: Config) -> str:
     """``dtype``, or ``torch_dtype`` as it was called before, also with the name of the module."""
     older = config.get("torch_dtype", "bfloat16")
     return str(config.get("dtype", older)).removeprefix("torch.")
-
-
-def _check_pooling(config: Config) -> None:
-    """The pooling of an embedding model, if its file or that in ``1_Pooling`` names one: it must be
-    that of a node that is asked for none."""
-    if (pooling := config.get("pooling_type", "last")) != "last":
-        raise ModelError(
-            f"{config.file}: pooling_type is {shown(pooling)}, and routers pool by 'last' unless "
-            f"they are started with --pooling; add --ignore-config-keys pooling_type"
-            + (f" and --pooling {pooling}" if pooling in ("mean", "cls") else "")
-        )
 
 
 def _context(config: Config, layers: tuple[LayerSpec, ...]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import Config, read_window, read_windows
 from ..spec import DecoderSpec
 from .dense import DENSE_WEIGHTS, QKV_BIAS, read_attention, read_dense
@@ -24,4 +26,6 @@ def qwen_windows(config: Config) -> list[int | None]:
 def read(config: Config) -> DecoderSpec:
     """Read a config. The biases are part of the architecture, not of the config."""
     attention = read_attention(config, qkv_bias=True)
+    # Models that embed may have been trained to see later tokens, too.
+    attention = replace(attention, causal=config.flag("is_causal", True))
     return read_dense(config, attention, windows=qwen_windows(config))

@@ -54,7 +54,9 @@ class Attention(Part):
         self.kv_heads = len(kv)
         self.dim = dim
         scale = spec.scale or dim**-0.5
-        self.params = AttentionParams(scale, spec.sliding_window, spec.soft_cap, spec.sinks)
+        self.params = AttentionParams(
+            scale, spec.sliding_window, spec.soft_cap, spec.sinks, spec.causal
+        )
         # Until a kernel for all decoding rows has been prepared.
         self.batched_decode = False
 

@@ -279,6 +279,12 @@ MODELS |= {
     ),
     "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": _PARTIAL}),
 }
+# Encoders, which make vectors of texts.
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {"num_attention_heads": 4}),
+    "roberta": ("Roberta", {"num_attention_heads": 4, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm_roberta": ("XLMRoberta", {"num_attention_heads": 4, "pad_token_id": 1}),
+}
 # Of models of images: the text part's config is that of a text model.
 _VISION: dict[str, Any] = {
     "depth": 1,
@@ -353,6 +359,12 @@ def new_model(name: str, **changes: Any) -> Any:
 
     if name in WRAPPED:
         return _new_wrapper(*deepcopy(WRAPPED[name]))
+    if name in ENCODERS:
+        prefix, config = ENCODERS[name]
+        sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+        settings = {"vocab_size": VOCAB, "max_position_embeddings": 130, **sizes, **config}
+        kind = getattr(transformers, f"{prefix}Config")
+        return getattr(transformers, f"{prefix}Model")(kind(**settings))
     settings, prefix = _settings(name, **changes)
     return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)

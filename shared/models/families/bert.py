@@ -1,0 +1,103 @@
+"""BERT, RoBERTa and XLM-R: encoders, whose tokens see those after them, with norms over the sums of
+attention and feed-forward with their inputs."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..spec import AttentionSpec, DecoderSpec, NormKind, NormLayout, PositionTable
+from ..weight_names import WeightNames, per_layer
+from .dense import read_dense, read_plain_mlp
+
+_BOTH = ("weight", "bias")
+_ENCODER: WeightNames = {
+    "embeddings.word_embeddings.weight": "embed.weight",
+    "embeddings.position_embeddings.weight": "positions.weight",
+    "embeddings.token_type_embeddings.weight": "segments.weight",
+    "embeddings.LayerNorm.weight": "embedding_norm.weight",
+    "embeddings.LayerNorm.bias": "embedding_norm.bias",
+    **per_layer(
+        {
+            "attention.self.query": "attention.q",
+            "attention.self.key": "attention.k",
+            "attention.self.value": "attention.v",
+            "attention.output.dense": "attention.o",
+            "attention.output.LayerNorm": "post_attention_norm",
+            "intermediate.dense": "mlp.up",
+            "output.dense": "mlp.down",
+            "output.LayerNorm": "post_mlp_norm",
+        },
+        root="encoder.layer.{i}.",
+        kinds=_BOTH,
+    ),
+    # Numbers of the positions, and a layer over the first token that classifiers use.
+    "embeddings.position_ids": None,
+    "embeddings.token_type_ids": None,
+    **{f"pooler.dense.{kind}": None for kind in _BOTH},
+}
+# Heads that fill gaps in texts.
+_HEADS: WeightNames = dict.fromkeys(
+    (
+        *("cls.predictions.bias", "lm_head.bias", "lm_head.decoder.bias", "lm_head.decoder.weight"),
+        *(f"cls.predictions.decoder.{kind}" for kind in _BOTH),
+        *(f"cls.predictions.transform.dense.{kind}" for kind in _BOTH),
+        *(f"cls.predictions.transform.LayerNorm.{kind}" for kind in _BOTH),
+        *(f"cls.seq_relationship.{kind}" for kind in _BOTH),
+        *(f"lm_head.{name}.{kind}" for name in ("dense", "layer_norm") for kind in _BOTH),
+    )
+)
+WEIGHTS: WeightNames = {
+    **_ENCODER,
+    **{f"{body}.{name}": to for body in ("bert", "roberta") for name, to in _ENCODER.items()},
+    **_HEADS,
+}
+# RoBERTa's positions begin after the number of its padding token, which is one.
+_ROBERTA_OFFSET = 2
+
+
+def read(config: Config) -> DecoderSpec:
+    """Read a config of BERT."""
+    return _read(config, 0)
+
+
+def read_roberta(config: Config) -> DecoderSpec:
+    """Read a config of RoBERTa or XLM-R."""
+    config.one_of("pad_token_id", (1,), 1)
+    return _read(config, _ROBERTA_OFFSET)
+
+
+def _read(config: Config, offset: int) -> DecoderSpec:
+    for key in ("is_decoder", "add_cross_attention"):
+        config.one_of(key, (False,), False)
+    config.one_of("position_embedding_type", ("absolute",), "absolute")
+    for key in ("classifier_dropout", "gradient_checkpointing", "pooler_fc_size", "directionality"):
+        config.get(key)
+    for key in ("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"):
+        config.get(key)
+    config.get("pooler_type")
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
+    layers, rows = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        qkv_bias=True,
+        o_bias=True,
+        causal=False,
+    )
+    return read_dense(
+        config,
+        attention,
+        windows=[None] * layers,
+        ropes=[None] * layers,
+        mlps=[read_plain_mlp(config, "gelu")] * layers,
+        norms=NormLayout.RESIDUAL,
+        norm=NormKind.LAYER,
+        eps_key="layer_norm_eps",
+        norm_eps=1e-12,
+        positions=PositionTable(rows=rows, offset=offset),
+        segments=config.integer("type_vocab_size", 2),
+        embedding_norm=True,
+        pooling="cls",
+    )
