@@ -1,8 +1,8 @@
 """The header of a GGUF file: metadata, and where each tensor is. No numpy, no torch.
 
 Files come from strangers, so every count and length is compared with the bytes that are left before
-anything of that size is read, and a header takes little more memory than bytes in its file. The
-``gguf`` library trusts them, and imports numpy, which a router does without.
+anything of that size is read, and a header takes a few times the memory of its bytes in the file.
+The ``gguf`` library trusts them, and imports numpy, which a router does without.
 """
 
 from __future__ import annotations

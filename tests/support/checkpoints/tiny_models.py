@@ -227,7 +227,7 @@ MODELS |= {
         | {"layer_types": None},
     ),
     "exaone4_full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
-    "hunyuan": ("HunYuanDenseV1", {}),
+    "hunyuan": ("HunYuanDenseV1", {"rope_parameters": _DYNAMIC | {"alpha": 4.0}}),
     "ministral": ("Ministral", {"sliding_window": 24, "layer_types": None}),
     "ministral3": (
         "Ministral3",

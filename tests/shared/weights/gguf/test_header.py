@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.weights.gguf import header
-from tandem.shared.weights.gguf.header import GGUFHeader, read_header, shortest
+from tandem.shared.weights.gguf import header, hf_config
+from tandem.shared.weights.gguf.header import GGUFHeader, TensorEntry, read_header, shortest
 from tandem.shared.weights.gguf.hf_config import config_values
+from tandem.shared.weights.gguf.tensor_types import TENSOR_TYPES
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
@@ -333,6 +335,28 @@ def test_types_that_are_not_read_are_named_with_what_is(tmp_path: Path) -> None:
         assert words in str(caught.value)
         named = "use a file of the same model in one of them" in str(caught.value)
         assert named == (architecture == "llama")
+
+
+def test_types_with_codebooks_need_the_library(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(folder, tmp_path / "model.gguf", others={"ffn_up": "IQ2_S"})
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_config, "find_spec", lambda name: None)
+        assert load_model(file)  # no row of this model is a block of 256
+    tensors = {"a": TensorEntry("a", (2, 256), TENSOR_TYPES[22], file, 0)}
+    for kind in (16, 17):
+        name = TENSOR_TYPES[kind].name
+        tensors[name] = replace(tensors["a"], name=name, type=TENSOR_TYPES[kind])
+    header = GGUFHeader({}, tensors)
+    hf_config.check_codebooks(header, "file")
+    monkeypatch.setattr(hf_config, "find_spec", lambda name: None)
+    with pytest.raises(ModelError) as caught:
+        hf_config.check_codebooks(header, "file")
+    assert str(caught.value) == (
+        "file has tensors of type IQ2_S and IQ2_XS and IQ2_XXS, whose codebooks are in the package "
+        "gguf: pip install '.[gguf]' in Tandem's checkout"
+    )
 
 
 def test_a_pointer_of_git_lfs_is_no_broken_file(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ NEW: dict[str, dict[str, Any]] = {
     "gpt_oss": {},
     "granite": {},
     "granite_moe": {},
-    "hunyuan": {},
+    "hunyuan": {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "minimax_m2": {},
     "ministral3": {
         "rope_parameters": _YARN_OF_LATENT
