@@ -218,7 +218,7 @@ class Decoder:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
             load(self.norm)
         self.head: VocabParallel | None = self.embed if tied else None
-        if has_head and not tied:
+        if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
         self._memory_of_layer = spec.memory_of_layer

@@ -75,7 +75,9 @@ class Family:
 
 
 # Families of which no GGUF files are read.
-NOT_IN_GGUF = frozenset(("MinistralForCausalLM", "OPTForCausalLM"))
+NOT_IN_GGUF = frozenset(
+    ("BertModel", "MinistralForCausalLM", "OPTForCausalLM", "RobertaModel", "XLMRobertaModel")
+)
 _OR_GGUF = ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",

@@ -365,7 +365,7 @@ class DecoderSpec:
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
     ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
     many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
-    ``pooling`` makes a vector of a text's hidden states.
+    ``pooling`` makes a vector of a text's hidden states, which is all that one without a head does.
     """
 
     vocab_size: int
@@ -383,6 +383,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     head_bias: bool = False
+    has_head: bool = True
     pooling: Pooling = "last"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

@@ -43,7 +43,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
                 f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
             )
         if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
-            return ObtainedModel(name, found.path, source, spec, generates=True)
+            return ObtainedModel(name, found.path, source, spec, generates=spec.has_head)
         if config.load_format != "dummy":
             check_format(source, config.load_format)
         _check_files(source, found)

@@ -107,6 +107,8 @@ def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: obje
 
     Raises ``ModelError`` for one of a whole model, with the embedding under its full name.
     """
+    if not spec.has_head:
+        return True
     if spec.tie_embeddings or HEAD in origins:
         return False
     embedding = origins.get(EMBEDDING)

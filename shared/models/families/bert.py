@@ -3,6 +3,8 @@ attention and feed-forward with their inputs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import Config
 from ..spec import AttentionSpec, DecoderSpec, NormKind, NormLayout, PositionTable
 from ..weight_names import WeightNames, per_layer
@@ -86,7 +88,7 @@ def _read(config: Config, offset: int) -> DecoderSpec:
         o_bias=True,
         causal=False,
     )
-    return read_dense(
+    spec = read_dense(
         config,
         attention,
         windows=[None] * layers,
@@ -101,3 +103,4 @@ def _read(config: Config, offset: int) -> DecoderSpec:
         embedding_norm=True,
         pooling="cls",
     )
+    return replace(spec, tie_embeddings=False, has_head=False)

@@ -75,8 +75,8 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
             {"architectures": ["Phi3VForCausalLM"], "img_processor": {"name": "clip"}},
             "a text model with a vision tower .img_processor.",
         ),
-        ({"architectures": ["BertModel"], "model_type": "bert"}, ENCODER),
-        ({"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta"}, ENCODER),
+        ({"architectures": ["BertForTokenClassification"], "model_type": "bert"}, ENCODER),
+        ({"architectures": ["ElectraModel"], "model_type": "electra"}, ENCODER),
         ({"architectures": ["MPNetModel"]}, ENCODER),
         ({"architectures": ["ModernBertForMaskedLM"]}, ENCODER),
         ({"architectures": ["NomicBertModel"]}, ENCODER),
@@ -119,9 +119,9 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "it drafts tokens for another model"),
         ({}, "it names neither"),
         ({"architectures": [], "model_type": None}, "it names neither"),
-        ({"architectures": ["JambaForCausalLM"]}, "supported: Cohere2ForCausalLM, "),
-        ({"architectures": ["FalconForCausalLM"]}, "supported: Cohere2ForCausalLM, "),
-        ({"model_type": "bloom"}, "supported: Cohere2ForCausalLM, "),
+        ({"architectures": ["JambaForCausalLM"]}, "supported: BertModel, Cohere2ForCausalLM, "),
+        ({"architectures": ["FalconForCausalLM"]}, "supported: BertModel, Cohere2ForCausalLM, "),
+        ({"model_type": "bloom"}, "supported: BertModel, Cohere2ForCausalLM, "),
     ],
 )
 def test_a_config_of_another_kind_says_so(config: dict[str, Any], words: str) -> None:
@@ -135,7 +135,7 @@ def test_a_base_model_is_of_its_family() -> None:
     """As embedding models are saved."""
     for name, family in FAMILIES.items():
         base = "Gemma3Text" if name == "Gemma3ForCausalLM" else name
-        base = base.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+        base = base.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("Model")
         assert family_of({"architectures": [f"{base}Model"]}) is family
     with pytest.raises(ModelError):
         family_of({"architectures": ["Gemma3Model"]})

@@ -74,8 +74,23 @@ _OPT = (
     "decoder.layers.{i}.(self_attn_layer_norm|final_layer_norm|fc1|fc2).(weight|bias) "
     "decoder.layers.{i}.self_attn.(q_proj|k_proj|v_proj|out_proj).(weight|bias) "
 )
+_BERT = (
+    "embeddings.(word_embeddings|position_embeddings|token_type_embeddings).weight "
+    "embeddings.LayerNorm.(weight|bias) "
+    "encoder.layer.{i}.attention.self.(query|key|value).(weight|bias) "
+    "encoder.layer.{i}.attention.output.(dense|LayerNorm).(weight|bias) "
+    "encoder.layer.{i}.intermediate.dense.(weight|bias) "
+    "encoder.layer.{i}.output.(dense|LayerNorm).(weight|bias) "
+    "embeddings.position_ids pooler.dense.(weight|bias) "
+)
 # Of a model, or of one whose tensors are named in another way.
 TENSORS: dict[str, str] = {
+    "all-MiniLM-L6-v2": _BERT,
+    "bge-m3": _BERT,
+    "roberta-base": (
+        " ".join(f"roberta.{name}" for name in _BERT.split() if not name.startswith("pooler"))
+        + " lm_head.bias lm_head.(dense|layer_norm).(weight|bias) lm_head.decoder.weight"
+    ),
     "c4ai-command-r-v01": _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE,
     "c4ai-command-r-plus": (
         _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE + _QK_NORMS
