@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from ..proto import tandem_pb2 as pb
 from ..shared.engine.hidden_states import check_result_size, vector_of
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError
-from ..shared.models.spec import POOLINGS, Pooling
+from ..shared.models.spec import POOLINGS
 
 
 def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngine) -> None:
@@ -31,7 +29,7 @@ def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngin
     check_result_size(engine.resolved.max_num_seqs, hidden_size)
     [sequence] = sequences
     sequence.compute_until = len(sequence.prompt)
-    sequence.pooling = cast(Pooling, pooling)
+    sequence.pooling = pooling
 
 
 def embedding_event(sequence: Sequence, embed: pb.Embed) -> pb.GenerateEvent:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from ...errors import RequestError
 from ...models.spec import POOLINGS, Pooling
@@ -33,8 +32,7 @@ def embedding_requests(
         raise RequestError(
             f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling"
         )
-    chosen = cast(Pooling, pooling)
-    return [EmbeddingRequest(token_ids(tokenizer, one), chosen, normalize) for one in prompts]
+    return [EmbeddingRequest(token_ids(tokenizer, one), pooling, normalize) for one in prompts]
 
 
 def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:
