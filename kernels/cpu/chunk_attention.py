@@ -15,7 +15,7 @@ from numba import prange
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..reference.attention import paged_attention
-from .decode_attention import NO_WINDOW, maximum_of
+from .decode_attention import NO_SINKS, NO_WINDOW, cap_scores, maximum_of
 from .exponential import exp
 from .jit import WIDE, array, castable, kernel
 from .vector import LANES, multiply_tile, narrow, widen
@@ -36,10 +36,13 @@ def chunk_attention(
     sequences: Sequence[SequenceMetadata],
     params: AttentionParams,
     out: torch.Tensor | None = None,
+    sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As the reference's ``paged_attention``, which is used for dtypes without a kernel here."""
     if not castable(keys_KND.dtype):
-        return paged_attention(q_THD, keys_KND, values_KND, sequences, params, out=out)
+        return paged_attention(
+            q_THD, keys_KND, values_KND, sequences, params, out=out, sinks_H=sinks_H
+        )
     out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, whatever q is
     keys, values = array(keys_KND), array(values_KND)
     window = NO_WINDOW if params.window is None else params.window
@@ -52,6 +55,9 @@ def chunk_attention(
             sequence.start - first,
             window,
             params.scale,
+            params.soft_cap or 0.0,
+            NO_SINKS if sinks_H is None else array(sinks_H),
+            params.causal,
             array(out[sequence.rows]),
         )
     return out
@@ -119,8 +125,12 @@ def _attend(
     start: int,
     window: int,
     scale: float,
+    soft_cap: float,
+    sinks: np.ndarray,
+    causal: bool,
     out: np.ndarray,
 ) -> None:
+    """Without a soft cap it is zero, and without sinks there is none of them."""
     heads = len(keys)
     group = q.shape[1] // heads
     shares = (len(q) * group + _SHARE - 1) // _SHARE
@@ -138,6 +148,9 @@ def _attend(
             start,
             window,
             np.float32(scale),
+            np.float32(soft_cap),
+            sinks[mine],
+            causal,
             out[:, mine],
         )
 
@@ -151,6 +164,9 @@ def _attend_share(
     start: int,
     window: int,
     scale: np.float32,
+    soft_cap: np.float32,
+    sinks: np.ndarray,
+    causal: bool,
     out_TGD: np.ndarray,
 ) -> None:
     """Attend for up to ``_SHARE`` rows from ``begin`` on, of the query heads of one KV head, where
@@ -165,10 +181,14 @@ def _attend_share(
     scores = np.empty((_SHARE, _TOKENS), np.float32)
     highest = np.full(_SHARE, -np.inf, np.float32)
     totals = np.zeros(_SHARE, np.float32)
+    if len(sinks):  # a token before the first one, without a value
+        for r in range(rows):
+            highest[r], totals[r] = sinks[(begin + r) % group], 1
     sums = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
     added = np.empty_like(sums)
     lanes = np.empty(LANES, np.float32)
-    end = start + (begin + rows - 1) // group + 1
+    whole = start + len(q_TGD)
+    end = start + (begin + rows - 1) // group + 1 if causal else whole
     for block in range(max(0, start + begin // group - window + 1) // _TOKENS, len(keys)):
         base = block * _TOKENS
         tokens = min(_TOKENS, end - base)
@@ -178,8 +198,10 @@ def _attend_share(
             for r in range(0, rows, _ROWS):
                 multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
         for r in range(rows):
-            seen = start + (begin + r) // group + 1 - base
+            seen = (start + (begin + r) // group + 1 if causal else whole) - base
             first, last = max(0, seen - window), max(0, min(tokens, seen))
+            if soft_cap > 0 and last > first:
+                cap_scores(scores[r, first:last], soft_cap)
             highest[r], factor = _weigh(
                 scores[r, :tokens], first, last, highest[r], totals[r : r + 1], lanes
             )

@@ -15,6 +15,7 @@ from .jit import array, kernel
 from .vector import LANES, narrow, widen
 
 NO_WINDOW = 1 << 62
+NO_SINKS = np.empty(0, np.float32)
 
 
 def decode_attention(
@@ -24,6 +25,7 @@ def decode_attention(
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Fill the decoding rows of ``out``."""
     _attend(
@@ -34,6 +36,8 @@ def decode_attention(
         decodes.block_size,
         NO_WINDOW if params.window is None else params.window,
         params.scale,
+        params.soft_cap or 0.0,
+        NO_SINKS if sinks_H is None else array(sinks_H),
         array(out_THD),
     )
 
@@ -47,8 +51,11 @@ def _attend(
     block_size: int,
     window: int,
     scale: float,
+    soft_cap: float,
+    sinks: np.ndarray,
     out: np.ndarray,
 ) -> None:
+    """Without a soft cap it is zero, and without sinks there is none of them."""
     heads = keys.shape[0]
     group = q.shape[1] // heads
     for task in prange(len(rows) * heads):
@@ -61,7 +68,10 @@ def _attend(
             for d in range(q.shape[2]):
                 queries[g, d] = widen(q[row, head * group + g, d]) * np.float32(scale)
         _score(queries, keys[head], table, block_size, first, weights)
-        _softmax(weights)
+        if soft_cap > 0:
+            for g in range(group):
+                cap_scores(weights[g], np.float32(soft_cap))
+        _softmax(weights, sinks[head * group : (head + 1) * group])
         _sum(weights, values[head], table, block_size, first, queries)
         for g in range(group):
             into = out[row, head * group + g]
@@ -88,12 +98,23 @@ def _score(
 
 
 @kernel()
-def _softmax(scores: np.ndarray) -> None:
+def cap_scores(scores: np.ndarray, cap: np.float32) -> None:
+    """``cap * tanh(score / cap)``. What is no number stays none, which ``exp`` does not heed."""
+    twice = np.float32(2) / cap
+    for t in range(len(scores)):
+        score = scores[t]
+        capped = cap - np.float32(2) * cap / (exp(score * twice) + np.float32(1))
+        scores[t] = capped + (score - score)
+
+
+@kernel()
+def _softmax(scores: np.ndarray, sinks: np.ndarray) -> None:
     lanes = np.empty(LANES, np.float32)
     for g in range(scores.shape[0]):
         row = scores[g]
-        highest = maximum_of(row, np.float32(-np.inf), lanes)
-        total = np.float32(0)
+        least = sinks[g] if len(sinks) else np.float32(-np.inf)
+        highest = maximum_of(row, least, lanes)
+        total = exp(least - highest) if len(sinks) else np.float32(0)
         for t in range(len(row)):
             row[t] = exp(row[t] - highest)
             total += row[t]

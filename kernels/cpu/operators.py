@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -14,7 +14,7 @@ from ..attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from ..batched_decode import batched_attention, log_fallback
+from ..batched_decode import batched_attention
 from ..block_formats import Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
@@ -36,8 +36,8 @@ from .quantized_linear import DECODED, FEW, BlockLinear
 class CompiledOperators(Operators):
     """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
 
-    A cache in fp8 or int8, latent attention, soft caps, sinks, activations other than silu, and
-    quantised weights in most formats have no kernel here and are computed by the reference.
+    A cache in fp8 or int8, latent attention and activations other than silu have no kernel here and
+    are computed by the reference.
     """
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -158,13 +158,11 @@ class CompiledOperators(Operators):
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
-        if config.params.soft_cap is not None or config.params.sinks or not config.params.causal:
-            log_fallback("compiled kernels", "with a soft cap, sinks or later tokens")
-            return False
+        sinks = torch.zeros(1) if config.params.sinks else None
         sequences = [SequenceMetadata(slice(0, 1), 0, [0], 1)]
         for decodes in (None, decode_metadata(sequences, q.device)):
             metadata = AttentionMetadata(sequences, slots, decodes)
-            self.paged_attention(q, keys, values, metadata, config.params)
+            self.paged_attention(q, keys, values, metadata, config.params, sinks)
         return True
 
     def paged_attention(
@@ -176,16 +174,16 @@ class CompiledOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if (
-            isinstance(keys_KND, ScaledKV)
-            or isinstance(values_KND, ScaledKV)
-            or params.soft_cap
-            or params.sinks
-            or not params.causal
-        ):
+        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV):
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
-            q_THD, keys_KND, values_KND, metadata, params, decode_attention, chunk_attention
+            q_THD,
+            keys_KND,
+            values_KND,
+            metadata,
+            params,
+            partial(decode_attention, sinks_H=sinks_H),
+            partial(chunk_attention, sinks_H=sinks_H),
         )
 
 

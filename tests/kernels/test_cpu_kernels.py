@@ -272,6 +272,49 @@ def test_chunks_over_several_blocks_of_tokens(
     torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        AttentionParams(0.4, soft_cap=1.5),
+        AttentionParams(0.4, window=40, sinks=True),
+        AttentionParams(0.4, window=7, soft_cap=0.8, sinks=True),
+        AttentionParams(0.4, causal=False),
+    ],
+    ids=str,
+)
+def test_capped_scores_sinks_and_later_tokens(
+    params: AttentionParams, compiled: CompiledOperators
+) -> None:
+    starts = [(0, 1), (0, 300), (0, 19)] if not params.causal else [(30, 1), (5, 290), (98, 1)]
+    contexts, row, block = [], 0, 0
+    for start, count in starts:
+        blocks = list(range(block, block + -(-(start + count) // BLOCK)))
+        contexts.append(SequenceMetadata(slice(row, row + count), start, blocks[::-1], BLOCK))
+        row, block = row + count, blocks[-1] + 1
+    keys, values = torch.randn(2, 2, block * BLOCK, 20)
+    q = torch.randn(row, 6, 20) * 2
+    sinks = torch.randn(6) * 3 if params.sinks else None
+    expected = paged_attention(q, keys, values, contexts, params, sinks_H=sinks)
+    for decodes in (None, decode_metadata(contexts, q.device)):
+        metadata = batched(contexts, decodes)
+        got = compiled.paged_attention(q, keys, values, metadata, params, sinks)
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_capped_scores_that_are_no_numbers_stay_none(compiled: CompiledOperators) -> None:
+    keys, values = torch.randn(2, 1, 40, 8)
+    keys[0, 7] = torch.nan
+    contexts = [
+        SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK),
+        SequenceMetadata(slice(20, 21), 20, list(range(6)), BLOCK),
+    ]
+    params = AttentionParams(0.4, soft_cap=1.5)
+    metadata = batched(contexts, decode_metadata(contexts, keys.device))
+    got = compiled.paged_attention(torch.randn(21, 1, 8), keys, values, metadata, params)
+    assert not got[:7].isnan().any()
+    assert got[7:].isnan().all()
+
+
 def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
     keys, values = torch.randn(2, 2, 40, 8)
     q = torch.randn(4, 21, 8).transpose(0, 1)
