@@ -182,12 +182,16 @@ def without_body(name: str) -> str:
     return _BODY.sub("", name)
 
 
+def pattern_of(theirs: str) -> str:
+    """A tensor's name with the letters of a table instead of numbers."""
+    letters = iter("ij")
+    return _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
+
+
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
     """The parameters of a tensor of ``origin``; numbers in its name are those of the layer and the
     expert. Raises ``ModelError`` if the name is unknown."""
-    numbers = _NUMBER.findall(theirs)
-    letters = iter("ij")
-    pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
+    numbers, pattern = _NUMBER.findall(theirs), pattern_of(theirs)
     if pattern not in names:
         cause = next((cause for sign, cause in _SIGNS if re.search(sign, theirs)), "")
         raise ModelError(

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....kernels.block_formats import BlockFormat
+from ...models.families.wrappers import unwrapped
 from ...models.model_config import ModelConfig
 from ...models.quantization import Quantization
 from ...models.registry import Family
-from ...models.weight_names import WeightNames
+from ...models.weight_names import WeightNames, pattern_of
 from ...text.tokenizer_files import TokenizerFiles
 from ..safetensors_folder import SafetensorsFolder
 from .matrices import Matrix, find_matrices
@@ -68,8 +69,14 @@ class QuantizedFolder:
         return self._folder.end_tokens()
 
     def weight_names(self, family: Family) -> WeightNames:
-        """See ``WeightSource``."""
-        return self._folder.weight_names(family)
+        """See ``WeightSource``. Those of biases that change nothing as well."""
+        table = self._folder.weight_names(family)
+        spare: dict[str, bool] = {}
+        for name in self._names:
+            text = unwrapped(name) if family.wrapped else name
+            if text is not None and (pattern := pattern_of(text)) not in table:
+                spare[pattern] = spare.get(pattern, True) and self.spare(name)
+        return {**table, **dict.fromkeys(pattern for pattern, each in spare.items() if each)}
 
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""

@@ -394,7 +394,47 @@ def write_quantized(folder: Path, target: Path, method: Method) -> tuple[Path, P
         # A bias of the model stays what it is.
         tensors = {f"{stem}{ending}": each.contiguous() for ending, each in made.items()} | tensors
     tensors |= {name: each for name, each in weights.items() if each.dim() != 2}
-    for made_in, content in ((coded, tensors), (plain, numbers)):
+    return _write(folder, (coded, tensors), (plain, numbers), method)
+
+
+def write_mxfp4(folder: Path, target: Path) -> tuple[Path, Path]:
+    """As ``write_quantized``, in gpt-oss's own format."""
+    tensors: Tensors = {}
+    numbers = load_file(folder / "model.safetensors")
+    for name, weight in numbers.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = weight
+            continue
+        exponents, codes, decoded = powers(weight.float().mT.unflatten(-1, (-1, 32)))
+        pairs = codes.byte().unflatten(-1, (-1, 2))
+        tensors[f"{name}_blocks"] = pairs[..., 0] | pairs[..., 1] << 4
+        tensors[f"{name}_scales"] = exponents
+        numbers[name] = decoded.flatten(-2).mT.contiguous()
+    method = Method({"quant_method": "mxfp4"}, mlx_mxfp4)
+    return _write(folder, (target / "coded", tensors), (target / "plain", numbers), method)
+
+
+def stack_experts(folder: Path) -> None:
+    """Bring the experts of each layer into tensors of MLX's names."""
+    stacked: dict[str, dict[int, torch.Tensor]] = {}
+    tensors: Tensors = {}
+    for name, each in load_file(folder / "model.safetensors").items():
+        before, among, rest = name.partition(".experts.")
+        if not among:
+            tensors[name] = each
+            continue
+        number, _, leaf = rest.partition(".")
+        stacked.setdefault(f"{before}.switch_mlp.{leaf}", {})[int(number)] = each
+    for name, experts in stacked.items():
+        tensors[name] = torch.stack([experts[index] for index in range(len(experts))])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def _write(
+    folder: Path, coded_in: tuple[Path, Tensors], plain_in: tuple[Path, Tensors], method: Method
+) -> tuple[Path, Path]:
+    coded, plain = coded_in[0], plain_in[0]
+    for made_in, content in (coded_in, plain_in):
         shutil.copytree(folder, made_in, ignore=shutil.ignore_patterns("*.safetensors"))
         save_file(content, made_in / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
