@@ -87,7 +87,8 @@ class QuantizedFolder:
         if any(not (self.path / file).is_file() for file in self.weight_files()):
             return None
         with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as opened:
-            return opened.names()
+            # Whether biases are spare is known when they are read.
+            return [name for name in opened.names() if not opened._adds_bias(name)]
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""
@@ -115,13 +116,12 @@ class QuantizedFolder:
 
     def spare(self, name: str) -> bool:
         """See ``WeightSource``. GPTQ's libraries add biases to all that they quantise."""
+        return self._adds_bias(name) and not bool(self._folder.whole(name).any())
+
+    def _adds_bias(self, name: str) -> bool:
         weight = _BIAS.sub(".weight", name)
-        return (
-            self._how.method in ("gptq", "awq")
-            and weight != name
-            and weight in self._matrices
-            and not bool(self._folder.whole(name).any())
-        )
+        in_them = self._how.method in ("gptq", "awq") and weight in self._matrices
+        return in_them and weight != name
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""

@@ -100,14 +100,14 @@ class _Finder:
         format = self._integers(bits, size, inputs, scales, how.symmetric)
 
         def order() -> torch.Tensor | None:
-            return self._order(groups, size) if has_groups else None
+            return self._order(groups) if has_groups else None
 
         def blocks(first: int, end: int) -> torch.Tensor:
             from .unpacking import in_words, pack
 
             codes = in_words(self._folder.read(words, 1, first, end).mT, bits)
-            if (places := order()) is not None:
-                codes = codes[:, places]
+            if has_groups:
+                codes = self._in_order(codes, groups, size)
             zero = in_words(self._folder.read(zeros, 0, 0, count), bits)[:, first:end].mT.short()
             zero = zero + 1 if how.zeros_less_one else zero
             if how.symmetric and not (zero == 1 << bits - 1).all():
@@ -169,14 +169,14 @@ class _Finder:
         format = self._integers(bits, size, inputs, scales, symmetric=not has_zeros)
 
         def order() -> torch.Tensor | None:
-            return self._order(groups, size) if has_groups else None
+            return self._order(groups) if has_groups else None
 
         def blocks(first: int, end: int) -> torch.Tensor:
             from .unpacking import in_words, pack
 
             codes = in_words(self._folder.read(words, 0, first, end), bits)[:, :inputs]
-            if (places := order()) is not None:
-                codes = codes[:, places]
+            if has_groups:
+                codes = self._in_order(codes, groups, size)
             own = self._folder.read(scales, 0, first, end)
             if not has_zeros:
                 return pack(format, codes ^ 128 if bits == 8 else codes, bits, size, own)
@@ -224,6 +224,8 @@ class _Finder:
                 yield weight, self._bytes(weight, scales, f"{stem}.weight_zero_point")
             case "U8":
                 yield weight, self._nvfp4(weight, f"{stem}.weight_scale", f"{stem}.weight_scale_2")
+            case _ if scales is not None:
+                self._dtype(weight, _FP8, "I8", "U8")
 
     def _floats(self, weight: str, scales: str) -> Matrix:
         outputs, inputs = self._matrix(weight, _FP8)
@@ -477,20 +479,24 @@ class _Finder:
         offset: Offset = "none" if symmetric else "zero"
         return group_format("int", bits, run, scale, offset)
 
-    def _order(self, groups: str, size: int) -> torch.Tensor | None:
+    def _order(self, groups: str) -> torch.Tensor | None:
         """The inputs by their groups, or ``None`` if those are neighbours."""
         import torch
 
-        group = self._folder.whole(groups).long()
-        order = group.argsort(stable=True)
-        count = torch.arange(len(group))
-        if torch.equal(order, count):
-            return None
-        if not torch.equal(group[order], count // size):
+        order = self._folder.whole(groups).argsort(stable=True)
+        return None if torch.equal(order, torch.arange(len(order))) else order
+
+    def _in_order(self, codes: torch.Tensor, groups: str, size: int) -> torch.Tensor:
+        """Codes by the groups of their inputs."""
+        import torch
+
+        group, order = self._folder.whole(groups), self._order(groups)
+        group = group if order is None else group[order]
+        if not torch.equal(group, torch.arange(len(group), dtype=group.dtype) // size):
             raise ModelError(
                 f"{self._folder.path}: {groups} has not groups of {size} inputs: {_REMEDY}"
             )
-        return order
+        return codes if order is None else codes[:, order]
 
     def _matrix(
         self, name: str, *dtypes: str, height: int | None = None, width: int | None = None
