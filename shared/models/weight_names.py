@@ -92,16 +92,11 @@ _SIGNS = (
         "it belongs to a model of images or audio around a text model: use a text-only checkpoint",
     ),
     (
-        r"\.(k|v|q|kv)_scale$|\.output_scale$",
-        "the model's KV cache is calibrated for 8 bits, which is not supported: use a version "
-        "without such scales",
-    ),
-    (
         r"scale(_inv|s|_2)?$|_scales?_inv$|qweight$|qzeros$|zeros?$|zero_point$|g_idx$|\.SCB$|absmax$"
         r"|quant_(map|state)|weight_(packed|shape|g_idx|format)$|\.biases$|_blocks$|bias_format$"
         r"|_quantizer|lut$",
-        "the weights look quantized, which is not supported: use the model's bfloat16 or float16 "
-        "version",
+        "the weights look quantized, but not by a method that the config describes and that is "
+        "supported: use the model's bfloat16 or float16 version",
     ),
     (
         r"^(_orig_mod|module|_fsdp_wrapped_module)\.|\._(orig_mod|fsdp_wrapped_module)\.",

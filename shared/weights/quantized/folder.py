@@ -19,12 +19,6 @@ from .matrices import Matrix, find_matrices
 if TYPE_CHECKING:
     import torch
 
-# Scales of activations, which other servers round to 8 bits for faster products, and of their
-# caches in 8 bits. Neither changes what the weights are.
-_OF_ACTIVATIONS = re.compile(
-    r"\.(input_scale|input_scale_inv|input_scale_ub|activation_scale|input_zero_point"
-    r"|input_global_scale|output_scale|prob_output_scale|[qkv]_scale|[kv]_zero_point|kv_scale)$"
-)
 _BIAS = re.compile(r"\.bias$")
 
 
@@ -48,8 +42,7 @@ class QuantizedFolder:
             self._folder.__exit__(None, None, None)
             raise
         used = {name for matrix in self._matrices.values() for name in matrix.tensors}
-        others = (name for name in self._folder.names() if name not in used)
-        plain = [name for name in others if not _OF_ACTIVATIONS.search(name)]
+        plain = (name for name in self._folder.names() if name not in used)
         self._names = [*plain, *self._matrices]
         return self
 
