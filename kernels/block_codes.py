@@ -7,23 +7,84 @@ group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import torch
 
 from . import block_formats as formats
-from .block_formats import BlockFormat
+from .block_formats import SCALE_BYTES, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
 # The numbers that codes of 4 bits stand for.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_SCALES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 # Floats with a sign, two bits of an exponent and one of a mantissa, doubled.
 _FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+# The quantiles of a normal distribution.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+_FP4 = (
+    *(0.0, 0.0052083334885537624, 0.6666666865348816, 1.0),
+    *(0.3333333432674408, 0.5, 0.1666666716337204, 0.25),
+)
+FP4 = (*_FP4, *(-each for each in _FP4))
+_LEVELS: dict[str, tuple[float, ...]] = {
+    "nf4": NF4,
+    "fp4": FP4,
+    "e2m1": tuple(each / 2 for each in _FLOATS),
+}
 
 
 def take_apart(format: BlockFormat, blocks: torch.Tensor) -> GroupedCodes:
     """The codes of blocks."""
+    if isinstance(format, GroupFormat):
+        return _group(format, blocks)
     return _READERS[format](blocks)
+
+
+def _group(format: GroupFormat, blocks: torch.Tensor) -> GroupedCodes:
+    """A scale, an offset and codes."""
+    own = SCALE_BYTES[format.scale], format.offset_bytes
+    scale, offset, codes = _fields(blocks, *own, format.nbytes - sum(own))
+    scales = _as(_SCALES[format.scale], scale)
+    wide = format.bits == 8 and format.codes == "int" and format.offset != "none"
+    # Codes of 8 bits without a sign are kept less 128.
+    shift, minimums, zeros = (128 if wide else 0), None, None
+    if format.offset == "zero":
+        zeros = (_as(torch.int16, offset) - shift).flatten(1)
+        minimums = scales.float() * -zeros[..., None]
+    elif format.offset == "minimum":
+        minimums = _as(_SCALES[format.scale], offset)
+    zero = 0
+    if format.offset == "none" and format.codes == "int" and format.bits < 8:
+        zero = 1 << format.bits - 1
+    elif format.offset == "minimum":
+        zero = -shift
+    if format.codes == "e4m3":
+        flat = codes.contiguous().view(torch.float8_e4m3fn).flatten(1)
+        return GroupedCodes(flat, scales.flatten(1), None, format.values)
+    if format.bits == 4:
+        found = _halves(codes, scales, minimums, zero=zero, levels=_LEVELS.get(format.codes))
+    else:
+        whole = stream(codes, format.bits) if format.bits < 8 else codes.contiguous()
+        whole = whole ^ 128 if wide else whole
+        found = _codes(whole, scales, minimums, group=format.values, zero=zero)
+    return replace(found, zeros=zeros)
+
+
+def stream(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes of any number of bits, one after the other from the lowest bit of the first byte on."""
+    if 8 % bits == 0:
+        places = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+        return (packed[..., None] >> places & (1 << bits) - 1).flatten(-2)
+    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    single = (packed[..., None] >> places & 1).flatten(-2).unflatten(-1, (-1, bits))
+    return (single << places[:bits]).sum(-1, dtype=torch.uint8)
 
 
 def _q8_0(blocks: torch.Tensor) -> GroupedCodes:
@@ -283,7 +344,7 @@ def _halves(
     minimums: torch.Tensor | None = None,
     *,
     zero: int = 0,
-    levels: tuple[int, ...] | None = None,
+    levels: tuple[float, ...] | None = None,
 ) -> GroupedCodes:
     """Bytes [O, B, bytes of a group], or [O, B, groups of a block, bytes of a group], with two
     codes each."""

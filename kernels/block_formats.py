@@ -1,12 +1,14 @@
 """Formats of quantised weights: blocks of neighbouring inputs of one output. No torch.
 
-Names and layouts are those of GGUF, where a weight [outputs, inputs] has for each output its blocks
-one after the other.
+A weight [outputs, inputs] has for each output its blocks one after the other. ``BLOCK_FORMATS`` are
+those of GGUF, by its names and layouts. A ``GroupFormat`` holds what other methods of quantisation
+store apart: codes, scales and zeros.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,48 @@ class BlockFormat:
         """Bytes of so many neighbouring weights, a multiple of ``values``."""
         assert weights % self.values == 0, (self.name, weights)
         return weights // self.values * self.nbytes
+
+
+# What codes stand for: integers, floats of 8 bits (e4m3) or of 4 (e2m1), and the 16 numbers of
+# bitsandbytes' nf4 and fp4.
+Codes = Literal["int", "e4m3", "e2m1", "nf4", "fp4"]
+Scale = Literal["F16", "BF16", "F32"]
+# What is added to products of scales and codes: nothing, as codes of integers are signed or have
+# their zero in the middle; minus a zero for each group; or a minimum for each group.
+Offset = Literal["none", "zero", "minimum"]
+SCALE_BYTES = {"F16": 2, "BF16": 2, "F32": 4}
+_ZERO_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormat(BlockFormat):
+    """A scale; a zero as int16, or a minimum like the scale; then codes of ``bits``.
+
+    Codes of 8 bits are bytes: of signed integers without an offset, else unsigned. Those of 4 are
+    halves of bytes: first the low ones, then the high. Others are in order, from the lowest bit on.
+    """
+
+    codes: Codes
+    bits: int
+    scale: Scale
+    offset: Offset
+
+    @property
+    def offset_bytes(self) -> int:
+        return {"none": 0, "zero": _ZERO_BYTES, "minimum": SCALE_BYTES[self.scale]}[self.offset]
+
+
+_GROUP_NAMES = {"e4m3": "FP8", "e2m1": "E2M1", "nf4": "NF4", "fp4": "FP4"}
+
+
+def group_format(
+    codes: Codes, bits: int, values: int, scale: Scale, offset: Offset = "none"
+) -> GroupFormat:
+    """The format of ``values`` neighbouring codes that share a scale."""
+    name = _GROUP_NAMES.get(codes, f"INT{bits}")
+    assert values * bits % 8 == 0, (name, values)
+    own = SCALE_BYTES[scale] + GroupFormat(name, 1, 0, codes, bits, scale, offset).offset_bytes
+    return GroupFormat(name, values, own + values * bits // 8, codes, bits, scale, offset)
 
 
 # fp16 scale, then int8 codes.

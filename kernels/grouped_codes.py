@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from .fp8 import castable
+
 
 @dataclass(frozen=True, slots=True)
 class GroupedCodes:
@@ -14,7 +16,8 @@ class GroupedCodes:
 
     ``codes`` are int8 [O, I], or uint8 [O, S, group / 2] with two codes in a byte: the low halves
     are the group's first inputs, the high ones the others. With ``levels``, a code of 4 bits is the
-    index of its number. ``scales`` and ``minimums``, fp16 or fp32, are [O, S].
+    index of its number; codes in e4m3 are numbers. ``scales`` and ``minimums``, fp16, bf16 or
+    fp32, are [O, S].
     """
 
     codes: torch.Tensor
@@ -22,7 +25,9 @@ class GroupedCodes:
     minimums: torch.Tensor | None
     group: int
     zero: int = 0
-    levels: tuple[int, ...] | None = None
+    levels: tuple[float, ...] | None = None
+    # Of which ``minimums`` are the products with scales, rounded where those are fp32.
+    zeros: torch.Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -40,9 +45,9 @@ class GroupedCodes:
     def part(self, outputs: slice | torch.Tensor) -> GroupedCodes:
         """Some of the outputs."""
         minimums = None if self.minimums is None else self.minimums[outputs]
-        return replace(
-            self, codes=self.codes[outputs], scales=self.scales[outputs], minimums=minimums
-        )
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        codes, scales = self.codes[outputs], self.scales[outputs]
+        return replace(self, codes=codes, scales=scales, minimums=minimums, zeros=zeros)
 
     def packed(self) -> GroupedCodes:
         """Two codes in a byte: each must be from 0 to 15."""
@@ -58,11 +63,16 @@ class GroupedCodes:
             codes = torch.cat([self.codes & 15, self.codes >> 4], dim=-1)
         else:
             codes = self.codes.unflatten(1, (-1, self.group))
-        wide = codes.float() if self.levels is None else self._numbers(codes)
-        if self.zero:
+        if self.levels is None:
+            wide = castable(codes, torch.float32).float()
+        else:
+            wide = self._numbers(codes)
+        if self.zeros is not None:
+            wide -= self.zeros[:, :, None]
+        elif self.zero:
             wide -= self.zero
         wide *= scales
-        if self.minimums is not None:
+        if self.minimums is not None and self.zeros is None:
             wide += self.minimums.float()[:, :, None]
         return wide.flatten(1)
 
@@ -77,5 +87,5 @@ class GroupedCodes:
 
 
 @cache
-def _table(levels: tuple[int, ...], device: torch.device) -> torch.Tensor:
+def _table(levels: tuple[float, ...], device: torch.device) -> torch.Tensor:
     return torch.tensor(levels, dtype=torch.float32, device=device)

@@ -8,6 +8,7 @@ cache, L tokens of context, E experts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +20,7 @@ from .reference.activation import act_and_mul, activate
 from .reference.cache import IndexedCopies, write_cache, write_kv
 from .reference.experts import LoopedExperts
 from .reference.numpy_copies import NumpyBlockCopies
+from .reference.quantized_linear import OrderedLinear
 from .reference.rope import apply_rotary
 from .scaled import CachedKV
 from .signatures import (
@@ -52,8 +54,16 @@ class Operators:
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
         """As ``prepare_linear``, computed from the codes of a quantised weight for activations of
-        ``dtype``. Kernels are compiled and tried here."""
+        ``dtype``; its inputs are in order. Kernels are compiled and tried here."""
         return quantized_linear.DecodedLinear(weight, bias)
+
+    def prepare_ordered(
+        self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> QuantizedLinear:
+        """As ``prepare_quantized``, also for a weight whose inputs are in another order."""
+        order = weight.order
+        in_order = self.prepare_quantized(replace(weight, order=None), bias, dtype)
+        return in_order if order is None else OrderedLinear(in_order, order)
 
     def prepare_experts(
         self,
@@ -87,7 +97,7 @@ class Operators:
         heights = [run.outputs if isinstance(run, QuantizedWeight) else len(run) for run in weight]
         biases = [None] * len(weight) if bias is None else bias.split(heights)
         runs = [
-            self.prepare_quantized(run, its_bias, dtype)
+            self.prepare_ordered(run, its_bias, dtype)
             if isinstance(run, QuantizedWeight)
             else self.prepare_linear(run, its_bias)
             for run, its_bias in zip(weight, biases, strict=True)

@@ -5,21 +5,23 @@ O outputs, I inputs, S groups of neighbouring inputs that share a scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .block_codes import take_apart
-from .block_formats import PACKED_FORMATS, BlockFormat
+from .block_formats import PACKED_FORMATS, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A weight as its file has it: uint8 [O, bytes of a row]."""
+    """A weight as its file has it: uint8 [O, bytes of a row]. ``order`` has the input at each place
+    of a row, if that is another one."""
 
     format: BlockFormat
     blocks: torch.Tensor
+    order: torch.Tensor | None = None
 
     @property
     def inputs(self) -> int:
@@ -31,11 +33,14 @@ class QuantizedWeight:
 
     def part(self, outputs: slice | torch.Tensor) -> QuantizedWeight:
         """Some of the outputs."""
-        return QuantizedWeight(self.format, self.blocks[outputs])
+        return QuantizedWeight(self.format, self.blocks[outputs], self.order)
 
     def values(self) -> torch.Tensor:
         """The weight in fp32, [O, I]."""
-        return self.taken_apart().values()
+        placed = self.taken_apart().values()
+        if self.order is None:
+            return placed
+        return torch.empty_like(placed).index_copy_(1, self.order, placed)
 
     def taken_apart(self) -> GroupedCodes:
         """The codes as they are in the blocks."""
@@ -44,8 +49,9 @@ class QuantizedWeight:
 
 def grouped_codes(weight: QuantizedWeight) -> GroupedCodes:
     """Take the blocks apart, for keeping: codes of up to 4 bits become halves of bytes."""
-    codes = weight.taken_apart()
-    return codes.packed() if weight.format in PACKED_FORMATS else codes
+    codes, format = replace(weight.taken_apart(), zeros=None), weight.format
+    few = isinstance(format, GroupFormat) and format.bits < 4 and format.values % 2 == 0
+    return codes.packed() if few or format in PACKED_FORMATS else codes
 
 
 def dequantize(weight: QuantizedWeight) -> torch.Tensor:

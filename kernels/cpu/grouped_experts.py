@@ -95,7 +95,9 @@ def quantised_alike(
     found = []
     for weight in weights:
         runs = tuple(
-            run for run in weight if isinstance(run, QuantizedWeight) and takes(run.format)
+            run
+            for run in weight
+            if isinstance(run, QuantizedWeight) and run.order is None and takes(run.format)
         )
         if len(runs) < len(weight):
             return None

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
+from ..signatures import QuantizedLinear
 
 # Weights that are brought to fp32 at a time: 4 MB.
 _PIECE = 1 << 20
@@ -48,3 +49,18 @@ class DecodedLinear:
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """See ``QuantizedLinear``."""
         return self._weight.part(outputs).values()
+
+
+class OrderedLinear:
+    """The product with a weight whose inputs are in another order."""
+
+    def __init__(self, linear: QuantizedLinear, order: torch.Tensor) -> None:
+        self._linear = linear
+        self._order = order
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x.index_select(-1, self._order))
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._linear.rows(outputs)[..., self._order.argsort()]

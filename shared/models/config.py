@@ -66,6 +66,10 @@ class Config:
         """The same config, read by a family that has other names for some keys."""
         return Config(self.values, self.file, self._ignored, self.max_model_len, aliases)
 
+    def without(self, keys: frozenset[str]) -> Config:
+        """The same config, of which nothing was read, without some keys."""
+        return Config(self.values, self.file, self._ignored | keys, self.max_model_len)
+
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
         return Config(values, f"{self.file}: {key}", self._ignored, self.max_model_len)

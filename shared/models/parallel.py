@@ -89,6 +89,14 @@ def all_dense(name: str) -> None:
     """The ``FormatOf`` of a checkpoint without quantised weights."""
 
 
+# The order of inputs in the blocks of the weight of this name; ``None`` for the model's own.
+OrderOf = Callable[[str], torch.Tensor | None]
+
+
+def all_in_order(name: str) -> None:
+    """The ``OrderOf`` of a checkpoint whose blocks have their inputs in order."""
+
+
 @dataclass(frozen=True)
 class WeightPlacement:
     """The device, dtype and rank of parameters, and the operators that compute with them.
@@ -101,6 +109,7 @@ class WeightPlacement:
     tp: TensorParallel
     operators: Operators = field(default_factory=Operators)
     format_of: FormatOf = all_dense
+    order_of: OrderOf = all_in_order
     prefix: str = ""
 
     def at(self, name: str) -> WeightPlacement:

@@ -1,9 +1,11 @@
-"""Quantized checkpoints, which are refused with the name of the method. No torch."""
+"""Descriptions of quantised checkpoints: the method, and what its tensors do not tell. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ModelError
 from .config import Config
@@ -16,31 +18,209 @@ QUANTIZATION_FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
+QUANTIZATION_KEYS = frozenset((*_KEYS, *QUANTIZATION_FILES))
 # What a description says about a method.
 _DETAILS = ("quant_algo", "kv_cache_quant_algo", "format", "fmt", "bits", "w_bit", "group_size")
 
+Method = Literal[
+    "fp8", "modelopt", "gptq", "awq", "compressed-tensors", "bitsandbytes", "mxfp4", "mlx", "none"
+]
+# Names in configs whose tensors are those of another method.
+_SAME = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
+_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MIXED_PRECISION")
+_FORMATS = (
+    *("float-quantized", "naive-quantized", "int-quantized", "pack-quantized"),
+    *("nvfp4-pack-quantized", "mixed-precision", "dense"),
+)
+_MLX_BITS, _MLX_GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
-def refuse_quantized(config: Config, remedy: str) -> None:
-    """Raise ``ModelError`` if the weights are not numbers, by a config.json or a file beside it.
-    ``remedy`` says what to use instead."""
-    for key in (*_KEYS, *QUANTIZATION_FILES):
-        if how := config.get(key):
-            file = Path(config.file).with_name(key) if key in QUANTIZATION_FILES else config.file
-            raise ModelError(
-                f"{file}: the weights are quantized ({key}, method {_method(key, how)}), which is "
-                f"not supported: {remedy}"
-            )
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the weights of a checkpoint are stored. ``none``: as numbers, with scales for a cache in
+    8 bits.
+
+    ``key`` names the description, in errors. ``block`` has the outputs and inputs that share a
+    scale. ``exceptions`` are descriptions of single layers.
+    """
+
+    method: Method
+    key: str
+    bits: int = 0
+    group_size: int = 0
+    symmetric: bool = False
+    # GPTQ's first format stores zeros less one.
+    zeros_less_one: bool = False
+    block: tuple[int, int] | None = None
+    mode: str = "affine"
+    exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def _method(key: str, how: Any) -> str:
+def read_quantization(config: Config, remedy: str) -> Quantization | None:
+    """The description in a config.json or a file beside it; ``None`` for a checkpoint of numbers.
+
+    Raises ``ModelError`` for a method that is not supported; ``remedy`` says what to use instead.
+    """
+    found = [(key, how) for key in (*_KEYS, *QUANTIZATION_FILES) if (how := config.get(key))]
+    if not found:
+        return None
+    key, how = found[0]
+    file = Path(config.file).with_name(key) if key in QUANTIZATION_FILES else config.file
+    place = str(file) if key in QUANTIZATION_FILES else f"{file}: {key}"
+    name = _name(key, how)
+    if name not in _READERS:
+        raise ModelError(
+            f"{file}: the weights are quantized ({key}, method {_described(key, how)}), which is "
+            f"not supported: {remedy}"
+        )
+    inner = how.get("quantization")
+    table = Config({**how, **(inner if isinstance(inner, dict) else {})}, place)
+    return _READERS[name](table)
+
+
+def _name(key: str, how: Any) -> str:
+    """The method, by its name in ``_READERS`` if it is known."""
+    if not isinstance(how, dict):
+        return ""
+    inner = how.get("quantization")
+    how = {**how, **(inner if isinstance(inner, dict) else {})}
+    name = how.get("quant_method") or how.get("quant_library") or QUANTIZATION_FILES.get(key)
+    if name is None and "quant_algo" in how:
+        name = "modelopt"
+    if name is None and {"bits", "group_size"} <= how.keys():
+        name = "mlx"
+    return _SAME.get(str(name), str(name or ""))
+
+
+def _described(key: str, how: Any) -> str:
     if not isinstance(how, dict):
         return "not named"
     inner = how.get("quantization")
     how = {**how, **(inner if isinstance(inner, dict) else {})}
-    name = how.get("quant_method") or how.get("quant_library") or QUANTIZATION_FILES.get(key)
-    if name is None and {"bits", "group_size"} <= how.keys():
-        name = "MLX"
+    name = _name(key, how) or "not named"
     details = [f"{detail} {how[detail]}" for detail in _DETAILS if how.get(detail)]
-    details += [name for name in ("load_in_4bit", "load_in_8bit") if how.get(name) is True]
-    named = f"{name or 'not named'}"
-    return f"{named}: {', '.join(details)}" if details else named
+    return f"{name}: {', '.join(details)}" if details else name
+
+
+def _fp8(config: Config) -> Quantization:
+    config.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    return Quantization("fp8", config.file, block=_block(config, "weight_block_size"))
+
+
+def _block(config: Config, key: str) -> tuple[int, int] | None:
+    """The outputs and inputs that share a scale."""
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise config.refusal(key, value, "a list of two sizes, such as [128, 128]")
+    sizes = config.table(key, {"outputs": value[0], "inputs": value[1]})
+    return sizes.integer("outputs"), sizes.integer("inputs")
+
+
+def _modelopt(config: Config) -> Quantization:
+    if config.get("quant_algo") is None:
+        return Quantization("none", config.file)
+    algorithm = config.one_of("quant_algo", _ALGORITHMS)
+    size = config.integer("group_size", 128) if algorithm == "FP8_PB_WO" else 0
+    return Quantization("modelopt", config.file, block=(size, size) if size else None)
+
+
+def _gptq(config: Config) -> Quantization:
+    if config.get("is_marlin_format"):
+        raise config.refusal("is_marlin_format", True, "false: use a version in GPTQ's own format")
+    layout = config.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    return Quantization(
+        "gptq",
+        config.file,
+        bits=config.one_of("bits", (2, 3, 4, 8)),
+        group_size=_group_size(config, "group_size"),
+        symmetric=config.flag("sym", default=True),
+        zeros_less_one=layout == "gptq",
+    )
+
+
+def _group_size(config: Config, key: str, default: int = -1) -> int:
+    """-1 stands for all inputs."""
+    return -1 if config.get(key, default) == -1 else config.integer(key, default)
+
+
+def _awq(config: Config) -> Quantization:
+    version = str(config.get("version", "gemm"))
+    if version.lower() != "gemm":
+        raise config.refusal("version", version, "'gemm'")
+    key, size = ("bits", "group_size") if "bits" in config.values else ("w_bit", "q_group_size")
+    bits = config.one_of(key, (4,))
+    return Quantization("awq", config.file, bits=bits, group_size=_group_size(config, size, 128))
+
+
+def _compressed(config: Config) -> Quantization:
+    config.one_of("format", _FORMATS, "dense")
+    sparsity = config.get("sparsity_config") or {}
+    config.table("sparsity_config", sparsity).one_of("format", ("dense",), "dense")
+    if config.get("transform_config"):
+        raise config.refusal("transform_config", config.values["transform_config"], "none")
+    groups = config.get("config_groups", {})
+    if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
+        raise config.refusal("config_groups", groups, "a table of groups")
+    bits, blocks, symmetric = set(), set(), True
+    for name, group in groups.items():
+        table = config.table(f"config_groups: {name}", group)
+        table.one_of("format", (*_FORMATS, None))
+        if not isinstance(weights := table.get("weights"), dict):
+            continue
+        table = table.table("weights", weights)
+        kind = table.one_of("type", ("int", "float"), "int")
+        bits.add(table.one_of("num_bits", (4, 8), 8) if kind == "int" else 0)
+        if block := _block(table, "block_structure"):
+            blocks.add(block)
+        symmetric &= table.flag("symmetric", default=True)
+    widths = bits - {0}
+    if len(widths) > 1 or len(blocks) > 1:
+        raise config.refusal(
+            "config_groups", sorted(groups), "groups of one width and size of blocks"
+        )
+    return Quantization(
+        "compressed-tensors",
+        config.file,
+        bits=min(widths, default=0),
+        symmetric=symmetric,
+        block=min(blocks, default=None),
+    )
+
+
+def _bitsandbytes(config: Config) -> Quantization:
+    if config.get("load_in_4bit"):
+        config.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
+        config.one_of("bnb_4bit_quant_storage", ("uint8",), "uint8")
+    return Quantization("bitsandbytes", config.file)
+
+
+def _mxfp4(config: Config) -> Quantization:
+    return Quantization("mxfp4", config.file)
+
+
+def _mlx(config: Config) -> Quantization:
+    exceptions = {key: value for key, value in config.values.items() if isinstance(value, dict)}
+    for key, value in exceptions.items():
+        _mlx_layer(config.table(key, value))
+    size, mode = _mlx_layer(config)
+    return Quantization("mlx", config.file, group_size=size, mode=mode, exceptions=exceptions)
+
+
+def _mlx_layer(config: Config) -> tuple[int, str]:
+    mode = config.one_of("mode", ("affine", "mxfp4"), "affine")
+    config.one_of("bits", _MLX_BITS)
+    return config.one_of("group_size", _MLX_GROUPS), mode
+
+
+_READERS = {
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
+    "mlx": _mlx,
+}

@@ -49,15 +49,14 @@ from .families import (
 from .families.wrappers import is_wrapper, text_values
 from .kinds import kind_of, kind_of_parts
 from .model_config import ModelConfig
-from .quantization import refuse_quantized
-from .spec import DecoderSpec
+from .quantization import QUANTIZATION_KEYS, Quantization, read_quantization
+from .spec import QUANTIZED, DecoderSpec
 from .weight_names import WeightNames
 
 
 @dataclass(frozen=True)
 class Family:
     """One kind of checkpoint: its names in a config, how to read that, and its weight names.
-    ``unquantized`` says what to use instead of quantized weights.
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
     tokens and are not used. ``keys`` are the family's own names of keys in a config. ``wrapped``:
@@ -71,14 +70,13 @@ class Family:
     more_layers: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     wrapped: bool = False
-    unquantized: str = "use the model's bfloat16 or float16 version"
 
 
 # Families of which no GGUF files are read.
 NOT_IN_GGUF = frozenset(
     ("BertModel", "MinistralForCausalLM", "OPTForCausalLM", "RobertaModel", "XLMRobertaModel")
 )
-_OR_GGUF = ", or a GGUF file of it"
+_NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -104,7 +102,6 @@ _FAMILIES = (
         deepseek.read_v3,
         deepseek.WEIGHTS,
         more_layers=True,
-        unquantized=deepseek.UNQUANTIZED_V3,
     ),
     Family("Ernie4_5ForCausalLM", "ernie4_5", ernie4_5.read, ernie4_5.WEIGHTS),
     Family("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ernie4_5.read_moe, ernie4_5.MOE_WEIGHTS),
@@ -226,11 +223,25 @@ def spec_of(
         config = dataclasses.replace(config, values=text_values(config.values))
     values = Config(config.values, config.file, ignored_keys, max_model_len)
     or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
-    refuse_quantized(values, family.unquantized + or_gguf)
+    quantization = read_quantization(values, _NUMBERS + or_gguf)
+    values = values.without(QUANTIZATION_KEYS)
     spec = family.read(values.aliased(family.keys))
+    if quantization is not None and quantization.method != "none":
+        spec = dataclasses.replace(spec, dtype=QUANTIZED)
     _check_model_type(family, config, spec, values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
+
+
+def quantization_of(config: ModelConfig) -> Quantization | None:
+    """How the weights of a model are quantised, if they are. ``None`` also for what ``spec_of``
+    refuses, which says why."""
+    try:
+        family = family_of(config.values, config.file)
+        values = text_values(config.values) if family.wrapped else config.values
+        return read_quantization(Config(values, config.file), "")
+    except ModelError:
+        return None
 
 
 def _check_model_type(

@@ -92,16 +92,11 @@ _SIGNS = (
         "it belongs to a model of images or audio around a text model: use a text-only checkpoint",
     ),
     (
-        r"\.(k|v|q|kv)_scale$|\.output_scale$",
-        "the model's KV cache is calibrated for 8 bits, which is not supported: use a version "
-        "without such scales",
-    ),
-    (
         r"scale(_inv|s|_2)?$|_scales?_inv$|qweight$|qzeros$|zeros?$|zero_point$|g_idx$|\.SCB$|absmax$"
         r"|quant_(map|state)|weight_(packed|shape|g_idx|format)$|\.biases$|_blocks$|bias_format$"
         r"|_quantizer|lut$",
-        "the weights look quantized, which is not supported: use the model's bfloat16 or float16 "
-        "version",
+        "the weights look quantized, but not by a method that the config describes and that is "
+        "supported: use the model's bfloat16 or float16 version",
     ),
     (
         r"^(_orig_mod|module|_fsdp_wrapped_module)\.|\._(orig_mod|fsdp_wrapped_module)\.",
@@ -182,12 +177,16 @@ def without_body(name: str) -> str:
     return _BODY.sub("", name)
 
 
+def pattern_of(theirs: str) -> str:
+    """A tensor's name with the letters of a table instead of numbers."""
+    letters = iter("ij")
+    return _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
+
+
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
     """The parameters of a tensor of ``origin``; numbers in its name are those of the layer and the
     expert. Raises ``ModelError`` if the name is unknown."""
-    numbers = _NUMBER.findall(theirs)
-    letters = iter("ij")
-    pattern = _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
+    numbers, pattern = _NUMBER.findall(theirs), pattern_of(theirs)
     if pattern not in names:
         cause = next((cause for sign, cause in _SIGNS if re.search(sign, theirs)), "")
         raise ModelError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...kernels.block_formats import BLOCK_FORMATS, BlockFormat
+from ...kernels.block_formats import BlockFormat
 from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
 from ..models.layers.part import Part
@@ -46,7 +46,12 @@ class CheckpointWeights:
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter in the checkpoint; ``None`` for numbers."""
         origin = self._origins.get(name)
-        return None if origin is None else BLOCK_FORMATS.get(self._source.dtype(origin.tensor))
+        return None if origin is None else self._source.block_format(origin.tensor)
+
+    def order_of(self, name: str) -> torch.Tensor | None:
+        """The order of the inputs in a parameter's blocks; see ``WeightSource.order``."""
+        origin = self._origins.get(name)
+        return None if origin is None else self._source.order(origin.tensor)
 
     @property
     def has_head(self) -> bool:
@@ -72,7 +77,8 @@ class CheckpointWeights:
     def finish(self) -> None:
         """Raise ``ModelError`` if a tensor has filled nothing."""
         for origin in self._origins.values():
-            raise self._misplaced(origin.tensor)
+            if not self._source.spare(origin.tensor):
+                raise self._misplaced(origin.tensor)
 
     def _misplaced(self, tensor: str) -> ModelError:
         return ModelError(f"{self._source.path}: {tensor} has no place in this model: {REMEDY}")
@@ -144,7 +150,13 @@ class CheckpointWeights:
                 f"implies {['...'] * (origin.index is not None) + list(expected)}: {REMEDY}"
             )
         matrix = len(shape) == 2 and origin.index is None
-        if dtype not in _SAVED_IN and (dtype not in BLOCK_FORMATS or not matrix):
+        if isinstance(origin.target, Transposed) and self._source.block_format(tensor):
+            raise ModelError(
+                f"{self._source.path}: {tensor} is quantized, which is not supported where this "
+                f"family's weights are stored as [inputs, outputs]"
+            )
+        blocks = self._source.block_format(tensor) is not None
+        if dtype not in _SAVED_IN and not (blocks and matrix):
             raise ModelError(
                 f"{self._source.path}: {tensor} is saved in {dtype}; supported: "
                 f"{', '.join(_SAVED_IN)}: convert the weights to bfloat16"
@@ -156,11 +168,15 @@ class CheckpointWeights:
         """A part of a tensor along ``dim``: bytes of blocks for a slot with a format, else
         numbers."""
         tensor = origin.tensor
-        format = BLOCK_FORMATS.get(self._source.dtype(tensor))
+        format = self._source.block_format(tensor)
         if format is None or format == slot.format:
             return self._source.read(tensor, dim, first, end, origin.index)
-        if dim == 0:
-            return dequantize(QuantizedWeight(format, self._source.read(tensor, 0, first, end)))
+        order = self._source.order(tensor)
+        if dim == 0 or order is not None:
+            rows = (first, end) if dim == 0 else (0, slot.shape[0])
+            blocks = self._source.read(tensor, 0, *rows)
+            numbers = dequantize(QuantizedWeight(format, blocks, order))
+            return numbers if dim == 0 else numbers[:, first:end]
         begin = first // format.values * format.values
         stop = -(-end // format.values) * format.values
         blocks = self._source.read(tensor, 1, begin, stop)

@@ -46,6 +46,6 @@ def parameter_sizes(
     place = WeightPlacement(DTYPES[dtype], torch.device("meta"), TensorParallel(size=ranks))
     with source:
         weights = CheckpointWeights(source, family_of(config.values, config.file), spec)
-        place = replace(place, format_of=weights.format_of)
+        place = replace(place, format_of=weights.format_of, order_of=weights.order_of)
         Decoder(spec, place, measure, has_head=weights.has_head)
     return sizes

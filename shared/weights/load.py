@@ -73,7 +73,7 @@ def decoder_from(source: WeightSource, spec: DecoderSpec, place: WeightPlacement
         weights.fill(part)
         part.finish_loading()
 
-    place = replace(place, format_of=weights.format_of)
+    place = replace(place, format_of=weights.format_of, order_of=weights.order_of)
     model = Decoder(spec, place, load, has_head=weights.has_head)
     weights.finish()
     return model

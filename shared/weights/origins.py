@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +23,13 @@ from ..models.weight_names import (
 # The parameter that only models have that can generate; a tied one is the embedding.
 HEAD, EMBEDDING = "head.weight", "embed.weight"
 REMEDY = "configuration and weights do not belong together; download both again"
+
+# Scales of activations, which other servers round to 8 bits for faster products, and of their
+# caches in 8 bits. Neither changes what the weights are.
+_OF_ACTIVATIONS = re.compile(
+    r"\.(input_scale|input_scale_inv|input_scale_ub|activation_scale|input_zero_point"
+    r"|input_global_scale|output_scale|prob_output_scale|[qkv]_scale|[kv]_zero_point|kv_scale)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,11 @@ def tensor_origins(
     origins: dict[str, TensorOrigin] = {}
     for tensor in tensors:
         text = unwrapped(tensor) if wrapped else tensor
-        if text is None or (more_layers and layer_of(text) >= len(spec.layers)):
+        if (
+            text is None
+            or _OF_ACTIVATIONS.search(tensor)
+            or (more_layers and layer_of(text) >= len(spec.layers))
+        ):
             continue
         target = target_of(text, names, origin)
         for each in _unstacked(tensor, target, spec):

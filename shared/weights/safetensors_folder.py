@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
 from ..models.model_config import ModelConfig, read_config, read_json
 from ..models.registry import Family
@@ -103,9 +104,25 @@ class SafetensorsFolder:
         """See ``WeightSource``."""
         return str(self._slice(name).get_dtype())
 
+    def block_format(self, name: str) -> BlockFormat | None:
+        """See ``WeightSource``."""
+        return None
+
     def block_formats(self) -> frozenset[str]:
         """See ``WeightSource``. Tensors of other formats are rejected when they are loaded."""
         return frozenset()
+
+    def order(self, name: str) -> torch.Tensor | None:
+        """See ``WeightSource``."""
+        return None
+
+    def spare(self, name: str) -> bool:
+        """See ``WeightSource``."""
+        return False
+
+    def whole(self, name: str) -> Any:
+        """All of a small tensor, of any number of dimensions."""
+        return self._files[self._file_of[name]].get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource``."""

@@ -9,14 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
 from ..models.model_config import ModelConfig
-from ..models.registry import Family, spec_of
+from ..models.registry import Family, quantization_of, spec_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import WeightNames
 from ..text.tokenizer_files import TokenizerFiles
 from .gguf.file import GGUFFile
 from .locate import is_gguf
+from .quantized.folder import QuantizedFolder
 from .safetensors_folder import SafetensorsFolder
 
 if TYPE_CHECKING:
@@ -62,7 +64,17 @@ class WeightSource(Protocol):
         """The names of all tensors."""
 
     def dtype(self, name: str) -> str:
-        """A tensor's dtype (BF16, F16, F32, ...) or block format (Q8_0, ...)."""
+        """A tensor's dtype (BF16, F16, F32, ...) or the name of its block format."""
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        """A tensor's block format; ``None`` for numbers."""
+
+    def order(self, name: str) -> torch.Tensor | None:
+        """The input at each place of a tensor's blocks, if they have them in another order than
+        the model."""
+
+    def spare(self, name: str) -> bool:
+        """Return whether a tensor changes nothing where the model has no place for it."""
 
     def block_formats(self) -> frozenset[str]:
         """The block formats of its tensors, by name; needs no context."""
@@ -80,7 +92,13 @@ class WeightSource(Protocol):
 def open_source(path: str | Path) -> WeightSource:
     """The source at a path that ``locate_model`` has found."""
     path = Path(path)
-    return GGUFFile(path) if is_gguf(path) else SafetensorsFolder(path)
+    if is_gguf(path):
+        return GGUFFile(path)
+    folder = SafetensorsFolder(path)
+    if not (path / "config.json").is_file():
+        return folder
+    quantization = quantization_of(folder.config())
+    return folder if quantization is None else QuantizedFolder(folder, quantization)
 
 
 def check_format(source: WeightSource, load_format: str) -> None:

@@ -47,12 +47,6 @@ _ROUTER: WeightNames = {
 EXPERTS: WeightNames = _EXPERTS | _ROUTER | stacked_experts("mlp.experts")
 WEIGHTS = DENSE_WEIGHTS | _ATTENTION | _ROTATED | EXPERTS
 
-UNQUANTIZED_V3 = (
-    "use the model's bfloat16 version, if it has one; those that are published in fp8 alone, as V3 "
-    "and R1, are converted by inference/fp8_cast_bf16.py of DeepSeek's repositories, to twice the "
-    "size"
-)
-
 # About training, expert parallelism, layers that predict further tokens; or implied by others.
 _NO_EFFECT = (
     "aux_loss_alpha",

@@ -24,6 +24,11 @@ WEIGHTS: WeightNames = (
         f"{_LAYER}.mlp.experts.gate_up_proj_bias": Stacked(
             Alternating((f"{_EXPERT}.gate.bias", f"{_EXPERT}.up.bias"))
         ),
+        # As the reader of quantised weights names their matrices.
+        f"{_LAYER}.mlp.experts.{{j}}.gate_up_proj.weight": Alternating(
+            (f"{_EXPERT}.gate.weight", f"{_EXPERT}.up.weight")
+        ),
+        f"{_LAYER}.mlp.experts.{{j}}.down_proj.weight": f"{_EXPERT}.down.weight",
         f"{_LAYER}.mlp.experts.down_proj": Stacked(Transposed(f"{_EXPERT}.down.weight")),
         f"{_LAYER}.mlp.experts.down_proj_bias": Stacked(f"{_EXPERT}.down.bias"),
     }

@@ -65,30 +65,48 @@ def choose_method(place: WeightPlacement, parts: Sequence[LinearPart]) -> Linear
     """The method of some weights, by the formats of their checkpoint: neighbours of one format are
     merged."""
     methods = [
-        _method(place, list(merged), format)
-        for format, merged in groupby(parts, lambda part: _format(place, part))
+        _method(place, list(merged), *kind)
+        for kind, merged in groupby(parts, lambda part: _kind(place, part))
     ]
     return methods[0] if len(methods) == 1 else MixedMethod(methods)
 
 
 def choose_table(place: WeightPlacement, part: LinearPart) -> DenseMethod | QuantizedMethod:
     """The method of one weight, whose rows can be looked up."""
-    return _method(place, [part], _format(place, part))
+    return _method(place, [part], *_kind(place, part))
 
 
 def _method(
-    place: WeightPlacement, parts: Sequence[LinearPart], format: BlockFormat | None
+    place: WeightPlacement,
+    parts: Sequence[LinearPart],
+    format: BlockFormat | None,
+    order: _Order | None,
 ) -> DenseMethod | QuantizedMethod:
-    return DenseMethod(place, parts) if format is None else QuantizedMethod(place, parts, format)
+    if format is None:
+        return DenseMethod(place, parts)
+    return QuantizedMethod(place, parts, format, None if order is None else order.places)
 
 
-def _format(place: WeightPlacement, part: LinearPart) -> BlockFormat | None:
-    """The format to keep a weight in: ``None`` for numbers, also where this rank's inputs do not
-    begin and end with a block."""
-    format, mine = place.format_of(part.name), part.inputs[1]
+class _Order:
+    """An order of inputs, which equals another one of the same numbers."""
+
+    def __init__(self, places: torch.Tensor) -> None:
+        self.places = places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Order) and torch.equal(self.places, other.places)
+
+
+def _kind(place: WeightPlacement, part: LinearPart) -> tuple[BlockFormat | None, _Order | None]:
+    """The format to keep a weight in, and the order of its inputs if it has one. ``None`` for
+    numbers, also where this rank's inputs do not begin and end with a block, or are anywhere."""
+    format, (total, mine) = place.format_of(part.name), part.inputs
     if format is None or mine.start % format.values or mine.stop % format.values:
-        return None
-    return format
+        return None, None
+    order = place.order_of(part.name)
+    if order is None:
+        return format, None
+    return (format, _Order(order)) if len(mine) == total else (None, None)
 
 
 class DenseMethod:
@@ -132,10 +150,15 @@ class QuantizedMethod:
     """Weights as the bytes of their blocks."""
 
     def __init__(
-        self, place: WeightPlacement, parts: Sequence[LinearPart], format: BlockFormat
+        self,
+        place: WeightPlacement,
+        parts: Sequence[LinearPart],
+        format: BlockFormat,
+        order: torch.Tensor | None = None,
     ) -> None:
         self.parts = parts
         self.format = format
+        self.order = None if order is None else order.to(place.device)
         self.operators = place.operators
         self.activations = place.activations
         self.height = _height(parts)
@@ -150,7 +173,7 @@ class QuantizedMethod:
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
         (weight,) = self.take_weight()
-        self._linear = self.operators.prepare_quantized(weight, bias, self.activations)
+        self._linear = self.operators.prepare_ordered(weight, bias, self.activations)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self._linear is not None, "finish_loading() comes first"
@@ -160,13 +183,14 @@ class QuantizedMethod:
         """Rows of the weight: embeddings."""
         if self._linear is not None:
             return self._linear.rows(indices).to(self.activations)
-        return QuantizedWeight(self.format, self.blocks[indices]).values().to(self.activations)
+        chosen = QuantizedWeight(self.format, self.blocks[indices], self.order)
+        return chosen.values().to(self.activations)
 
     def take_weight(self) -> tuple[QuantizedWeight]:
         """See ``LinearMethod``."""
         blocks = self.blocks
         del self.blocks
-        return (QuantizedWeight(self.format, blocks),)
+        return (QuantizedWeight(self.format, blocks, self.order),)
 
 
 class MixedMethod:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
 from ...models.model_config import ModelConfig
 from ...models.registry import Family
@@ -110,6 +111,19 @@ class GGUFFile:
     def dtype(self, name: str) -> str:
         """See ``WeightSource``."""
         return self._tensors[name].type.name
+
+    def block_format(self, name: str) -> BlockFormat | None:
+        """See ``WeightSource``."""
+        kind = self._tensors[name].type
+        return kind if kind.values > 1 else None
+
+    def order(self, name: str) -> torch.Tensor | None:
+        """See ``WeightSource``."""
+        return None
+
+    def spare(self, name: str) -> bool:
+        """See ``WeightSource``."""
+        return False
 
     def block_formats(self) -> frozenset[str]:
         """See ``WeightSource``."""

@@ -10,7 +10,8 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.model_config import read_config
-from tandem.shared.models.registry import FAMILIES, NOT_IN_GGUF, spec_of
+from tandem.shared.models.registry import FAMILIES, NOT_IN_GGUF, quantization_of, spec_of
+from tandem.shared.models.spec import QUANTIZED
 from tandem.shared.weights.gguf.architectures import ARCHITECTURES, VARIANTS
 from tandem.tests.shared.models.families.test_families import BASE
 
@@ -45,69 +46,95 @@ def refusal(folder: Path, files: dict[str, dict[str, Any]], **changes: Any) -> s
 @pytest.mark.parametrize(
     ("key", "value", "method"),
     [
-        ("quantization_config", {"quant_method": "fp8", "fmt": "e4m3"}, "fp8: fmt e4m3"),
-        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "gptq: bits 4"),
-        ("quantization_config", {"quant_method": "awq", "bits": 4}, "awq: bits 4"),
-        (
-            "quantization_config",
-            {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False},
-            "bitsandbytes: load_in_4bit",
-        ),
-        (
-            "quantization_config",
-            {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-            "compressed-tensors: format pack-quantized",
-        ),
-        ("quantization_config", {"quant_method": "mxfp4"}, "mxfp4"),
-        (
-            "quantization_config",
-            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
-            "modelopt: quant_algo NVFP4",
-        ),
-        ("quantization_config", {"quant_algo": "FP8"}, "not named: quant_algo FP8"),
-        ("quantization_config", {"group_size": 64, "bits": 4}, "MLX: bits 4, group_size 64"),
-        ("quantization", {"group_size": 64, "bits": 8}, "MLX: bits 8, group_size 64"),
+        ("quantization_config", {"quant_method": "quip", "bits": 4}, "quip: bits 4"),
+        ("quantization_config", {"quant_method": "hqq"}, "hqq"),
+        ("quantization_config", {"quant_method": "exl3", "bits": 4.5}, "exl3: bits 4.5"),
         ("quantization_config", ["any"], "not named"),
+        ("quantization_config", {"bits": 4}, "not named: bits 4"),
         ("compression_config", {"quant_method": "sparseml"}, "sparseml"),
     ],
 )
-def test_a_config_names_the_method(tmp_path: Path, key: str, value: Any, method: str) -> None:
+def test_an_unknown_method_is_named(tmp_path: Path, key: str, value: Any, method: str) -> None:
     told = refusal(tmp_path, {}, **{key: value})
     assert f"config.json: the weights are quantized ({key}, method {method}), which" in told
     assert told.endswith(OTHER)
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "method"),
+    ("value", "words"),
     [
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "quantization_config: fmt is 'e5m2'; supported: "),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size is 128; supported"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "outputs is 0; supported: a pos"),
+        ({"quant_method": "gptq", "bits": 5, "group_size": 128}, "bits is 5; supported: 2 or 3"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0; supported: a pos"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format is 'marlin'"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format is True"),
+        ({"quant_method": "gptq", "bits": 4, "sym": "yes"}, "sym is 'yes'; supported: true or fal"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8; supported: 4"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version is 'gemv'; supported: 'g"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "quant_algo is 'W4A16_AWQ'; sup"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format is 'marlin-24'"),
         (
-            "hf_quant_config.json",
-            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}},
-            "modelopt: quant_algo FP8",
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "2:4"}},
+            "sparsity_config: format is '2:4'; supported: 'dense'",
         ),
         (
-            "hf_quant_config.json",
-            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
-            "modelopt: kv_cache_quant_algo FP8",
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 3, "type": "int"}}},
+            },
+            "config_groups: g: weights: num_bits is 3; supported: 4 or 8",
         ),
-        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq: bits 4, group_size 128"),
-        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "awq: w_bit 4"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp3"},
+            "bnb_4bit_quant_type is 'fp3'; supported: 'nf4' or 'fp4'",
+        ),
+        ({"bits": 7, "group_size": 64}, "bits is 7; supported: 2 or 3 or 4 or 5 or 6 or 8"),
+        ({"bits": 4, "group_size": 64, "mode": "nvfp4"}, "mode is 'nvfp4'; supported: 'affine' or"),
+        (
+            {"bits": 4, "group_size": 64, "lm_head": {"bits": 4, "group_size": 7}},
+            "lm_head: group_size is 7; supported: 16 or 32",
+        ),
     ],
 )
-def test_a_file_beside_the_config_names_the_method(
-    tmp_path: Path, file: str, content: dict[str, Any], method: str
+def test_a_value_of_a_method_is_named(tmp_path: Path, value: Any, words: str) -> None:
+    told = refusal(tmp_path, {}, quantization_config=value)
+    assert f"{tmp_path / 'config.json'}: quantization_config: " in told and words in told
+
+
+def test_a_file_beside_the_config_is_read(tmp_path: Path) -> None:
+    files = {"hf_quant_config.json": {"quantization": {"quant_algo": "INT4_AWQ"}}}
+    told = refusal(tmp_path, files)
+    assert f"{tmp_path / 'hf_quant_config.json'}: quant_algo is 'INT4_AWQ'" in told
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "method"),
+    [
+        ({}, {"quantization_config": {"quant_method": "fbgemm_fp8"}}, "fp8"),
+        ({}, {"quantization_config": {"quant_algo": "FP8"}}, "modelopt"),
+        ({}, {"quantization": {"group_size": 64, "bits": 8}}, "mlx"),
+        ({"quantize_config.json": {"bits": 4, "group_size": 128}}, {}, "gptq"),
+        ({"quant_config.json": {"w_bit": 4, "q_group_size": 128, "version": "GEMM"}}, {}, "awq"),
+        ({"hf_quant_config.json": {"quantization": {"kv_cache_quant_algo": "FP8"}}}, {}, "none"),
+    ],
+)
+def test_a_method_is_found(
+    tmp_path: Path, files: dict[str, Any], changes: dict[str, Any], method: str
 ) -> None:
-    told = refusal(tmp_path, {file: content})
-    assert f"{tmp_path / file}: the weights are quantized ({file}, method {method})" in told
+    for name, content in {"config.json": {**BASE, **changes}, **files}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = read_config(tmp_path)
+    found = quantization_of(config)
+    assert found is not None and found.method == method
+    assert (spec_of(config).dtype == QUANTIZED) == (method != "none")
 
 
 def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
-    """DeepSeek V3 and Kimi K2 are published in fp8."""
-    fp8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    told = refusal(tmp_path, {}, **DEEPSEEK, **fp8)
-    assert "version, if it has one; those that are published in fp8 alone" in told
-    assert "fp8_cast_bf16.py" in told and told.endswith(", or a GGUF file of it")
-    told = refusal(tmp_path, {}, architectures=["OPTForCausalLM"], **fp8)
+    quip = {"quantization_config": {"quant_method": "quip"}}
+    assert refusal(tmp_path, {}, **DEEPSEEK, **quip).endswith(", or a GGUF file of it")
+    told = refusal(tmp_path, {}, architectures=["OPTForCausalLM"], **quip)
     assert told.endswith("use the model's bfloat16 or float16 version")
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints import quantized_folders, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, write_gguf
+from tandem.tests.support.checkpoints.quantized_folders import write_quantized
 
 from .test_parity import prompt_of, reference_run
 
@@ -41,6 +42,9 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "uneven": ("llama_bias", {"hidden_size": 256, "intermediate_size": 768}),
 }
 
+# Blocks of all sizes, and inputs in another order, which are numbers where ranks share them.
+METHODS = ("fp8 blocks", "fp8 channel", "gptq 4 order", "gptq 8", "awq", "nf4", "mlx 3")
+
 # A checkpoint, a prompt, and the tokens that follow it.
 Model = tuple[str, list[int], list[int]]
 
@@ -65,12 +69,20 @@ def quantised(name: str, root: Path, folder: Path) -> Model:
     return str(file), prompt_of(50), reference_run(decoded, 50)[0]
 
 
+def coded(method: str, root: Path, folder: Path) -> Model:
+    """A checkpoint of another method than GGUF's, and what follows from its numbers."""
+    whole = folder_of("wide", root)
+    saved, decoded = write_quantized(whole, folder / method, quantized_folders.METHODS[method])
+    return str(saved), prompt_of(50), reference_run(decoded, 50)[0]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> None:
     """Most of what ranks cost is their start, so two have all models, quantised ones as well."""
     models = [plain(name, model_root) for name in {2: OF_TWO, 4: OF_FOUR}[size]]
     if size == 2:
         models += [quantised(name, model_root, tmp_path) for name in QUANTISED]
+        models += [coded(method, model_root, tmp_path) for method in METHODS]
     first, *others = run_ranks(size, models, tmp_path / "meet")
     assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
     assert all(rank == [{"drawn": [], "scored": 0}] * len(models) for rank in others)

@@ -1,0 +1,1 @@
+"""Checkpoints in safetensors whose weights are quantised."""

@@ -1,0 +1,73 @@
+"""From the tensors of a method of quantisation to blocks, row by row.
+
+n rows, I inputs, G groups of the method, S blocks of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ....kernels.block_codes import stream
+from ....kernels.block_formats import BlockFormat
+
+# Where the outputs of a word of AWQ are.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [n, I] of words [n, W], one after the other from the lowest bit on."""
+    return stream(words.contiguous().view(torch.uint8), bits)
+
+
+def interleaved(words: torch.Tensor) -> torch.Tensor:
+    """AWQ's codes of 4 bits [n, 8 W] of words [n, W]."""
+    codes = in_words(words, 4).unflatten(-1, (-1, 8))
+    places = torch.tensor(_AWQ_ORDER).argsort()
+    return codes[..., places].flatten(-2)
+
+
+def pack(
+    format: BlockFormat,
+    codes: torch.Tensor,
+    bits: int,
+    group: int,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Blocks [n, bytes] of codes [n, I], and of scales and offsets [n, G] of ``group`` inputs each,
+    in the dtypes that blocks have them in."""
+    codes = codes.contiguous().view(torch.uint8).unflatten(1, (-1, format.values))
+    count = codes.shape[1]
+    fields = [
+        each.repeat_interleave(group // format.values, dim=1)[:, :count, None]
+        .contiguous()
+        .view(torch.uint8)
+        for each in (scales, offsets)
+        if each is not None
+    ]
+    return torch.cat([*fields, _packed(codes, bits)], dim=-1).flatten(1)
+
+
+def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return codes
+    if bits == 4:
+        low, high = codes.chunk(2, dim=-1)
+        return low | high << 4
+    places = torch.arange(bits, dtype=torch.uint8)
+    single = (codes[..., None] >> places & 1).flatten(-2).unflatten(-1, (-1, 8))
+    return (single << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+
+def of_rows(scales: torch.Tensor, first: int, end: int, height: int) -> torch.Tensor:
+    """For each of some rows, the scales of the ``height`` rows that it is one of; the first of
+    ``scales`` are those of row ``first // height * height``."""
+    return scales[torch.arange(first, end) // height - first // height]
+
+
+def of_flat(
+    absmax: torch.Tensor, size: int, first: int, end: int, inputs: int, run: int
+) -> torch.Tensor:
+    """Scales [n, I / run] where each is of ``size`` neighbours in the flattened weight."""
+    rows = torch.arange(first, end)[:, None] * inputs
+    return absmax[(rows + torch.arange(0, inputs, run)) // size]

@@ -1,0 +1,102 @@
+"""Quantised checkpoints equal those of the numbers that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.quantized import QuantizedWeight
+from tandem.shared.weights.source import open_source
+from tandem.tests.shared.weights.gguf.test_models import logits_of
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.quantized_folders import (
+    METHODS,
+    stack_experts,
+    write_mxfp4,
+    write_quantized,
+)
+
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 320}
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain") / "llama"
+    tiny_models.build("llama_bias", folder, num_hidden_layers=2, **WIDE)
+    return folder
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) -> None:
+    """Every matrix to the last bit, and the logits."""
+    coded, plain = write_quantized(llama, tmp_path, METHODS[name])
+    with open_source(coded) as source, open_source(plain) as expected:
+        assert set(source.names()) - {n for n in source.names() if source.spare(n)} <= set(
+            expected.names()
+        )
+        quantised = [each for each in source.names() if source.block_format(each)]
+        assert len(quantised) >= 14
+        for each in quantised:
+            format = source.block_format(each)
+            assert format is not None
+            shape = source.shape(each)
+            blocks = source.read(each, 0, 0, shape[0])
+            assert blocks.shape == (shape[0], format.bytes_of(shape[1]))
+            found = QuantizedWeight(format, blocks, source.order(each)).values()
+            assert torch.equal(found, expected.read(each, 0, 0, shape[0]).float())
+            part = source.read(each, 0, 5, shape[0] - 3)
+            assert torch.equal(part, blocks[5:-3])
+    prompt = list(range(40))
+    torch.testing.assert_close(
+        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "changes"),
+    [
+        ("qwen3_moe", "fp8 blocks", {}),
+        ("qwen3_moe", "gptq 4 order", {"moe_intermediate_size": 32}),
+        ("qwen3_moe", "mlx 4", {"moe_intermediate_size": 32}),
+        ("deepseek_v3", "fp8 blocks", {}),
+        ("deepseek_v3", "fp8 tensor", {}),
+        ("phi3", "awq", {"num_hidden_layers": 1}),
+    ],
+)
+def test_experts_and_latents_are_those_of_their_numbers(
+    tmp_path: Path, family: str, name: str, changes: dict[str, Any]
+) -> None:
+    folder = tmp_path / "model"
+    tiny_models.build(family, folder, **changes)
+    coded, plain = write_quantized(folder, tmp_path, METHODS[name])
+    prompt = list(range(40))
+    torch.testing.assert_close(
+        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
+    )
+
+
+def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
+    """gpt-oss, whose gate and up alternate."""
+    folder = tmp_path / "model"
+    tiny_models.build("gpt_oss", folder, intermediate_size=64)
+    coded, plain = write_mxfp4(folder, tmp_path)
+    with open_source(coded) as source:
+        assert "MXFP4" in source.block_formats()
+    prompt = list(range(40))
+    torch.testing.assert_close(
+        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
+    )
+
+
+def test_experts_stacked_by_mlx_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny_models.build("qwen3_moe", folder, moe_intermediate_size=32)
+    coded, plain = write_quantized(folder, tmp_path, METHODS["mlx 4"])
+    stack_experts(coded)
+    prompt = list(range(40))
+    torch.testing.assert_close(
+        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
+    )
