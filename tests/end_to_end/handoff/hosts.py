@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import heapq
 import itertools
+import math
 import os
 import random
 import select
@@ -29,6 +30,8 @@ NETWORK = "198.18.7."
 CLIENT = NETWORK + "254"
 POLL_SECONDS = 0.05
 PACKET_BYTES = 65536
+# What waits longer at a slow link is lost, as with a router whose queue is full.
+QUEUE_SECONDS = 0.3
 
 
 class Switch:
@@ -37,12 +40,14 @@ class Switch:
     def __init__(self, seed: int = 0) -> None:
         self.loss = 0.0  # of all packets, but for the client's
         self.delay = 0.0  # seconds, one way
+        self.rate = math.inf  # bytes a second that pass each way between two, but for the client's
         self.cut: set[frozenset[str]] = set()  # pairs of hosts that do not reach each other
         self.closed: set[tuple[str, str]] = set()  # no new connections from the first to the second
         self.narrow: dict[frozenset[str], int] = {}  # the largest packet that passes between two
         self._draw = random.Random(seed)
         self._devices: dict[str, int] = {}
         self._marks: list[tuple[tuple[str, str], int, Callable[[], object]]] = []
+        self._free: dict[tuple[str, str], float] = {}  # when a way has room for a packet
         self._passed: dict[tuple[str, str], int] = {}
         self._late: list[tuple[float, int, int, bytes]] = []
         self._numbers = itertools.count()
@@ -67,6 +72,7 @@ class Switch:
 
     def heal(self) -> None:
         self.loss = self.delay = 0.0
+        self.rate = math.inf
         self._marks.clear()
         self.cut.clear()
         self.closed.clear()
@@ -109,7 +115,14 @@ class Switch:
         pair = frozenset((source, target))
         if pair in self.cut or len(packet) > self.narrow.get(pair, PACKET_BYTES):
             return
-        due = time.monotonic() + self.delay
+        now, way = time.monotonic(), (source, target)
+        room = now
+        if CLIENT not in way:
+            room = max(now, self._free.get(way, now))
+            if room - now > QUEUE_SECONDS:
+                return
+            self._free[way] = room + len(packet) / self.rate
+        due = room + self.delay
         heapq.heappush(self._late, (due, next(self._numbers), device, packet))
 
     def _count(self, source: str, target: str, size: int) -> None:

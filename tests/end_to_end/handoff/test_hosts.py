@@ -161,6 +161,16 @@ def test_a_network_of_50_ms_carries_transfers(machines: Machines, aggregated: Te
     assert machines.transfers(3)
 
 
+def test_a_link_of_a_megabyte_a_second_carries_transfers(
+    machines: Machines, aggregated: TestCluster
+) -> None:
+    """As between two homes: slow, far, and with a queue that overflows."""
+    machines.switch.rate, machines.switch.delay = 1e6, 0.01
+    for seed in range(3):
+        machines.check(700 + seed, aggregated)
+    assert machines.transfers(703)
+
+
 def test_a_network_that_loses_a_twentieth_gives_the_same_tokens(
     machines: Machines, aggregated: TestCluster
 ) -> None:
