@@ -197,8 +197,8 @@ def test_a_fingerprint_names_what_differs(changes: dict[str, Any], field: str) -
     [
         (
             V3,
-            {"quantization_config": {"quant_method": "fp8"}},
-            "quantization_config, method fp8.* bfloat16",
+            {"quantization_config": {"quant_method": "quip"}},
+            "quantization_config, method quip.* bfloat16",
         ),
         (V3, {"topk_method": "greedy"}, "topk_method is 'greedy'; supported: 'noaux_tc'"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),

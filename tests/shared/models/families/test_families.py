@@ -238,7 +238,7 @@ def test_the_family_is_found_by_model_type_too() -> None:
             {"quantization_config": {"bits": 4}},
             "quantized .*quantization_config, method not named.* use the model's bfloat16",
         ),
-        ({"quantization": {"bits": 4, "group_size": 64}}, "the weights are quantized"),
+        ({"quantization": {"bits": 7, "group_size": 64}}, "quantization: bits is 7"),
         ({"rope_theta": float("nan")}, "rope_theta is nan; supported: a positive number"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
         ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),

@@ -34,9 +34,6 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
     """Every matrix to the last bit, and the logits."""
     coded, plain = write_quantized(llama, tmp_path, METHODS[name])
     with open_source(coded) as source, open_source(plain) as expected:
-        assert set(source.names()) - {n for n in source.names() if source.spare(n)} <= set(
-            expected.names()
-        )
         quantised = [each for each in source.names() if source.block_format(each)]
         assert len(quantised) >= 14
         for each in quantised:
