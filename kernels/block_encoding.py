@@ -1,0 +1,265 @@
+"""Quantisation: numbers [O, I] to the bytes of blocks [O, bytes of a row].
+
+Scales are found as by llama.cpp's quantiser without an importance matrix: among some candidates,
+those with the least weighted error. Q8_0 and Q4_0 are its bytes.
+
+N blocks, S groups of a block, n values of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from . import block_formats as formats
+from .block_formats import BlockFormat, GroupFormat
+
+_LARGEST_E4M3 = 448.0
+# Numbers that are encoded at a time: candidates take several times their memory.
+_PIECE = 1 << 20
+
+
+def encode(format: BlockFormat, weight: torch.Tensor) -> torch.Tensor:
+    """Quantise numbers, in rows of whole blocks."""
+    rows, inputs = weight.shape
+    encoded = weight.new_empty(rows, format.bytes_of(inputs), dtype=torch.uint8)
+    step = max(1, _PIECE // max(1, inputs))
+    for first in range(0, rows, step):
+        part = weight[first : first + step]
+        blocks = part.float().reshape(-1, format.values)
+        encoded[first : first + step] = encoder(format)(blocks).view(len(part), -1)
+    return encoded
+
+
+def encoder(format: BlockFormat) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The bytes of blocks [N, values of a block] in fp32."""
+    if isinstance(format, GroupFormat):
+        assert format.codes == "e4m3" and format.scale == "F32", format
+        return _e4m3
+    return _ENCODERS[format]
+
+
+def _e4m3(blocks: torch.Tensor) -> torch.Tensor:
+    scales = blocks.abs().amax(1, keepdim=True) / _LARGEST_E4M3
+    codes = (blocks * _inverse(scales)).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
+    return torch.cat(
+        [scales.view(torch.uint8), codes.to(torch.float8_e4m3fn).view(torch.uint8)], dim=1
+    )
+
+
+def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+    scales = blocks.abs().amax(1, keepdim=True) / 127
+    scaled = blocks * _inverse(scales)
+    # Halves are rounded away from zero.
+    codes = scaled.sign() * (scaled.abs() + 0.5).floor()
+    return torch.cat([_half(scales), codes.to(torch.int8).view(torch.uint8)], dim=1)
+
+
+def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+    scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -8
+    codes = (blocks * _inverse(scales) + 8.5).trunc().clamp(0, 15).byte()
+    return torch.cat([_half(scales), codes[:, :16] | codes[:, 16:] << 4], dim=1)
+
+
+def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+    groups = blocks.unflatten(1, (16, 16))
+    scales, minimums = _with_minimum(groups, groups.abs(), 3, -0.5, 15, absolute=True)
+    d, own = _shared(scales, 15)
+    dmin, least = _shared(minimums, 15)
+    codes = _codes(groups, d * own, dmin * least, 3)
+    packed = (own | least << 4).byte()
+    return torch.cat([packed, _planes(codes, 2), _half(d), _half(dmin)], dim=1)
+
+
+def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
+    groups = blocks.unflatten(1, (16, 16))
+    scales = _symmetric_one_by_one(groups, 4)
+    d, own = _signed(scales, 32)
+    codes = _codes(groups, d * own, None, 3, low=-4) + 4
+    flat = codes.flatten(1)
+    third = _bytes((flat > 3).byte().unflatten(1, (8, 32)), 1)
+    shifted = (own + 32).byte()
+    low = shifted[:, :8] & 15 | (shifted[:, 8:] & 15) << 4
+    high = _bytes((shifted >> 4).unflatten(1, (4, 4)), 2)
+    return torch.cat([third, _planes(codes & 3, 2), low, high, _half(d)], dim=1)
+
+
+def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
+    fields, codes = _four_or_five(blocks, 15, -1.0, 20)
+    return torch.cat([*fields, _planes(codes, 4)], dim=1)
+
+
+def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
+    fields, codes = _four_or_five(blocks, 31, -0.5, 15)
+    fifth = _bytes((codes >> 4).byte(), 1)
+    return torch.cat([*fields, fifth, _planes(codes & 15, 4)], dim=1)
+
+
+def _four_or_five(
+    blocks: torch.Tensor, most: int, first: float, steps: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The scales' fields, and codes [N, 8, 32]."""
+    groups = blocks.unflatten(1, (8, 32))
+    importance = groups.square().mean(-1, keepdim=True).sqrt() + groups.abs()
+    scales, minimums = _with_minimum(groups, importance, most, first, steps, absolute=False)
+    d, own = _shared(scales, 63)
+    dmin, least = _shared(minimums, 63)
+    codes = _codes(groups, d * own, dmin * least, most)
+    own, least = own.byte(), least.byte()
+    packed = torch.cat(
+        [
+            own[:, :4] | own[:, 4:] >> 4 << 6,
+            least[:, :4] | least[:, 4:] >> 4 << 6,
+            own[:, 4:] & 15 | (least[:, 4:] & 15) << 4,
+        ],
+        dim=1,
+    )
+    return [_half(d), _half(dmin), packed], codes
+
+
+def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+    groups = blocks.unflatten(1, (16, 16))
+    d, own = _signed(_symmetric(groups, 32), 128)
+    codes = _codes(groups, d * own, None, 31, low=-32) + 32
+    halves = codes.flatten(1).byte().unflatten(1, (2, 128))
+    low = _bytes((halves & 15).unflatten(2, (2, 64)), 4)
+    high = _bytes((halves >> 4).unflatten(2, (4, 32)), 2)
+    scales = own.to(torch.int8).view(torch.uint8)
+    return torch.cat([low.flatten(1), high.flatten(1), scales, _half(d)], dim=1)
+
+
+def _with_minimum(
+    x: torch.Tensor,
+    importance: torch.Tensor,
+    most: int,
+    first: float,
+    steps: int,
+    *,
+    absolute: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to ``most``."""
+    least = x.amin(-1, keepdim=True).clamp(max=0)
+    spread = x.amax(-1, keepdim=True) - least
+    inverse = _inverse(spread)
+    total, sum_x = importance.sum(-1, keepdim=True), (importance * x).sum(-1, keepdim=True)
+
+    def error(scale: torch.Tensor, minimum: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        off = scale * codes + minimum - x
+        return (importance * (off.abs() if absolute else off.square())).sum(-1, keepdim=True)
+
+    scale, minimum = spread / most, least
+    codes = (most * inverse * (x - least)).round().clamp(0, most)
+    best = error(scale, minimum, codes)
+    for step in range(steps + 1):
+        codes = ((first + 0.1 * step + most) * inverse * (x - least)).round().clamp(0, most)
+        sum_l = (importance * codes).sum(-1, keepdim=True)
+        sum_l2 = (importance * codes.square()).sum(-1, keepdim=True)
+        sum_xl = (importance * codes * x).sum(-1, keepdim=True)
+        determinant = total * sum_l2 - sum_l.square()
+        over = _inverse(determinant)
+        a, b = (total * sum_xl - sum_x * sum_l) * over, (sum_l2 * sum_x - sum_l * sum_xl) * over
+        positive = b > 0
+        a, b = torch.where(positive, sum_xl * _inverse(sum_l2), a), b.masked_fill(positive, 0)
+        found = error(a, b, codes)
+        better = (determinant > 0) & (found < best)
+        scale, minimum = torch.where(better, a, scale), torch.where(better, b, minimum)
+        best = torch.where(better, found, best)
+    return scale[..., 0], -minimum[..., 0]
+
+
+def _symmetric(x: torch.Tensor, most: int) -> torch.Tensor:
+    """Scales [N, S] for codes from -``most`` to ``most`` - 1, where large values count more."""
+    inverse = _inverse(x.gather(-1, x.abs().argmax(-1, keepdim=True)))
+    scale = best = torch.zeros_like(inverse)
+    for step in (0, *range(-9, 0), *range(1, 10)):
+        codes = (-(most + 0.1 * step) * inverse * x).round().clamp(-most, most - 1)
+        sum_lx = (x.square() * x * codes).sum(-1, keepdim=True)
+        sum_l2 = (x.square() * codes.square()).sum(-1, keepdim=True)
+        found = sum_lx * _inverse(sum_l2)
+        better = found * sum_lx > best
+        scale = torch.where(better, found, scale)
+        best = torch.where(better, found * sum_lx, best)
+    return scale[..., 0]
+
+
+def _symmetric_one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
+    """As ``_symmetric``, by codes of which one after the other is improved."""
+    inverse = _inverse(x.gather(-1, x.abs().argmax(-1, keepdim=True)))
+    codes = (-most * inverse * x).round().clamp(-most, most - 1)
+    weights = x.square()
+    sum_lx, sum_l2 = (weights * x * codes).sum(-1), (weights * codes.square()).sum(-1)
+    for _ in range(5):
+        for index in range(x.shape[-1]):
+            one, weight, code = x[..., index], weights[..., index], codes[..., index]
+            less_lx, less_l2 = sum_lx - weight * one * code, sum_l2 - weight * code.square()
+            new = (one * less_l2 * _inverse(less_lx)).round().clamp(-most, most - 1)
+            new_lx, new_l2 = less_lx + weight * one * new, less_l2 + weight * new.square()
+            better = (less_lx > 0) & (new_l2 > 0)
+            better &= new_lx.square() * sum_l2 > sum_lx.square() * new_l2
+            codes[..., index] = torch.where(better, new, code)
+            sum_lx, sum_l2 = (
+                torch.where(better, new_lx, sum_lx),
+                torch.where(better, new_l2, sum_l2),
+            )
+    return sum_lx * _inverse(sum_l2)
+
+
+def _shared(scales: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The fp16 scale [N, 1] of scales that are not negative, and these as integers up to
+    ``most``."""
+    largest = scales.amax(1, keepdim=True).clamp(min=0)
+    own = (most * _inverse(largest) * scales).round().clamp(0, most).int()
+    return (largest / most).half().float(), own
+
+
+def _signed(scales: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``_shared``, from -``most`` to ``most`` - 1: the largest becomes -``most``."""
+    largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))
+    own = (-most * _inverse(largest) * scales).round().clamp(-most, most - 1).int()
+    return (largest / -most).half().float(), own
+
+
+def _codes(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    minimums: torch.Tensor | None,
+    most: int,
+    low: int = 0,
+) -> torch.Tensor:
+    """The nearest codes to groups [N, S, n], from ``low`` to ``most``."""
+    shifted = x if minimums is None else x + minimums[..., None]
+    return (shifted * _inverse(scales)[..., None]).round().clamp(low, most).int()
+
+
+def _planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes of 32 neighbours in the lowest bits, the next 32 in the next ones, and so on."""
+    per_byte = 8 // bits
+    parts = codes.flatten(1).byte().unflatten(1, (-1, per_byte, 32))
+    return _bytes(parts, bits).flatten(1)
+
+
+def _bytes(parts: torch.Tensor, bits: int) -> torch.Tensor:
+    """Bytes [..., n] of codes [..., parts of a byte, n]."""
+    shifts = torch.arange(parts.shape[-2], dtype=torch.uint8, device=parts.device) * bits
+    return (parts << shifts[:, None]).sum(-2, dtype=torch.uint8)
+
+
+def _half(scales: torch.Tensor) -> torch.Tensor:
+    return scales.half().view(torch.uint8)
+
+
+def _inverse(x: torch.Tensor) -> torch.Tensor:
+    """``1 / x``, and zero for zero."""
+    return torch.where(x == 0, 0.0, 1 / x)
+
+
+_ENCODERS = {
+    formats.Q8_0: _q8_0,
+    formats.Q4_0: _q4_0,
+    formats.Q2_K: _q2_k,
+    formats.Q3_K: _q3_k,
+    formats.Q4_K: _q4_k,
+    formats.Q5_K: _q5_k,
+    formats.Q6_K: _q6_k,
+}
