@@ -31,6 +31,7 @@ from ..shared.models.spec import (
 from ..shared.weights.footprint import parameter_sizes
 from ..shared.weights.header_files import write_safetensors_header
 from ..shared.weights.locate import Download, FoundModel, find_model
+from ..shared.weights.obtain import quantised
 from ..shared.weights.remote_files import Listing
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
@@ -63,14 +64,17 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     with find_model(config.model) as found, ExitStack() as until_end:
         source = open_source(found.path)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        spec = quantised(spec, config)
         source = _with_headers(config.model, found, source, until_end)
         files, size = _weights(found, source)
         on_cpu = not machine.gpus or config.device == "cpu"
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype)
-        sizes = parameter_sizes(source, spec, dtype)
+        sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         devices = (machine.cpu,) if on_cpu else machine.gpus
-        fits = [_fit(source, spec, dtype, kv_dtype, device, devices) for device in devices]
+        fits = [
+            _fit(source, spec, dtype, kv_dtype, device, devices, config.isq) for device in devices
+        ]
     experts = sum(each.values for each in sizes if _part(each.name) == "experts")
     active = sum(each.values for each in sizes) - experts + _active(spec, experts)
     about = {
@@ -153,6 +157,7 @@ def _fit(
     kv_dtype: str,
     device: RankDevice,
     devices: Sequence[RankDevice],
+    isq: str | None,
 ) -> dict[str, Any]:
     """Whether a model fits a device, and with how many tokens of KV; if it does not, over how many
     such GPUs it would be split."""
@@ -160,7 +165,7 @@ def _fit(
     for ranks in range(1, max(most, _MOST_RANKS if device.kind != "cpu" else 1) + 1):
         if tensor_parallel_problem(spec, ranks):
             continue
-        weights = sum(each.nbytes for each in parameter_sizes(source, spec, dtype, ranks))
+        weights = sum(each.nbytes for each in parameter_sizes(source, spec, dtype, ranks, isq))
         node = NodeDevice((device,) * ranks)
         left = device.free_bytes - weights
         room = node.cache_bytes([RankMemory(max(0, left), weights, 0)] * ranks)

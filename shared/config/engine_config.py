@@ -66,6 +66,14 @@ class EngineConfig:
         "seeded random numbers (benchmarks).",
         choices=("auto", "safetensors", "gguf", "dummy"),
     )
+    isq: str | None = option(
+        None,
+        "--isq",
+        "Quantise the weights while they are loaded, layer by layer. Norms and routers stay "
+        "numbers; in less than 8 bits the head becomes q6k. int8 is q8_0, and fp8 e4m3 with a "
+        "scale for each 128 inputs.",
+        choices=("q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "q4_0", "int8", "fp8"),
+    )
     ignore_config_keys: str | None = fields.ignore_config_keys()
     load_timeout: float = option(
         1800.0,

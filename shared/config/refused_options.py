@@ -78,7 +78,6 @@ REFUSED = {
     "--headless": "start tandem decode-node MODEL --join ROUTER",
     "--hf-config-path": _FILES,
     "--hf-overrides": _ROPE,
-    "--isq": "weights are not quantised while loading; use a GGUF file, --f FILE",
     "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
     "--kv-events-config": "nodes tell their routers by themselves; leave it out",
     "--kv-offloading-size": _NO_OFFLOAD,

@@ -51,6 +51,7 @@ class RankSettings:
     rendezvous: str = ""
     block_size: int = 16
     load_format: str = "auto"
+    isq: str | None = None
     ignored_config_keys: tuple[str, ...] = ()
     max_model_len: int | None = None
     seed: int = 0

@@ -23,6 +23,7 @@ from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
 from ..text.tokenizer_files import TokenizerFiles
+from ..weights.in_situ import InSitu
 from ..weights.locate import display_name
 from ..weights.obtain import ObtainedModel, obtain_model
 from ..weights.source import WeightSource
@@ -148,7 +149,7 @@ async def start_engine(
         name=next(iter(served_names(config.served_model_name)), display_name(config.model)),
         resolved=resolved,
         fingerprint=fingerprint,
-        weight_format=coarsest([formats.dtype, *source.block_formats()]),
+        weight_format=coarsest([formats.dtype, *_block_formats(config, source, spec)]),
         kv_dtype=formats.kv_dtype,
         endpoints=[(rank.bulk, rank.control) for rank in endpoints],
         curve_keys=[rank.key for rank in endpoints if rank.key],
@@ -156,6 +157,11 @@ async def start_engine(
         grammars=grammars,
         generates=model.generates,
     )
+
+
+def _block_formats(config: EngineConfig, source: WeightSource, spec: DecoderSpec) -> frozenset[str]:
+    """The block formats of the weights, as their files have them or as they are quantised."""
+    return source.block_formats() if config.isq is None else InSitu(config.isq, spec).names()
 
 
 def _resolve(
@@ -278,6 +284,7 @@ def _rank_settings(
         size=config.world_size,
         block_size=config.block_size,
         load_format=config.load_format,
+        isq=config.isq,
         ignored_config_keys=tuple(sorted(config.ignored_config_keys)),
         max_model_len=config.max_model_len,
         seed=config.seed,

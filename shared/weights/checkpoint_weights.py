@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ...kernels.block_encoding import encode
 from ...kernels.block_formats import BlockFormat
 from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
@@ -25,6 +26,7 @@ from ..models.weight_names import (
     layer_of,
     names_of,
 )
+from .in_situ import InSitu
 from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
 from .source import WeightSource
 
@@ -35,8 +37,15 @@ _SAVED_IN = ("BF16", "F16", "F32", "F64")
 class CheckpointWeights:
     """Fills the parts of a decoder from an open source, in any order."""
 
-    def __init__(self, source: WeightSource, family: Family, spec: DecoderSpec) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        family: Family,
+        spec: DecoderSpec,
+        in_situ: InSitu | None = None,
+    ) -> None:
         self._source = source
+        self._in_situ = in_situ
         self._spec = spec
         names = source.weight_names(family)
         self._origins = tensor_origins(
@@ -44,9 +53,17 @@ class CheckpointWeights:
         )
 
     def format_of(self, name: str) -> BlockFormat | None:
-        """The block format of a parameter in the checkpoint; ``None`` for numbers."""
+        """The block format of a parameter, in the checkpoint or once it is loaded; ``None`` for
+        numbers."""
         origin = self._origins.get(name)
-        return None if origin is None else self._source.block_format(origin.tensor)
+        if origin is None:
+            return None
+        found = self._source.block_format(origin.tensor)
+        if found is not None or self._in_situ is None:
+            return found
+        turned = isinstance(origin.target, Transposed)
+        shape = self._source.shape(origin.tensor)
+        return self._in_situ.format_of(name, shape[-2 if turned else -1])
 
     def order_of(self, name: str) -> torch.Tensor | None:
         """The order of the inputs in a parameter's blocks; see ``WeightSource.order``."""
@@ -101,12 +118,21 @@ class CheckpointWeights:
             return
         if slot.dim == 1:
             stored = self._read(origin, slot, 1 - transposed, slot.first, slot.end)
-            slot.target.copy_(stored.mT if transposed else stored)
+            self._store(slot, stored.mT if transposed else stored, origin)
             return
         rows = self._rows(name, target, slot, slots)
         stored = self._read(origin, slot, int(transposed), rows.first, rows.end)
         picked = rows.pick(stored.mT if transposed else stored)
-        slot.target.copy_(self._transformed(name, target, picked))
+        self._store(slot, self._transformed(name, target, picked), origin)
+
+    def _store(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> None:
+        slot.target.copy_(self._as_kept(slot, rows, origin))
+
+    def _as_kept(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> torch.Tensor:
+        """Rows as a slot keeps them: numbers that it has in blocks are quantised, where it is."""
+        if slot.format is None or self._source.block_format(origin.tensor) is not None:
+            return rows
+        return encode(slot.format, rows.to(slot.target.device))
 
     def _rows(
         self, name: str, target: Target, slot: WeightSlot, slots: Mapping[str, WeightSlot]
@@ -130,7 +156,8 @@ class CheckpointWeights:
         """Reject a head whose rows, those of this rank, are not those of the embedding."""
         self._check(head, embedding.shape)
         rows = self._read(head, embedding, 0, embedding.first, embedding.end)
-        if not torch.equal(rows.to(embedding.target), embedding.target):
+        kept = self._as_kept(embedding, rows, head)
+        if not torch.equal(kept.to(embedding.target), embedding.target):
             raise ModelError(
                 f"{self._source.path}: {head.tensor} is not the embedding, but "
                 f"tie_word_embeddings is true, or left out and true for this family: if the head "

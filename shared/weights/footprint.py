@@ -13,6 +13,7 @@ from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of
 from ..models.spec import DecoderSpec
 from .checkpoint_weights import CheckpointWeights
+from .in_situ import InSitu
 from .load import DTYPES
 from .source import WeightSource
 
@@ -29,7 +30,7 @@ class ParameterSize:
 
 
 def parameter_sizes(
-    source: WeightSource, spec: DecoderSpec, dtype: str, ranks: int = 1
+    source: WeightSource, spec: DecoderSpec, dtype: str, ranks: int = 1, isq: str | None = None
 ) -> list[ParameterSize]:
     """The parameters of a model as the first of ``ranks`` keeps them. Reads no tensor: the decoder
     is built without memory. Raises ``ModelError`` for weights that are not the model's."""
@@ -45,7 +46,8 @@ def parameter_sizes(
     config = source.config()
     place = WeightPlacement(DTYPES[dtype], torch.device("meta"), TensorParallel(size=ranks))
     with source:
-        weights = CheckpointWeights(source, family_of(config.values, config.file), spec)
+        in_situ = None if isq is None else InSitu(isq, spec)
+        weights = CheckpointWeights(source, family_of(config.values, config.file), spec, in_situ)
         place = replace(place, format_of=weights.format_of, order_of=weights.order_of)
         Decoder(spec, place, measure, has_head=weights.has_head)
     return sizes

@@ -15,6 +15,7 @@ from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
 from .checkpoint_weights import CheckpointWeights
+from .in_situ import InSitu
 from .random_weights import RandomWeights
 from .source import WeightSource, check_format, open_source
 
@@ -40,6 +41,7 @@ def load_model(
     ignored_keys: frozenset[str] = frozenset(),
     max_model_len: int | None = None,
     seed: int = 0,
+    isq: str | None = None,
     operators: Operators | None = None,
 ) -> Decoder:
     """Load this rank's part of the model at a path. ``dummy`` needs its configuration only.
@@ -61,13 +63,16 @@ def load_model(
         raise ModelError(f"load format {load_format!r}; supported: {', '.join(LOAD_FORMATS)}")
     check_format(source, load_format)
     with source:
-        return decoder_from(source, spec, place)
+        return decoder_from(source, spec, place, isq)
 
 
-def decoder_from(source: WeightSource, spec: DecoderSpec, place: WeightPlacement) -> Decoder:
-    """Build a decoder with the weights of an open source."""
+def decoder_from(
+    source: WeightSource, spec: DecoderSpec, place: WeightPlacement, isq: str | None = None
+) -> Decoder:
+    """Build a decoder with the weights of an open source, which ``isq`` quantises."""
     config = source.config()
-    weights = CheckpointWeights(source, family_of(config.values, config.file), spec)
+    in_situ = None if isq is None else InSitu(isq, spec)
+    weights = CheckpointWeights(source, family_of(config.values, config.file), spec, in_situ)
 
     def load(part: Part) -> None:
         weights.fill(part)

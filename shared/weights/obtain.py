@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import EngineConfig
 from ..errors import ModelError
 from ..models.registry import family_of, spec_of
-from ..models.spec import DecoderSpec, tensor_parallel_problem
+from ..models.spec import QUANTIZED, DecoderSpec, tensor_parallel_problem
 from .folder_kind import INDEX, SINGLE
 from .locate import FoundModel, find_model
 from .origins import lacks_head, tensor_origins
@@ -42,6 +42,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
             raise ModelError(
                 f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
             )
+        spec = quantised(spec, config)
         if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
             return ObtainedModel(name, found.path, source, spec, generates=spec.has_head)
         if config.load_format != "dummy":
@@ -53,6 +54,21 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
         source.tokenizer_files()  # no router could serve the model without them
         source = open_source(found.download(source.weight_files()))
     return ObtainedModel(name, source.path, source, spec, _check_tensors(source, spec))
+
+
+def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
+    """The spec of a model that may be quantised while it is loaded. Raises ``ModelError`` where
+    there is nothing to quantise."""
+    if config.isq is None:
+        return spec
+    if config.load_format == "dummy":
+        raise ModelError(f"--isq {config.isq}: random weights are not quantised; leave it out")
+    if spec.dtype == QUANTIZED:
+        raise ModelError(
+            f"--isq {config.isq}: the weights of {config.model} are quantised already; leave it "
+            f"out, or give the model in bfloat16, float16 or float32"
+        )
+    return replace(spec, dtype=QUANTIZED)
 
 
 def _check_files(source: WeightSource, found: FoundModel) -> None:

@@ -119,7 +119,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["pull"], "pull needs the MODEL to download"),
         (["show", "a/b"], "tandem info MODEL tells what a model is"),
         (["a/b", "--port", "1"], "if that is a model: tandem serve a/b"),
-        (["--m", "x", "--isq", "q4k"], "--isq is not supported: weights are not quantised"),
+        (["--m", "x", "--isq", "q9k"], "--isq"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
         (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),
         (["--max-model-len", "x"], "Invalid value for '--max-model-len': 'x' is not an integer"),

@@ -27,6 +27,7 @@ def build_runner(
     tp: TensorParallel | None = None,
     load_format: str = "auto",
     seed: int = 0,
+    isq: str | None = None,
     operators: Operators | None = None,
 ) -> ModelRunner:
     """A rank's part of a model with a cache, whose format is spelled as its flag is."""
@@ -40,6 +41,7 @@ def build_runner(
         tp=tp,
         load_format=load_format,
         seed=seed,
+        isq=isq,
         operators=operators or operators_for(device),
     )
     weights = str(model.place.dtype).removeprefix("torch.")

@@ -127,6 +127,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
             ignored_keys=frozenset(settings.ignored_config_keys),
             max_model_len=settings.max_model_len,
             seed=settings.seed,
+            isq=settings.isq,
             operators=operators,
         )
     except torch.OutOfMemoryError:

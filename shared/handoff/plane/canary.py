@@ -29,7 +29,8 @@ PROMPT_TOKENS = 31
 # Quantised weights beside those that they were made of differ by 1e-2 in the first layer and 0.12
 # in the last in Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and 0.9 in four bits.
 # Those of other methods differ by half to three quarters of the limits of GGUF's formats with as
-# many bits; FP8, which rounds weights by 2**-4, differs as Q6_K.
+# many bits; FP8, which rounds weights by 2**-4, differs as Q6_K. Three bits differ by 1.2 in the
+# last layer, two by 1.55, so that their first layers judge.
 # Other weights or another layout differ by about 1.5.
 _FIRST_LAYER = {
     "float32": 1e-4,
@@ -44,7 +45,11 @@ _FIRST_LAYER = {
     "FP8": 3 * 2.0**-4,
     "Q4_1": 0.5,
     "Q4_0": 0.5,
+    **dict.fromkeys(("Q3_K", "INT3", "IQ3_XXS", "IQ3_S"), 0.75),
+    **dict.fromkeys(("Q2_K", "INT2", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"), 1.0),
 }
+# Formats of weights without a limit of their own have four bits or more.
+_OTHERS = "Q4_0"
 # If two experts score almost equally, rounding alone can send a token to the other one, after which
 # its KV differs completely. So behind a router, only the best-agreeing tenth of the tokens is
 # compared. Measured on random models of 24 layers with a router in each, in bfloat16: 0.6 of the
@@ -52,8 +57,8 @@ _FIRST_LAYER = {
 _ROUTED_PART = 0.1
 # In models of any depth, the difference that another layout makes must stay above the limit.
 _MOST = 0.75
-_FOUR_BITS = ("Q4_0", "Q4_1")
-_MOST_IN_FOUR_BITS = 1.1
+# By the limit of the first layer: in four bits, three, and two.
+_MOST_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75}
 # Never divide by zero, the limit of an all-zero layer.
 _SMALLEST = 1e-30
 
@@ -84,14 +89,13 @@ def canary_prompt(vocab_size: int, max_model_len: int) -> list[int]:
 def tolerance(dtype: str, layer: int) -> float:
     """The limit for a layer. Rounding errors are independent, so they grow with the square root of
     the depth."""
-    most = _MOST_IN_FOUR_BITS if dtype in _FOUR_BITS else _MOST
-    return min(_FIRST_LAYER[dtype] * math.sqrt(layer + 1), most)
+    first = _FIRST_LAYER[dtype]
+    return min(first * math.sqrt(layer + 1), _MOST_OF_FEW_BITS.get(first, _MOST))
 
 
 def coarsest(formats: Iterable[str]) -> str:
-    """The format of weights and KV that rounds most; an unknown one is taken for the coarsest."""
-    worst = max(_FIRST_LAYER, key=lambda name: _FIRST_LAYER[name])
-    known = (name if name in _FIRST_LAYER else worst for name in formats)
+    """The format of weights and KV that rounds most; an unknown one is taken for one of 4 bits."""
+    known = (name if name in _FIRST_LAYER else _OTHERS for name in formats)
     return max(known, key=lambda name: _FIRST_LAYER[name])
 
 

@@ -1,0 +1,44 @@
+"""Quantisation: the library's bytes, or about the error of llama.cpp's own quantiser."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+import torch
+
+from tandem.kernels.block_encoding import encode
+from tandem.kernels.block_formats import BLOCK_FORMATS, group_format
+from tandem.kernels.quantized import QuantizedWeight
+
+# The relative error of normally distributed weights as llama.cpp quantises them, in percent.
+ERRORS = {"Q2_K": 29.7, "Q3_K": 15.02, "Q4_K": 7.149, "Q5_K": 3.598, "Q6_K": 1.77}
+
+
+def weights(seed: int = 0) -> torch.Tensor:
+    made = torch.randn(64, 1024, generator=torch.Generator().manual_seed(seed)) * 0.02
+    made[3], made[4, :256], made[5, 256:512] = 0, 0.01, 0
+    return made
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
+def test_bytes_are_those_of_the_library(name: str) -> None:
+    for weight in (weights(), weights(1).bfloat16().float()):
+        expected = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[name])
+        assert torch.equal(encode(BLOCK_FORMATS[name], weight), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_the_error_is_that_of_llama_cpp(name: str) -> None:
+    format, weight = BLOCK_FORMATS[name], weights()
+    found = QuantizedWeight(format, encode(format, weight)).values()
+    error = 100 * float((found - weight)[6:].norm() / weight[6:].norm())
+    assert error < 1.02 * ERRORS[name]
+    assert not found[3].any() and not found[5, 256:512].any()
+
+
+def test_fp8_is_rounded_to_its_nearest_numbers() -> None:
+    format, weight = group_format("e4m3", 8, 128, "F32"), weights()
+    found = QuantizedWeight(format, encode(format, weight)).values()
+    largest = weight.unflatten(1, (-1, 128)).abs().amax(-1).repeat_interleave(128, dim=1)
+    # Half a step of three bits, or of the smallest numbers.
+    assert ((found - weight).abs() <= weight.abs() / 16 * 1.001 + largest / 448 * 2**-10).all()

@@ -1,0 +1,123 @@
+"""Weights that are quantised while they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.block_formats import Q8_0
+from tandem.shared.config import EngineConfig
+from tandem.shared.errors import ModelError
+from tandem.shared.models.layers.linear_method import QuantizedMethod
+from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.in_situ import InSitu
+from tandem.shared.weights.load import load_model
+from tandem.shared.weights.obtain import obtain_model
+from tandem.shared.weights.source import open_source, read_spec
+from tandem.tests.shared.models.test_kv_formats import CanaryOfRunners
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_quantized
+from tandem.tests.support.runners import build_runner
+
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
+KINDS = ("q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "q4_0", "int8", "fp8")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    tiny_models.build("qwen3", folder, num_hidden_layers=2, **WIDE)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linears_and_tables_are_quantised(wide: Path, kind: str) -> None:
+    spec = read_spec(wide)
+    sizes = {
+        each.name: each.format
+        for each in parameter_sizes(open_source(wide), spec, "float32", isq=kind)
+    }
+    whole = "FP8" if kind == "fp8" else {"int8": "Q8_0"}.get(kind, kind.upper().replace("K", "_K"))
+    head = whole if whole in ("FP8", "Q8_0") else "Q6_K"
+    assert sizes["layers.1.mlp.down.weight"] == sizes["embed.weight"] == whole
+    assert sizes["head.weight"] == head
+    # Of heads, half as wide as a block.
+    assert sizes["layers.0.attention.o.weight"] == (whole if whole in ("FP8", "Q4_0") else "Q8_0")
+    assert sizes["layers.0.attention_norm.weight"] == "float32"
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_fused_and_stacked_tensors_are_as_in_a_quantised_file(family: str, tmp_path: Path) -> None:
+    """Routers stay numbers, and so does what expands latents."""
+    folder = tmp_path / "model"
+    tiny_models.build(family, folder)
+    found = load_model(folder, isq="q8_0")
+    plain = load_model(folder)
+    assert found.spec == plain.spec
+    formats = {
+        each.name: each.format
+        for each in parameter_sizes(open_source(folder), plain.spec, "float32", isq="q8_0")
+    }
+    for name, format in formats.items():
+        if "router" in name or "norm" in name or "kv_b" in name or name.endswith("bias"):
+            assert format != "Q8_0", name
+
+
+def test_ranks_have_the_parts_of_one(wide: Path) -> None:
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
+    results = []
+    for size in (1, 2):
+        layers: list[Any] = [
+            load_model(wide, isq="q4k", tp=TensorParallel(rank, size)).layers[0]
+            for rank in range(size)
+        ]
+        assert all(isinstance(layer.mlp.down.method, QuantizedMethod) for layer in layers)
+        results.append(sum(layer.mlp.partial(x) for layer in layers))
+    largest = float(results[0].abs().max())
+    torch.testing.assert_close(results[1], results[0], atol=1e-5 * largest, rtol=1e-5)
+
+
+def test_rows_of_no_whole_blocks(tmp_path: Path) -> None:
+    in_situ = InSitu("q4k", read_spec(tiny_models.cached("llama", tmp_path)))
+    assert in_situ.format_of("layers.0.mlp.down.weight", 96) == Q8_0
+    assert in_situ.format_of("layers.0.mlp.down.weight", 100) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_canary_allows_for_one_side_that_is_quantised(tmp_path: Path, kind: str) -> None:
+    for seed in (0, 1):
+        tiny_models.build(
+            "qwen3", tmp_path / str(seed), seed=seed, dtype="bfloat16", num_hidden_layers=12, **WIDE
+        )
+    same, other, quantised = (
+        build_runner(path, dtype="bfloat16", block_size=size, num_blocks=24, isq=isq)
+        for path, size, isq in (
+            (tmp_path / "0", 8, None),
+            (tmp_path / "1", 8, None),
+            (tmp_path / "0", 4, kind),
+        )
+    )
+    ratios = []
+    for sender in (same, other):
+        canary = CanaryOfRunners(sender, quantised)
+        canary.formats += InSitu(kind, read_spec(tmp_path / "0")).names()
+        ratios.append(canary.ratio())
+    print(kind, ratios)
+    assert ratios[0] < 1 < ratios[1]
+
+
+def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    folder = tiny_models.cached("qwen3", tmp_path)
+    coded, _ = write_quantized(folder, tmp_path / "made", METHODS["fp8 tensor"])
+    file = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    for path in (coded, file):
+        with pytest.raises(ModelError, match=r"--isq q4k: .* quantised already; leave it out, or"):
+            obtain_model(EngineConfig(model=str(path), isq="q4k"))
+    with pytest.raises(ModelError, match="random weights are not quantised"):
+        obtain_model(EngineConfig(model=str(folder), isq="q4k", load_format="dummy"))
+    assert obtain_model(EngineConfig(model=str(folder), isq="q4k")).spec.dtype == "quantized"
