@@ -48,7 +48,7 @@ def option(
 def check_option(about: Mapping[str, Any], value: Any) -> None:
     """Raise ``UsageError`` for an invalid value; ``about`` is the option's metadata."""
     flag, choices = about["flags"][0], about["choices"]
-    if choices and value not in choices:
+    if choices and value is not None and value not in choices:
         raise UsageError(f"{flag} {value!r} is not supported; use {' or '.join(choices)}")
     low, high = about["minimum"], about["maximum"]
     low, high = -inf if low is None else low, inf if high is None else high

@@ -1,4 +1,5 @@
-"""A prefill node with a model in bfloat16, and a decode node with a quantised file of it."""
+"""A prefill node with a model in bfloat16, and a decode node with a quantised file of it, or one
+that quantises it."""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ BATCH = [prompt(length, length) for length in (17, 65, 200)]
 FIELDS = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "logprobs": 1}
 
 
-def test_kv_of_bfloat16_weights_continues_over_quantised_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--isq=q4_0",)])
+def test_kv_of_bfloat16_weights_continues_over_quantised_ones(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     folder = tmp_path / "model"
     tiny_models.build("qwen3", folder, dtype="bfloat16")
-    file = write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    file = folder if options else write_gguf(folder, tmp_path / "model.gguf", "Q8_0")
     with running(tmp_path, str(folder)) as cluster:
         cluster.start_router(f"--model={folder}", "--served-model-name=tiny")
         cluster.model = str(file)
         decode = cluster.start_node(
-            "decode-node", "--served-model-name=tiny", "--no-enable-prefix-caching"
+            "decode-node", "--served-model-name=tiny", "--no-enable-prefix-caching", *options
         )
         cluster.wait_nodes(decode=1, prefill=0)
         want = cluster.complete(BATCH, **FIELDS)["choices"]

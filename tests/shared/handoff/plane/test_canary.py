@@ -137,12 +137,13 @@ def test_behind_a_router_some_tokens_may_differ_but_not_nearly_all() -> None:
     assert _worst(sent_elsewhere(1, 2, math.nan), exact_layers=2).ratio == math.inf
 
 
-def test_the_coarsest_format_counts_and_one_that_is_not_known_is_the_coarsest() -> None:
+def test_the_coarsest_format_counts_and_one_that_is_not_known_has_four_bits() -> None:
     assert coarsest(["float32", "float32"]) == "float32"
     assert coarsest(["float16", "float32", "bfloat16"]) == "bfloat16"
     assert coarsest(["float8_e4m3fn", "bfloat16"]) == "float8_e4m3fn"
     assert coarsest(["bfloat16", "Q8_0", "Q6_K"]) == "Q6_K"
-    assert coarsest(["float32", "Q2_K"]) == coarsest(["Q4_1"]) == "Q4_1"
+    assert coarsest(["float32", "IQ4_XS"]) == "Q4_0"
+    assert coarsest(["Q4_1", "Q2_K", "NF4"]) == "Q2_K"
 
 
 def test_the_prompt_is_the_same_everywhere_and_fits() -> None:
