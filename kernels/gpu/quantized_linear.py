@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 
 # Rows of the kernels that are compiled: a tensor core multiplies no fewer than the first number,
@@ -41,6 +42,7 @@ def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, 
         "ZERO": weight.zero,
         "HAS_MINIMUM": weight.minimums is not None,
         "HAS_LEVELS": weight.levels is not None,
+        "FLOATS": weight.codes.dtype == FP8,
         "ROWS": next(most for most in ROWS if rows <= most),
         "OUTPUTS": _OUTPUTS,
         "BYTES": min(_BYTES[dtype.itemsize], 32 if many_scales else 64),
@@ -59,7 +61,7 @@ def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
     levels = weight.table()
     _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
         x_RI,
-        weight.codes,
+        weight.codes.view(torch.int8) if weight.codes.dtype == FP8 else weight.codes,
         weight.scales,
         minimums,
         weight.scales if levels is None else levels,
@@ -89,6 +91,7 @@ def _multiply(
     ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
     HAS_LEVELS: tl.constexpr,
+    FLOATS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BYTES: tl.constexpr,
@@ -120,6 +123,10 @@ def _multiply(
                 number = (code >> (4 * half)) & 15
             if HAS_LEVELS:
                 number = tl.load(levels + number)
+            if FLOATS:
+                # e4m3, 20 bits further down than in a float32, whose exponent is 120 larger.
+                bits = (number.to(tl.int32) << 20) & -2013265921
+                number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
             weight = scale * (number.to(tl.float32) - ZERO) + least
             here = column + half * group_bytes
             taken = (row < rows)[:, None] & (at < width)[None, :]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..block_formats import BlockFormat
+from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
 
@@ -57,7 +58,10 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
     # Random bytes are scales of any size.
     scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
     minimums = None if weight.minimums is None else -scales
-    weight = replace(weight, scales=scales, minimums=minimums)
+    codes = weight.codes
+    if codes.dtype == FP8:  # of which some bytes are no number
+        codes = torch.randn(codes.shape, generator=generator).to(codes)
+    weight = replace(weight, codes=codes, scales=scales, minimums=minimums)
     x = torch.randn(rows, weight.inputs, generator=generator).to(device, dtype)
     found = triton_multiply(x, weight)
     if device.type == "meta":  # nothing is computed there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -21,7 +22,7 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
 from tandem.kernels.reference import quantized_linear
-from tandem.tests.support.random_blocks import random_weight
+from tandem.tests.support.random_blocks import GROUPS, random_weight
 
 FORMATS = sorted(BLOCK_FORMATS)
 IN_LIBRARY = sorted({*FORMATS} - {"Q1_0", "Q2_0"})
@@ -120,6 +121,23 @@ def test_a_product_is_that_of_the_values(
         assert found.dtype == dtype
         tolerance = TOLERANCE[dtype]
         torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])
+def test_a_product_with_groups_of_another_method_is_that_of_the_values(
+    operators: Callable[[], Operators], name: str
+) -> None:
+    weight = random_weight(GROUPS[name], 37, 3)
+    assert torch.allclose(grouped_codes(weight).values(), dequantize(weight), atol=1e-6)
+    x = torch.randn(5, weight.inputs, generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(weight.inputs, generator=torch.Generator().manual_seed(1))
+    for given in (weight, replace(weight, order=order)):
+        found = operators().prepare_ordered(given, torch.linspace(-1, 1, 37), torch.float32)
+        expected = torch.nn.functional.linear(x, dequantize(given), torch.linspace(-1, 1, 37))
+        torch.testing.assert_close(found(x), expected, atol=1e-4, rtol=1e-4)
+        rows = torch.tensor([36, 0, 5])
+        torch.testing.assert_close(found.rows(rows), dequantize(given)[rows])
 
 
 @pytest.mark.parametrize("operators", [Operators, compiled_operators, GpuOperators])

@@ -11,7 +11,7 @@ from tandem.kernels.gpu import quantized_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
 from tandem.kernels.gpu.quantized_trial import largest_error, limit, works
 from tandem.kernels.quantized import QuantizedWeight, dequantize, grouped_codes
-from tandem.tests.support.random_blocks import random_weight
+from tandem.tests.support.random_blocks import GROUPS, random_weight
 
 pytest.importorskip("triton")
 
@@ -20,7 +20,8 @@ from tandem.kernels.gpu.quantized_linear import ROWS, multiply
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # Those of which Triton multiplies codes.
-FORMATS = sorted({*BLOCK_FORMATS} - {each.name for each in CODEBOOK_FORMATS})
+FORMATS = [*sorted({*BLOCK_FORMATS} - {each.name for each in CODEBOOK_FORMATS}), *GROUPS]
+ALL = BLOCK_FORMATS | GROUPS
 CODEBOOKS = sorted(each.name for each in CODEBOOK_FORMATS)
 
 
@@ -28,7 +29,7 @@ CODEBOOKS = sorted(each.name for each in CODEBOOK_FORMATS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_product_is_that_of_the_values(name: str, rows: int) -> None:
     torch.manual_seed(0)
-    kind = BLOCK_FORMATS[name]
+    kind = ALL[name]
     weight = random_weight(kind, 45, 3 if kind.values < 128 else 1)
     weight = QuantizedWeight(kind, weight.blocks.to(DEVICE))
     x = torch.randn(rows, weight.inputs, device=DEVICE)
@@ -40,7 +41,7 @@ def test_a_product_is_that_of_the_values(name: str, rows: int) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_trial_passes(name: str, rows: int) -> None:
-    error = largest_error(BLOCK_FORMATS[name], torch.float32, DEVICE, rows)
+    error = largest_error(ALL[name], torch.float32, DEVICE, rows)
     assert 0 <= error < limit(torch.float32)
 
 

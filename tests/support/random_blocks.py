@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tandem.kernels.block_formats import BlockFormat
+from tandem.kernels.block_formats import SCALE_BYTES, BlockFormat, GroupFormat, group_format
 from tandem.kernels.quantized import QuantizedWeight
 
 # The bytes at which a block has fp16 numbers, if they are not the first two.
@@ -29,8 +29,53 @@ OTHER_SCALES = {
 }
 
 
+# Formats of other methods than GGUF.
+GROUPS = {
+    f"{each.name}-{each.values}-{each.scale}-{each.offset}": each
+    for each in (
+        group_format("e4m3", 8, 128, "F32"),
+        group_format("e4m3", 8, 40, "F32"),
+        group_format("int", 8, 128, "BF16"),
+        group_format("int", 8, 32, "F16", "zero"),
+        group_format("int", 8, 64, "BF16", "minimum"),
+        group_format("int", 4, 128, "F16", "zero"),
+        group_format("int", 4, 64, "BF16", "minimum"),
+        group_format("int", 4, 16, "BF16"),
+        group_format("int", 6, 64, "F16", "minimum"),
+        group_format("int", 3, 32, "F16", "zero"),
+        group_format("int", 2, 32, "F32"),
+        group_format("nf4", 4, 64, "F32"),
+        group_format("e2m1", 4, 16, "F32"),
+    )
+}
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+def random_groups(kind: GroupFormat, outputs: int, blocks: int) -> QuantizedWeight:
+    """Any codes that are numbers, with scales and offsets of a weight's size."""
+    generator = torch.Generator().manual_seed(0)
+    shape = outputs, blocks, 1
+
+    def of_scale() -> torch.Tensor:
+        made = torch.randn(shape, generator=generator) * 1e-2
+        return made.to(_DTYPES[kind.scale]).view(torch.uint8)
+
+    fields = [of_scale()]
+    if kind.offset == "zero":
+        zeros = torch.randint(0, 1 << kind.bits, shape, generator=generator).short()
+        fields.append(zeros.view(torch.uint8))
+    elif kind.offset == "minimum":
+        fields.append(of_scale())
+    width = kind.nbytes - SCALE_BYTES[kind.scale] - kind.offset_bytes
+    codes = torch.randint(0, 256, (outputs, blocks, width), generator=generator).byte()
+    fields.append(codes & 0xBF if kind.codes == "e4m3" else codes)
+    return QuantizedWeight(kind, torch.cat(fields, dim=-1).flatten(1))
+
+
 def random_weight(kind: BlockFormat, outputs: int, blocks: int, seed: int = 0) -> QuantizedWeight:
     """Any bytes, with scales of a weight's size."""
+    if isinstance(kind, GroupFormat):
+        return random_groups(kind, outputs, blocks)
     generator = np.random.default_rng(seed)
     data = generator.integers(0, 256, (outputs, blocks, kind.nbytes), dtype=np.uint8)
     if kind.name in OTHER_SCALES:
