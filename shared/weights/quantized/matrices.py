@@ -190,7 +190,7 @@ class _Finder:
     def _inputs_of_words(self, shape: str, most: int) -> int:
         """The inputs that the last word of a row may have more room than; of a header without the
         rest of a file, so many."""
-        self._expect(shape, "I64", (2,))
+        self._expect(shape, self._dtype(shape, "I64", "I32"), (2,))
         inputs = int(self._folder.whole(shape)[1])
         return inputs or most
 

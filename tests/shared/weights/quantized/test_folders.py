@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tandem.kernels.quantized import QuantizedWeight
-from tandem.shared.weights.source import open_source
+from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.shared.weights.gguf.test_models import logits_of
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.quantized_folders import (
@@ -46,6 +47,13 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
             assert torch.equal(found, expected.read(each, 0, 0, shape[0]).float())
             part = source.read(each, 0, 5, shape[0] - 3)
             assert torch.equal(part, blocks[5:-3])
+    kept = {
+        each.name: each
+        for each in parameter_sizes(open_source(coded), read_spec(coded), "bfloat16")
+    }
+    for each in ("attention.q", "attention.o", "mlp.gate", "mlp.down"):
+        size = kept[f"layers.1.{each}.weight"]
+        assert size.format not in ("bfloat16", "float32") and size.nbytes < 1.6 * size.values
     prompt = list(range(40))
     torch.testing.assert_close(
         logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
@@ -61,6 +69,7 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
         ("deepseek_v3", "fp8 blocks", {}),
         ("deepseek_v3", "fp8 tensor", {}),
         ("phi3", "awq", {"num_hidden_layers": 1}),
+        ("llama", "mlx 4", {}),
     ],
 )
 def test_experts_and_latents_are_those_of_their_numbers(
