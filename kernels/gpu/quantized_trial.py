@@ -57,7 +57,7 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
     weight = grouped_codes(QuantizedWeight(kind, blocks.to(device)))
     # Random bytes are scales of any size.
     scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
-    minimums = None if weight.minimums is None else -scales
+    minimums = None if weight.minimums is None else -scales.to(weight.minimums)
     codes = weight.codes
     if codes.dtype == FP8:  # of which some bytes are no number
         codes = torch.randn(codes.shape, generator=generator).to(codes)

@@ -32,7 +32,13 @@ from tandem.kernels.attention_metadata import (
     SequenceMetadata,
     decode_metadata,
 )
-from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, Q4_1, BlockFormat
+from tandem.kernels.block_formats import (
+    BLOCK_FORMATS,
+    CODEBOOK_FORMATS,
+    Q4_1,
+    BlockFormat,
+    group_format,
+)
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import paged_decode, quantized_linear, slot_copy
 from tandem.kernels.grouped_codes import GroupedCodes
@@ -151,7 +157,7 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
 def _distinct_formats() -> Iterable[BlockFormat]:
     """A format for each kernel that one of them needs."""
     found: dict[tuple[object, ...], BlockFormat] = {}
-    for kind in BLOCK_FORMATS.values():
+    for kind in (*BLOCK_FORMATS.values(), group_format("e4m3", 8, 128, "F32")):
         if kind not in CODEBOOK_FORMATS:
             blocks = torch.empty(64, 2 * 256 // kind.values * kind.nbytes, dtype=torch.uint8)
             weight = grouped_codes(QuantizedWeight(kind, blocks.to(META)))
