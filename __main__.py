@@ -372,6 +372,7 @@ def list_models(as_json: bool) -> None:
     only=(
         "model",
         "dtype",
+        "isq",
         "kv_cache_dtype",
         "device",
         "max_model_len",
