@@ -403,6 +403,8 @@ class _Finder:
         if len(shape) == 2:
             yield weight, self._mlx_matrix(stem, None)
             return
+        if len(shape) != 3 or not _MLX_EXPERTS.search(stem):
+            raise self._wrong(weight, "two dimensions")
         for index in range(shape[0]):
             name = _MLX_EXPERTS.sub(f".experts.{index}.", stem)
             yield f"{name}.weight", self._mlx_matrix(stem, index)
