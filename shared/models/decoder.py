@@ -52,20 +52,46 @@ class PositionEmbedding(Part):
 
 
 class Segments(Part):
-    """An embedding of the part of a text that a token belongs to. All are of the first."""
+    """An embedding of the part of a text that a token belongs to."""
 
     def __init__(self, place: WeightPlacement, rows: int, hidden: int) -> None:
         self.weight = place.empty(rows, hidden)
         self.name = place.name("weight")
         self.activations = place.activations
 
-    @property
-    def first(self) -> torch.Tensor:
-        """[hidden]."""
-        return self.weight[0].to(self.activations)
+    def __call__(self, segments: torch.Tensor | None) -> torch.Tensor:
+        """[T, hidden], or [hidden] if all are of the first."""
+        rows = self.weight[0] if segments is None else F.embedding(segments, self.weight)
+        return rows.to(self.activations)
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: replicated(self.weight)}
+
+
+class Classifier(Part):
+    """The head that scores a pair of texts, which every rank has in full. It computes in float32: it
+    is small, and scores are compared."""
+
+    def __init__(self, place: WeightPlacement, hidden: int) -> None:
+        self.dense, self.dense_bias = place.empty(hidden, hidden), place.empty(hidden)
+        self.out, self.out_bias = place.empty(1, hidden), place.empty(1)
+        self.slots = {
+            place.name(name): replicated(target)
+            for name, target in (
+                ("dense.weight", self.dense),
+                ("dense.bias", self.dense_bias),
+                ("out.weight", self.out),
+                ("out.bias", self.out_bias),
+            )
+        }
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logit [rows] of each row, a first token's hidden state."""
+        x = F.linear(hidden.float(), self.dense.float(), self.dense_bias.float()).tanh()
+        return F.linear(x, self.out.float(), self.out_bias.float())[:, 0]
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return self.slots
 
 
 class Layer(Part):
@@ -217,6 +243,10 @@ class Decoder:
         if spec.layers[-1].norms is not NormLayout.RESIDUAL:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
             load(self.norm)
+        self.classifier: Classifier | None = None
+        if spec.classifier is not None:
+            self.classifier = Classifier(place.at("classifier"), spec.hidden_size)
+            load(self.classifier)
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
@@ -260,7 +290,7 @@ class Decoder:
         if self.positions is not None:
             x = x + self.positions(batch.positions)
         if self.segments is not None:
-            x = x + self.segments.first
+            x = x + self.segments(batch.segments)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
@@ -276,6 +306,11 @@ class Decoder:
             x = layer.complete(x, q, batch, cache[memory], token_input)
         x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The classifier's logit [rows] of each row."""
+        assert self.classifier is not None, "the node refuses what needs a classifier"
+        return self.classifier(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""

@@ -171,6 +171,17 @@ _OLDER = {
         f"{name}ForMaskedLM": FAMILIES[f"{name}Model"] for name in ("Bert", "Roberta", "XLMRoberta")
     },
 }
+# Encoders with a head that scores pairs of texts.
+_CLASSIFIERS = {
+    f"{name}ForSequenceClassification": dataclasses.replace(
+        FAMILIES[f"{name}Model"], read=read, weights=weights
+    )
+    for name, read, weights in (
+        ("Bert", bert.read_classifier, bert.BERT_CLASSIFIER),
+        ("Roberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
+        ("XLMRoberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
+    )
+}
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
     (
@@ -194,7 +205,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
             return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
-    known = {**_HEADLESS, **_OLDER, **FAMILIES} if name else _BY_MODEL_TYPE
+    known = {**_HEADLESS, **_OLDER, **_CLASSIFIERS, **FAMILIES} if name else _BY_MODEL_TYPE
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
         kind = kind_of_parts(values)
@@ -249,7 +260,7 @@ def _check_model_type(
 ) -> None:
     """Refuse a ``model_type``, which transformers goes by, of a family that computes otherwise."""
     other = _BY_MODEL_TYPE.get(str(config.values.get("model_type")), family)
-    if other is family or "model_type" not in values.values:
+    if other.model_type == family.model_type or "model_type" not in values.values:
         return
     try:
         same = other.read(values.aliased(other.keys)) == spec

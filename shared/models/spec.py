@@ -18,6 +18,11 @@ from ...kernels.activations import Activation
 # The hidden state of the last token or of the first, or the mean over all.
 Pooling = Literal["last", "cls", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+# What a sequence that generates nothing computes: a vector, or the score of a classifier.
+Readout = Pooling | Literal["score"]
+# How a model scores two texts: read together by its classifier, or by the angle between the vectors
+# of an embedding model.
+Scoring = Literal["pair", "vectors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +354,14 @@ class PositionTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClassifierSpec:
+    """A head with one label: a layer with tanh over the first token's hidden state, and one more.
+    Scores are its logits, or their ``sigmoid``."""
+
+    sigmoid: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenInputs:
     """Inputs of ``dim`` numbers that each layer has of each token: the sum of a table's row of the
     token and of a projection of its embedding. A layer adds them through a gate."""
@@ -365,7 +378,9 @@ class DecoderSpec:
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
     ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
     many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
-    ``pooling`` makes a vector of a text's hidden states, which is all that one without a head does.
+    ``pooling`` makes a vector of a text's hidden states; ``embeds`` says that the model was trained
+    for that. One without a head does nothing else, and one with a ``classifier`` scores pairs of
+    texts instead.
     """
 
     vocab_size: int
@@ -385,6 +400,8 @@ class DecoderSpec:
     head_bias: bool = False
     has_head: bool = True
     pooling: Pooling = "last"
+    embeds: bool = False
+    classifier: ClassifierSpec | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
@@ -393,6 +410,13 @@ class DecoderSpec:
     def bidirectional(self) -> bool:
         """True if tokens see those after them."""
         return not all(getattr(layer.attention, "causal", True) for layer in self.layers)
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How it scores two texts; ``None`` for a model that generates text."""
+        if self.classifier is not None:
+            return "pair"
+        return "vectors" if self.embeds or self.bidirectional else None
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
@@ -466,6 +490,7 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         "positions": str(spec.positions),
         "segments": str(spec.segments),
         "embedding_norm": str(spec.embedding_norm),
+        "classifier": str(spec.classifier),
         "token_inputs": str(spec.token_inputs),
         "embedding_scale": repr(spec.embedding_scale),
         "logit_scale": repr(spec.logit_scale),

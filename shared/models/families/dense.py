@@ -11,6 +11,7 @@ from ..spec import (
     POOLINGS,
     Activation,
     AttentionSpec,
+    ClassifierSpec,
     DecoderSpec,
     DenseSpec,
     DynamicScaling,
@@ -193,6 +194,7 @@ class Others(TypedDict, total=False):
     segments: int
     embedding_norm: bool
     pooling: Pooling
+    classifier: ClassifierSpec | None
     token_inputs: TokenInputs | None
     embedding_scale: float
     logit_scale: float
@@ -230,6 +232,8 @@ def read_decoder(
         segments=others.get("segments", 0),
         embedding_norm=others.get("embedding_norm", False),
         pooling=config.one_of("pooling_type", POOLINGS, others.get("pooling", "last")),
+        embeds=config.get("pooling_type") is not None,
+        classifier=others.get("classifier"),
         token_inputs=others.get("token_inputs"),
         embedding_scale=scale,
         logit_scale=others.get("logit_scale", 1.0),
