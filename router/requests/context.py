@@ -99,6 +99,37 @@ def encode_text(
         raise over_context(error.tokens, 1, model, param=param) from None
 
 
+def encode_pair(
+    first: str, second: str, model: ServedModel, *, param: str, limit: int | None
+) -> tuple[list[int], int]:
+    """The tokens of two texts that the model reads together, cut to ``limit`` tokens if there is
+    one, and the place of the second segment."""
+    truncated = limit is not None
+    for text in (first, second):
+        check_length(len(text), model, param=param, truncated=truncated)
+    try:
+        return model.tokenizer.encode_pair(first, second, limit=limit, most=_most(model, truncated))
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param=param) from None
+
+
+def encode_within(
+    text: str, model: ServedModel, limit: int, *, param: str, add_special_tokens: bool, left: bool
+) -> list[int]:
+    """The tokens of a text that is cut to ``limit`` tokens with the special tokens around them."""
+    check_length(len(text), model, param=param, truncated=True)
+    try:
+        return model.tokenizer.encode_within(
+            text,
+            limit,
+            add_special_tokens=add_special_tokens,
+            most=_most(model, truncated=True),
+            left=left,
+        )
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param=param) from None
+
+
 def encode_around_gap(
     before: str, after: str, model: ServedModel, *, add_special_tokens: bool = True
 ) -> list[int]:

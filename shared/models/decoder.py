@@ -69,8 +69,8 @@ class Segments(Part):
 
 
 class Classifier(Part):
-    """The head that scores a pair of texts, which every rank has in full. It computes in float32: it
-    is small, and scores are compared."""
+    """The head that scores a pair of texts, which every rank has in full. It computes in float32,
+    for it is small, and scores are compared."""
 
     def __init__(self, place: WeightPlacement, hidden: int) -> None:
         self.dense, self.dense_bias = place.empty(hidden, hidden), place.empty(hidden)

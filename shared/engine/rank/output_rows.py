@@ -69,8 +69,8 @@ def pooled_states(
     hidden: torch.Tensor,
     scores: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[int, bytes]:
-    """The sum of each sequence's pooled rows, one row or all of its own, or what ``scores`` makes of
-    its row, as packed float32."""
+    """The sum of each sequence's pooled rows, one row or all of its own, or what ``scores`` makes
+    of its row, as packed float32."""
     counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
     parts = hidden.split(counts) if pools else ()
     sums = [
