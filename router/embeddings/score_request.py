@@ -14,12 +14,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
+from ...shared.text.text_prompts import DOCUMENT, QUERY
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
-from ..requests.context import check_context, encode_pair, encode_text, encode_within
+from ..requests.context import check_context, encode_one, encode_pair
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .embedding_request import MAX_INPUTS
@@ -119,7 +120,8 @@ def parse_score(body: Any, model: ServedModel, options: RouterOptions) -> ScoreR
             "any number, or as many of both.",
             names[0],
         )
-    fields = _fields("score", asked, firsts, seconds, names, model, options)
+    prefixes = (model.tokenizer.prompts.default,) * 2
+    fields = _fields("score", asked, firsts, seconds, names, prefixes, model, options)
     return ScoreRequest(**fields, ignored=ignored)
 
 
@@ -133,7 +135,9 @@ def parse_rerank(body: Any, model: ServedModel, options: RouterOptions) -> Reran
         raise wrong_type("documents", "an array", asked.documents)
     documents = _texts(asked.documents, "documents")
     names = ("query", "documents")
-    fields = _fields("rerank", asked, [query], documents, names, model, options)
+    prompts = model.tokenizer.prompts
+    prefixes = (prompts.first_of(QUERY), prompts.first_of(DOCUMENT))
+    fields = _fields("rerank", asked, [query], documents, names, prefixes, model, options)
     return RerankRequest(
         **fields,
         ignored=ignored,
@@ -177,10 +181,12 @@ def _fields(
     firsts: list[str],
     seconds: list[str],
     names: tuple[str, str],
+    prefixes: tuple[str, str],
     model: ServedModel,
     options: RouterOptions,
 ) -> dict[str, Any]:
-    """The fields of a request for the scores of pairs."""
+    """The fields of a request for the scores of pairs. A model for embeddings reads ``prefixes``
+    before the texts."""
     cut = read_truncation(asked, most_prompt_tokens(model, 1))
     together = model.scoring == "pair"
     if together:
@@ -194,8 +200,8 @@ def _fields(
         _check_embeds(model, options)
         pairs = [(i % len(firsts), len(firsts) + i) for i in range(len(seconds))]
         prompts = [
-            EncodedPrompt(new_tokens(_encoded(text, cut, model, name)))
-            for name, texts in zip(names, (firsts, seconds), strict=True)
+            EncodedPrompt(new_tokens(_encoded(prefix + text, cut, model, name)))
+            for name, prefix, texts in zip(names, prefixes, (firsts, seconds), strict=True)
             for text in texts
         ]
     return {
@@ -240,12 +246,7 @@ def _pair(
 
 
 def _encoded(text: str, cut: Truncation | None, model: ServedModel, param: str) -> list[int]:
-    if cut is None:
-        tokens = encode_text(text, model, param=param)
-    else:
-        tokens = encode_within(
-            text, model, cut.tokens, param=param, add_special_tokens=True, left=cut.left
-        )
+    tokens = encode_one(text, model, cut, param=param)
     _check(tokens, model, param)
     return tokens
 

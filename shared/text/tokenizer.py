@@ -22,6 +22,7 @@ from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .literal_text import literal_tokenizer
 from .special_tokens import SpecialTokens, special_tokens
+from .text_prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .tokenizer_files import TemplateText, TokenizerFiles
 
 # Of a template's variables. JSON from a client may be nested too deeply to walk through.
@@ -52,6 +53,7 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        prompts: TextPrompts = NO_PROMPTS,
         named_templates: Mapping[str, TemplateText] | None = None,
     ) -> None:
         self._raw = raw
@@ -61,6 +63,7 @@ class Tokenizer:
         self._literal_lock = threading.Lock()
         self.config = dict(config or {})
         self.generation_config = dict(generation_config or {})
+        self.prompts = prompts
         self.template = template
         self.tool_template = tool_template or template
         self.texts = TokenTexts(raw)
@@ -88,6 +91,7 @@ class Tokenizer:
             tool_template=_template(files.tool_template, files.config),
             config=files.config,
             generation_config=files.generation_config,
+            prompts=read_prompts(files.sentence_config),
             named_templates=files.templates(),
         )
 

@@ -29,7 +29,7 @@ async def pairs(tmp_path: Path) -> AsyncIterator[Cluster]:
     """A model whose tokenizer numbers the texts of a pair, as BERT's does."""
     folder = make_model(tmp_path / "model")
     raw = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    raw.post_processor = processors.TemplateProcessing(  # type: ignore[no-untyped-call]
+    raw.post_processor = processors.TemplateProcessing(
         single="<|start|> $A <|end|>",
         pair="<|start|> $A <|end|> $B:1 <|end|>:1",
         special_tokens=[("<|end|>", 0), ("<|start|>", 1)],
