@@ -42,7 +42,8 @@ def paged_attention(
     for sequence in sequences:
         if not params.causal:
             k, v = _read_both(sequence, keys_KND, values_KND, 0, sequence.end, q_THD.dtype)
-            out[sequence.rows] = _sdpa(q_THD[sequence.rows], k, v, None, params.scale, causal=False)
+            mask = sequence.mask_around(params.window, k.device)
+            out[sequence.rows] = _sdpa(q_THD[sequence.rows], k, v, mask, params.scale, causal=False)
             continue
         attend = _decode if sequence.num_rows == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, sequence, params, out, sinks_H)

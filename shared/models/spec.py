@@ -157,7 +157,8 @@ class AttentionSpec:
     no projection to values, which are the keys before their norm and rotation. ``sinks``: each head
     has a score that counts in the softmax and has no value. ``kv_of`` is the earlier layer whose
     keys and values are attended to, if the layer has none of its own. Unless ``causal``, tokens see
-    those after them, too, so that a prompt is computed in one step.
+    those after them, too, so that a prompt is computed in one step; a window then reaches to both
+    sides.
     """
 
     num_heads: int
@@ -188,7 +189,7 @@ class AttentionSpec:
             components=("K", "V"),
             heads=self.num_kv_heads,
             dim=self.head_dim,
-            window=self.sliding_window,
+            window=self.sliding_window if self.causal else None,
         )
 
     def split_problem(self, size: int) -> str | None:

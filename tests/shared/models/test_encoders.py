@@ -44,7 +44,7 @@ def gte(model_root: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*tiny_models.ENCODERS, "gte"])
+@pytest.mark.parametrize("name", [*tiny_models.ENCODERS, *tiny_models.ENCODING_DECODERS, "gte"])
 def test_hidden_states_are_those_of_transformers(name: str, model_root: Path) -> None:
     """Of several prompts in one step, over scattered blocks."""
     folder = gte(model_root) if name == "gte" else tiny_models.cached(name, model_root)

@@ -285,6 +285,10 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("Roberta", {"num_attention_heads": 4, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRoberta", {"num_attention_heads": 4, "pad_token_id": 1}),
 }
+# Decoders that were trained to see later tokens.
+ENCODING_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embedding_gemma": ("Gemma3Text", _GEMMA3 | {"use_bidirectional_attention": True}),
+}
 # Encoders with a head that scores pairs of texts.
 CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS)
 # Of models of images: the text part's config is that of a text model.
@@ -369,6 +373,10 @@ def new_model(name: str, **changes: Any) -> Any:
         kind = getattr(transformers, f"{prefix}Config")
         model = "ForSequenceClassification" if head else "Model"
         return getattr(transformers, f"{prefix}{model}")(kind(**settings))
+    if name in ENCODING_DECODERS:
+        prefix, config = ENCODING_DECODERS[name]
+        kind = getattr(transformers, f"{prefix}Config")
+        return getattr(transformers, f"{prefix}Model")(kind(**deepcopy({**_SHAPE, **config})))
     settings, prefix = _settings(name, **changes)
     return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
