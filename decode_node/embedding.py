@@ -39,18 +39,17 @@ def _score(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
 
 def _embed(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
     engine.check_embeds()
-    hidden_size = engine.spec.hidden_size
+    size = engine.spec.vector_size
     pooling = embed.pooling or engine.spec.pooling
     if pooling not in POOLINGS:
         raise RequestError(f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}")
-    if embed.dimensions > hidden_size:
+    if embed.dimensions > size:
         raise RequestError(
-            f"'dimensions' is {embed.dimensions}, but this model's vectors have {hidden_size} "
-            "numbers.",
+            f"'dimensions' is {embed.dimensions}, but this model's vectors have {size} numbers.",
             param="dimensions",
             code="integer_above_max_value",
         )
-    check_result_size(engine.resolved.max_num_seqs, hidden_size)
+    check_result_size(engine.resolved.max_num_seqs, size)
     sequence.pooling = pooling
 
 

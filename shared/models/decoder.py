@@ -29,6 +29,7 @@ from .spec import (
     MoESpec,
     NormLayout,
     PositionTable,
+    ProjectionSpec,
     tensor_parallel_problem,
 )
 
@@ -63,6 +64,20 @@ class Segments(Part):
         """[T, hidden], or [hidden] if all are of the first."""
         rows = self.weight[0] if segments is None else F.embedding(segments, self.weight)
         return rows.to(self.activations)
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: replicated(self.weight)}
+
+
+class Projection(Part):
+    """A linear layer over a text's vector, which every rank has in full."""
+
+    def __init__(self, place: WeightPlacement, spec: ProjectionSpec) -> None:
+        self.weight = place.empty(spec.outputs, spec.inputs)
+        self.name = place.name("weight")
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        return F.linear(vectors, self.weight.to(vectors.dtype))
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: replicated(self.weight)}
@@ -243,6 +258,10 @@ class Decoder:
         if spec.layers[-1].norms is not NormLayout.RESIDUAL:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
             load(self.norm)
+        self.projections: list[Projection] = []
+        for index, projection in enumerate(spec.projections):
+            self.projections.append(Projection(place.at(f"projections.{index}"), projection))
+            load(self.projections[-1])
         self.classifier: Classifier | None = None
         if spec.classifier is not None:
             self.classifier = Classifier(place.at("classifier"), spec.hidden_size)
@@ -306,6 +325,13 @@ class Decoder:
             x = layer.complete(x, q, batch, cache[memory], token_input)
         x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
+
+    def projected(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Sums of hidden states as those of texts' vectors, in fp32."""
+        vectors = vectors.float()
+        for projection in self.projections:
+            vectors = projection(vectors)
+        return vectors
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         """The classifier's logit [rows] of each row."""

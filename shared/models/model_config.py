@@ -13,7 +13,9 @@ from .quantization import QUANTIZATION_FILES
 
 _MODE = "pooling_mode_"
 # Of sentence-transformers.
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+# The key of a config for the linear layers over a pooled vector.
+PROJECTIONS = "dense_modules"
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,22 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _read_modules(folder: Path) -> dict[str, Any]:
-    """What files of sentence-transformers say about a model, as keys of its config: the pooling.
-    Requests say whether vectors are normalised, so that a module for that makes no difference."""
+    """What files of sentence-transformers say about a model, as keys of its config: the pooling,
+    and layers after it. Requests say whether vectors are normalised, so that a module for that
+    makes no difference."""
     found: dict[str, Any] = {}
     for kind, path in _modules(folder):
         file = path / "config.json"
         if kind == "Pooling" and file.is_file() and (mode := _pooling(read_json(file), file)):
             found["pooling_type"] = mode
+        if kind == "Dense":
+            found.setdefault(PROJECTIONS, []).append(read_json(file))
     return found
+
+
+def dense_folders(folder: Path) -> list[Path]:
+    """The folders of the linear layers over a pooled vector, in their order."""
+    return [path for kind, path in _modules(folder) if kind == "Dense"]
 
 
 def _modules(folder: Path) -> list[tuple[str, Path]]:
@@ -67,7 +77,10 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
                 f"{file}: the module {shown(module.get('type'))} is not supported; supported: "
                 f"{', '.join(_MODULES)}"
             )
-        found.append((kind, folder / str(module.get("path", ""))))
+        name = str(module.get("path", ""))
+        if kind != "Transformer" and (Path(name).name != name or not name):
+            raise ModelError(f"{file}: {name!r} is not the name of a folder beside it")
+        found.append((kind, folder / name))
     return found
 
 

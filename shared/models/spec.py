@@ -355,6 +355,14 @@ class PositionTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProjectionSpec:
+    """A linear layer without a bias over a text's vector."""
+
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClassifierSpec:
     """A head with one label: a layer with tanh over the first token's hidden state, and one more.
     Scores are its logits, or their ``sigmoid``."""
@@ -379,9 +387,9 @@ class DecoderSpec:
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
     ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
     many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
-    ``pooling`` makes a vector of a text's hidden states; ``embeds`` says that the model was trained
-    for that. One without a head does nothing else, and one with a ``classifier`` scores pairs of
-    texts instead.
+    ``pooling`` makes a vector of a text's hidden states, and ``projections`` change it; ``embeds``
+    says that the model was trained for that. One without a head does nothing else, and one with a
+    ``classifier`` scores pairs of texts instead.
     """
 
     vocab_size: int
@@ -401,6 +409,7 @@ class DecoderSpec:
     head_bias: bool = False
     has_head: bool = True
     pooling: Pooling = "last"
+    projections: tuple[ProjectionSpec, ...] = ()
     embeds: bool = False
     classifier: ClassifierSpec | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -411,6 +420,11 @@ class DecoderSpec:
     def bidirectional(self) -> bool:
         """True if tokens see those after them."""
         return not all(getattr(layer.attention, "causal", True) for layer in self.layers)
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers in a text's vector."""
+        return self.projections[-1].outputs if self.projections else self.hidden_size
 
     @property
     def scoring(self) -> Scoring | None:

@@ -67,14 +67,15 @@ def _pooled_rows(sequence: SequenceStep, first: int, end: int) -> range:
 def pooled_states(
     pools: list[SequenceStep],
     hidden: torch.Tensor,
+    projected: Callable[[torch.Tensor], torch.Tensor],
     scores: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[int, bytes]:
-    """The sum of each sequence's pooled rows, one row or all of its own, or what ``scores`` makes
-    of its row, as packed float32."""
+    """What ``projected`` makes of the sum of each sequence's pooled rows, one row or all of its
+    own, or ``scores`` of its row, as packed float32."""
     counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
     parts = hidden.split(counts) if pools else ()
     sums = [
-        scores(part) if one.hidden == "score" else part.float().sum(dim=0)
+        scores(part) if one.hidden == "score" else projected(part.float().sum(dim=0))
         for one, part in zip(pools, parts, strict=True)
     ]
     return {

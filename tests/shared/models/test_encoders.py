@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from tandem import Engine, EngineConfig
 from tandem.shared.engine.plan import SequenceStep, StepPlan
@@ -146,3 +148,71 @@ def test_a_model_tells_how_it_scores(model_root: Path) -> None:
     folders["qwen3"] = tiny_models.cached("qwen3", model_root)
     found = {name: spec_of(read_config(folder)).scoring for name, folder in folders.items()}
     assert found == {"bert_scorer": "pair", "bert": "vectors", "qwen3": None}
+
+
+def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
+    """Write EmbeddingGemma's modules into a model's folder; the weights of the linear ones."""
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+    modules += [("Dense", "3_Dense"), ("Normalize", "4_Normalize")]
+    listed = [
+        {"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    mode = {"pooling_mode_mean_tokens": True, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+    hidden, weights = json.loads((folder / "config.json").read_text())["hidden_size"], []
+    for name, inputs, outputs in (("2_Dense", hidden, 160), ("3_Dense", 160, 24)):
+        (folder / name).mkdir()
+        values = {"in_features": inputs, "out_features": outputs, "bias": False}
+        values |= {"activation_function": "torch.nn.modules.linear.Identity", **changes}
+        (folder / name / "config.json").write_text(json.dumps(values))
+        generator = torch.Generator().manual_seed(outputs)
+        weights.append(torch.randn(outputs, inputs, generator=generator))
+        save_file({"linear.weight": weights[-1]}, folder / name / "model.safetensors")
+    return weights
+
+
+def test_vectors_are_projected(tmp_path: Path) -> None:
+    folder = tmp_path / "gemma"
+    tiny_models.build("embedding_gemma", folder)
+    first, second = with_projections(folder)
+    with Engine(EngineConfig(model=str(folder), dtype="float32")) as engine:
+        vectors = engine.embed(prompts())
+    for vector, states in zip(vectors, expected(folder), strict=True):
+        wanted = second @ (first @ states.mean(0))
+        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bias": True}, r"dense_modules\[0\]: bias is True; supported: False"),
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, "activation_function is"),
+        ({"in_features": 7}, "in_features is 7; supported: "),
+    ],
+)
+def test_other_projections_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "gemma"
+    tiny_models.build("embedding_gemma", folder)
+    with_projections(folder, **changes)
+    with pytest.raises(ModelError, match=words):
+        build_runner(folder, num_blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ({"type": "sentence_transformers.models.WeightedLayerPooling"}, "is not supported"),
+        ({"type": "sentence_transformers.models.Pooling", "path": "../x"}, "not the name of a"),
+        ("Pooling", "not a list of objects"),
+    ],
+)
+def test_other_modules_are_refused(
+    module: Any, words: str, model_root: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("bert", model_root), tmp_path / "bert"))
+    (folder / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(ModelError, match=words):
+        build_runner(folder, num_blocks=4)
