@@ -71,11 +71,12 @@ async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
     """This tokenizer has none; those of encoders are in the tests of tokenizers."""
     text = "one two three stop here hello world"
     ids = c.encode(text)
-    for fields, kept in (
+    cases: tuple[tuple[dict[str, Any], list[int]], ...] = (
         ({"truncate_prompt_tokens": 5}, ids[:5]),
         ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, ids[-5:]),
         ({"truncate_prompt_tokens": -1}, ids),
-    ):
+    )
+    for fields, kept in cases:
         for given in (text, ids):
             await embed(c, given, **fields)
             assert list(c.node.requests[-1].prompt) == kept
@@ -88,7 +89,8 @@ async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) 
     (folder / "config_sentence_transformers.json").write_text(json.dumps(sentence))
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="vectors")
-        for name, prompt in {None: "text: ", **prompts}.items():
+        named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
+        for name, prompt in named:
             await embed(c, "hi", prompt_name=name)
             assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
         await embed(c, [5, 6])
