@@ -37,7 +37,8 @@ class ForwardBatch:
 
     ``output_rows`` are the rows whose hidden state is returned. Unless ``needs_logits``, the model
     stops after the last layer's KV, and the hidden state is that layer's input. Without
-    ``segments``, all tokens are of the first one.
+    ``segments``, all tokens are of the first one. ``biases`` of the scores of each
+    sequence, [H, rows, tokens], are added by the model, if it has any.
     """
 
     tokens: torch.Tensor
@@ -46,6 +47,7 @@ class ForwardBatch:
     output_rows: torch.Tensor
     needs_logits: bool = True
     segments: torch.Tensor | None = None
+    biases: Sequence[torch.Tensor] | None = None
 
 
 def build_batch(

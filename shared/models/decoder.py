@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from .layers.mla import LatentAttention
 from .layers.moe import MoE, NormedMoE
 from .layers.norm import Norm, make_norm
 from .layers.part import Part
+from .layers.position_bias import ScoreBias
 from .layers.rope import Rope
 from .layers.token_inputs import OutputScale, TokenEmbedding, TokenGate
 from .layers.vocabulary import VocabParallel
@@ -239,6 +241,10 @@ class Decoder:
                 place.at("positions"), spec.positions, spec.hidden_size
             )
             load(self.positions)
+        self.position_bias: ScoreBias | None = None
+        if spec.position_bias is not None:
+            self.position_bias = ScoreBias(place.at("position_bias"), spec.position_bias)
+            load(self.position_bias)
         self.segments: Segments | None = None
         if spec.segments:
             self.segments = Segments(place.at("segments"), spec.segments, spec.hidden_size)
@@ -303,6 +309,8 @@ class Decoder:
 
         ``on_layer(i)`` is called as soon as the step's KV of memory i is in the cache.
         """
+        if self.position_bias is not None:
+            batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
         x = self.embed.embed(batch.tokens)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale

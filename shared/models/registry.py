@@ -33,6 +33,7 @@ from .families import (
     minimax_m2,
     mistral,
     mixtral,
+    mpnet,
     olmo2,
     opt,
     phi,
@@ -74,7 +75,8 @@ class Family:
 
 # Families of which no GGUF files are read.
 NOT_IN_GGUF = frozenset(
-    ("BertModel", "MinistralForCausalLM", "OPTForCausalLM", "RobertaModel", "XLMRobertaModel")
+    {"BertModel", "MinistralForCausalLM", "MPNetModel", "OPTForCausalLM", "RobertaModel"}
+    | {"XLMRobertaModel"}
 )
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
@@ -88,6 +90,7 @@ _FAMILIES = (
     Family("BertModel", "bert", bert.read, bert.WEIGHTS),
     Family("RobertaModel", "roberta", bert.read_roberta, bert.WEIGHTS),
     Family("XLMRobertaModel", "xlm-roberta", bert.read_roberta, bert.WEIGHTS),
+    Family("MPNetModel", "mpnet", mpnet.read, mpnet.WEIGHTS),
     Family("CohereForCausalLM", "cohere", cohere.read, cohere.WEIGHTS),
     Family("Cohere2ForCausalLM", "cohere2", cohere.read_cohere2, cohere.WEIGHTS),
     Family(
@@ -168,7 +171,8 @@ _OLDER = {
     "StableLMEpochForCausalLM": FAMILIES["StableLmForCausalLM"],
     # With a head that fills gaps in texts, which is not used.
     **{
-        f"{name}ForMaskedLM": FAMILIES[f"{name}Model"] for name in ("Bert", "Roberta", "XLMRoberta")
+        f"{name}ForMaskedLM": FAMILIES[f"{name}Model"]
+        for name in ("Bert", "Roberta", "XLMRoberta", "MPNet")
     },
 }
 # Encoders with a head that scores pairs of texts.

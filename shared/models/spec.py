@@ -355,6 +355,17 @@ class PositionTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PositionBias:
+    """A bias of each head's scores by the distance of two tokens, the same in all layers. Half of
+    the ``buckets`` are for each direction; of these, half are for one distance each, and the others
+    for more and more of them up to ``farthest``."""
+
+    heads: int
+    buckets: int
+    farthest: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProjectionSpec:
     """A linear layer without a bias over a text's vector."""
 
@@ -400,6 +411,7 @@ class DecoderSpec:
     max_position: int
     norm: NormKind = NormKind.RMS
     positions: PositionTable | None = None
+    position_bias: PositionBias | None = None
     segments: int = 0
     embedding_norm: bool = False
     token_inputs: TokenInputs | None = None
@@ -503,6 +515,7 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         "norm_eps": repr(spec.norm_eps),
         "tie_embeddings": str(spec.tie_embeddings),
         "positions": str(spec.positions),
+        "position_bias": str(spec.position_bias),
         "segments": str(spec.segments),
         "embedding_norm": str(spec.embedding_norm),
         "classifier": str(spec.classifier),

@@ -7,7 +7,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..config import Config
-from ..spec import AttentionSpec, ClassifierSpec, DecoderSpec, NormKind, NormLayout, PositionTable
+from ..spec import (
+    AttentionSpec,
+    ClassifierSpec,
+    DecoderSpec,
+    NormKind,
+    NormLayout,
+    PositionBias,
+    PositionTable,
+)
 from ..weight_names import WeightNames, per_layer
 from .dense import read_dense, read_plain_mlp
 
@@ -70,29 +78,29 @@ _ACTIVATIONS = {
     "torch.nn.modules.linear.Identity": False,
 }
 # RoBERTa's positions begin after the number of its padding token, which is one.
-_ROBERTA_OFFSET = 2
+ROBERTA_OFFSET = 2
 
 
 def read(config: Config) -> DecoderSpec:
     """Read a config of BERT."""
-    return _read(config, 0)
+    return read_encoder(config, 0)
 
 
 def read_roberta(config: Config) -> DecoderSpec:
     """Read a config of RoBERTa or XLM-R."""
     config.one_of("pad_token_id", (1,), 1)
-    return _read(config, _ROBERTA_OFFSET)
+    return read_encoder(config, ROBERTA_OFFSET)
 
 
 def read_classifier(config: Config) -> DecoderSpec:
     """Read a config of BERT with a head."""
-    return _read(config, 0, _read_head(config))
+    return read_encoder(config, 0, _read_head(config))
 
 
 def read_roberta_classifier(config: Config) -> DecoderSpec:
     """Read a config of RoBERTa or XLM-R with a head."""
     config.one_of("pad_token_id", (1,), 1)
-    return _read(config, _ROBERTA_OFFSET, _read_head(config))
+    return read_encoder(config, ROBERTA_OFFSET, _read_head(config))
 
 
 def _read_head(config: Config) -> ClassifierSpec:
@@ -110,7 +118,14 @@ def _read_head(config: Config) -> ClassifierSpec:
     return ClassifierSpec(sigmoid=_ACTIVATIONS.get(name, True))
 
 
-def _read(config: Config, offset: int, classifier: ClassifierSpec | None = None) -> DecoderSpec:
+def read_encoder(
+    config: Config,
+    offset: int,
+    classifier: ClassifierSpec | None = None,
+    position_bias: PositionBias | None = None,
+) -> DecoderSpec:
+    """Read a config of any of them, whose positions begin at ``offset``; one with a bias of scores
+    by distance has no segments."""
     for key in ("is_decoder", "add_cross_attention"):
         config.one_of(key, (False,), False)
     config.one_of("position_embedding_type", ("absolute",), "absolute")
@@ -142,9 +157,11 @@ def _read(config: Config, offset: int, classifier: ClassifierSpec | None = None)
         eps_key="layer_norm_eps",
         norm_eps=1e-12,
         positions=PositionTable(rows=rows, offset=offset),
-        segments=config.integer("type_vocab_size", 2),
+        position_bias=position_bias,
+        segments=config.integer("type_vocab_size", 2) if position_bias is None else 0,
         embedding_norm=True,
         pooling="cls",
         classifier=classifier,
     )
-    return replace(spec, tie_embeddings=False, has_head=False)
+    # The rows before the first position are of no token.
+    return replace(spec, max_position=rows - offset, tie_embeddings=False, has_head=False)

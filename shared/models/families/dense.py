@@ -21,6 +21,7 @@ from ..spec import (
     NormKind,
     NormLayout,
     Pooling,
+    PositionBias,
     PositionTable,
     ProjectionSpec,
     QKNorm,
@@ -193,6 +194,7 @@ class Others(TypedDict, total=False):
     norm_eps: float
     tie_embeddings: bool
     positions: PositionTable | None
+    position_bias: PositionBias | None
     segments: int
     embedding_norm: bool
     pooling: Pooling
@@ -231,6 +233,7 @@ def read_decoder(
         tie_embeddings=tied,
         max_position=_context(config, layers),
         positions=positions,
+        position_bias=others.get("position_bias"),
         segments=others.get("segments", 0),
         embedding_norm=others.get("embedding_norm", False),
         pooling=config.one_of("pooling_type", POOLINGS, others.get("pooling", "last")),

@@ -284,13 +284,14 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"num_attention_heads": 4}),
     "roberta": ("Roberta", {"num_attention_heads": 4, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRoberta", {"num_attention_heads": 4, "pad_token_id": 1}),
+    "mpnet": ("MPNet", {"num_attention_heads": 4, "pad_token_id": 1}),
 }
 # Decoders that were trained to see later tokens.
 ENCODING_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding_gemma": ("Gemma3Text", _GEMMA3 | {"use_bidirectional_attention": True}),
 }
 # Encoders with a head that scores pairs of texts.
-CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS)
+CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS if name != "mpnet")
 # Of models of images: the text part's config is that of a text model.
 _VISION: dict[str, Any] = {
     "depth": 1,
