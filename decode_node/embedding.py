@@ -1,9 +1,12 @@
-"""Vectors of prompts for the router: sequences that are computed and generate nothing."""
+"""Vectors of prompts for the router, and scores of pairs of texts: sequences that are computed and
+generate nothing."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..proto import tandem_pb2 as pb
-from ..shared.engine.hidden_states import check_result_size, vector_of
+from ..shared.engine.hidden_states import check_result_size, score_of, vector_of
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError
@@ -11,30 +14,54 @@ from ..shared.models.spec import POOLINGS
 
 
 def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngine) -> None:
-    """Have the only sequence of a request compute its prompt, and keep its hidden states. Raises
-    ``RequestError``."""
-    hidden_size = engine.spec.hidden_size
+    """Have the only sequence of a request compute its prompt, and keep its hidden states or its
+    score. Raises ``RequestError``."""
     if len(sequences) != 1:
         raise RequestError(f"n is {len(sequences)}; a prompt has one vector", param="n")
+    [sequence] = sequences
+    if embed.score:
+        _score(sequence, embed, engine)
+    else:
+        _embed(sequence, embed, engine)
+    sequence.compute_until = len(sequence.prompt)
+
+
+def _score(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
+    engine.check_classifies()
+    if embed.second_text >= len(sequence.prompt):
+        raise RequestError(
+            f"second_text is {embed.second_text}; the prompt has {len(sequence.prompt)} tokens"
+        )
+    sequence.pooling = "score"
+    # Tokenizers number the texts of a pair for models, too, that have one segment only.
+    sequence.second_text = embed.second_text if engine.spec.segments > 1 else 0
+
+
+def _embed(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
+    engine.check_embeds()
+    size = engine.spec.vector_size
     pooling = embed.pooling or engine.spec.pooling
     if pooling not in POOLINGS:
         raise RequestError(f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}")
-    if embed.dimensions > hidden_size:
+    if embed.dimensions > size:
         raise RequestError(
-            f"'dimensions' is {embed.dimensions}, but this model's vectors have {hidden_size} "
-            "numbers.",
+            f"'dimensions' is {embed.dimensions}, but this model's vectors have {size} numbers.",
             param="dimensions",
             code="integer_above_max_value",
         )
-    check_result_size(engine.resolved.max_num_seqs, hidden_size)
-    [sequence] = sequences
-    sequence.compute_until = len(sequence.prompt)
+    check_result_size(engine.resolved.max_num_seqs, size)
     sequence.pooling = pooling
 
 
-def embedding_event(sequence: Sequence, embed: pb.Embed) -> pb.GenerateEvent:
-    """The vector of a sequence that has been computed."""
-    vector = vector_of(
-        sequence, normalize=embed.normalize, dimensions=embed.dimensions or None
-    ).astype("<f4")
-    return pb.GenerateEvent(embedding=pb.Embedding(values=vector.tobytes()))
+def embedding_event(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> pb.GenerateEvent:
+    """The vector or the score of a sequence that has been computed."""
+    if embed.score:
+        classifier = engine.spec.classifier
+        assert classifier is not None, "checked before it was computed"
+        score = score_of(sequence, sigmoid=embed.normalize and classifier.sigmoid)
+        values = np.array([score], dtype="<f4")
+    else:
+        values = vector_of(
+            sequence, normalize=embed.normalize, dimensions=embed.dimensions or None
+        ).astype("<f4")
+    return pb.GenerateEvent(embedding=pb.Embedding(values=values.tobytes()))

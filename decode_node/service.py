@@ -203,7 +203,7 @@ class DecodeService(DecodeServicer):
                 out.event(usage_event(sequence, source))
                 await self._put_prompt_logprobs(call, out)
             if computed:
-                out.event(embedding_event(sequence, call.request.embed))
+                out.event(embedding_event(sequence, call.request.embed, self._engine))
             self._put(call, output, span, out)
             if begins:
                 return

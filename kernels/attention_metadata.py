@@ -21,7 +21,8 @@ class AttentionParams:
     Scores are multiplied by ``scale``; with ``soft_cap`` c, they are then ``c * tanh(score / c)``.
     ``window`` is how many of the newest tokens a token sees, itself included; ``None`` is no limit.
     With ``sinks``, the softmax of each head has one more score, of no token. Unless ``causal``, a
-    token sees all tokens of its sequence, which are the rows of one step.
+    token sees all tokens of its sequence, which are the rows of one step, or those on both sides
+    that are less than ``window`` away.
     """
 
     scale: float
@@ -107,6 +108,19 @@ class SequenceMetadata:
             mask = token <= query
             if window is not None:
                 mask &= token > query - window
+            self._masks[key] = mask
+        return mask
+
+    def mask_around(self, window: int | None, device: torch.device) -> torch.Tensor | None:
+        """[rows, tokens], true where a token is less than ``window`` away from a row on either
+        side; ``None`` if all are."""
+        if window is None or self.end <= window:
+            return None
+        key = (self.start, self.num_rows, -1, window)
+        mask = self._masks.get(key)
+        if mask is None:
+            token = torch.arange(self.end, device=device)
+            mask = (token[self.start :, None] - token).abs() < window
             self._masks[key] = mask
         return mask
 

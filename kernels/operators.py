@@ -224,6 +224,21 @@ class Operators:
             q_THD, keys_KND, values_KND, sequences, params, sinks_H=sinks_H
         )
 
+    def biased_attention(
+        self,
+        q_THD: torch.Tensor,
+        keys_KND: CachedKV,
+        values_KND: CachedKV,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        biases: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Each row attends to its whole sequence, with a bias of the scores [H, rows, tokens]; [T,
+        H, D]."""
+        return attention.paged_attention(
+            q_THD, keys_KND, values_KND, metadata.sequences, params, biases=biases
+        )
+
     def latent_attention(
         self,
         q_THD: torch.Tensor,

@@ -22,6 +22,7 @@ THINKING_BUDGET = "thinking_budget"
 TOOL_CALLS = "tool_calls"
 RESUME = "resume"
 THINKING_ENDS_IN_CALLS = "thinking_ends_in_calls"
+SCORES = "scores"
 # ``Decode.Stream``. No request needs it: others are called with ``Decode.Generate``.
 STREAM = "stream"
 
@@ -36,6 +37,7 @@ CAPABILITIES = frozenset(
         TOOL_CALLS,
         RESUME,
         THINKING_ENDS_IN_CALLS,
+        SCORES,
         STREAM,
     }
 )
@@ -62,7 +64,7 @@ FIELDS: dict[str, dict[str, str]] = {
     )
     | {"embed": EMBEDDINGS, "resume": RESUME},
     "Resumed": _base("index tokens"),
-    "Embed": _base("pooling normalize dimensions"),
+    "Embed": _base("pooling normalize dimensions") | {"score": SCORES, "second_text": SCORES},
     "Sampling": _base(
         "temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed "
         "logit_bias max_tokens min_tokens ignore_eos stop_token_ids logprobs prompt_logprobs n"

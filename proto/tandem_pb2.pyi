@@ -28,20 +28,22 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class ModelCard(_message.Message):
-    __slots__ = ("name", "path", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids")
+    __slots__ = ("name", "path", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "scoring")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORING_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     fingerprint: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    scoring: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., scoring: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_prefill_tokens", "transfers", "prefill_tokens_per_second", "reserved_blocks", "cached_blocks", "owned_blocks", "links", "leases", "block_size", "link_rates")
@@ -476,14 +478,18 @@ class Resumed(_message.Message):
     def __init__(self, index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Embed(_message.Message):
-    __slots__ = ("pooling", "normalize", "dimensions")
+    __slots__ = ("pooling", "normalize", "dimensions", "score", "second_text")
     POOLING_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_FIELD_NUMBER: _ClassVar[int]
     pooling: str
     normalize: bool
     dimensions: int
-    def __init__(self, pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ...) -> None: ...
+    score: bool
+    second_text: int
+    def __init__(self, pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., score: _Optional[bool] = ..., second_text: _Optional[int] = ...) -> None: ...
 
 class StreamRequest(_message.Message):
     __slots__ = ("call", "generate", "cancel", "request_id", "traceparent")

@@ -55,6 +55,7 @@ from .routes import (
     operator_commands,
     page,
     sagemaker,
+    scores,
     tokenization,
 )
 from .routes.documentation import components
@@ -87,6 +88,7 @@ ANTHROPIC_ERRORS = AnthropicErrors()
 APIS = (
     Api(openai.router, OPENAI_ERRORS, openai.MODELS),
     Api(openai_embeddings.router, OPENAI_ERRORS, openai_embeddings.MODELS),
+    Api(scores.router, OPENAI_ERRORS, scores.MODELS),
     Api(openai_responses.router, ResponseErrors(), openai_responses.MODELS),
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),

@@ -37,11 +37,13 @@ def new_tokens(values: Iterable[int] = ()) -> array[int]:
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
     """``text`` is kept for ``echo`` only: the client's text, or the text of its token ids, in which
-    special tokens are ``spelled`` as in vLLM."""
+    special tokens are ``spelled`` as in vLLM. ``second_text`` is where the second segment of a pair
+    of texts begins, if there is one."""
 
     tokens: array[int]
     text: str | None = None
     spelled: bool = False
+    second_text: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +63,23 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions:
-    """Options for turning a prompt into a vector. ``dimensions`` is 0 for all of them."""
+    """Options for turning a prompt into a vector, or a pair of texts into its ``score`` as a vector
+    of one number. ``dimensions`` is 0 for all of them."""
 
     pooling: str | None
     normalize: bool
-    dimensions: int
-    in_base64: bool
+    dimensions: int = 0
+    in_base64: bool = False
+    score: bool = False
 
-    def message(self) -> pb.Embed:
+    def message(self, prompt: EncodedPrompt) -> pb.Embed:
         """The options that a node needs."""
         return pb.Embed(
-            pooling=self.pooling or "", normalize=self.normalize, dimensions=self.dimensions
+            pooling=self.pooling or "",
+            normalize=self.normalize,
+            dimensions=self.dimensions,
+            score=self.score,
+            second_text=prompt.second_text,
         )
 
 

@@ -189,7 +189,7 @@ async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest
         cache_salt=request.cache_salt,
         split_prompt_logprobs=True,
         packed_logprobs=True,
-        embed=None if request.embed is None else request.embed.message(),
+        embed=None if request.embed is None else request.embed.message(request.prompts[number]),
     )
     tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()
     for start in range(0, len(tokens), PIECE_TOKENS):

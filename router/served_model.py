@@ -54,7 +54,8 @@ class ModelCard(BaseModel):
 class ServedModel:
     """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
     Requests may use the ``aliases`` too. Chat templates get the ``template_variables`` that a
-    request does not set. Answers have the ``system_fingerprint``."""
+    request does not set. Answers have the ``system_fingerprint``. ``scoring`` is how it scores two
+    texts: as a ``Scoring``, or "" if it does not."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -66,6 +67,7 @@ class ServedModel:
     defaults: SamplingDefaults = NO_DEFAULTS
     template_variables: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()
+    scoring: str = ""
 
     def card(self, name: str = "") -> ModelCard:
         """The entry in /v1/models of the model under one of its names."""

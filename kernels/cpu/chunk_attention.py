@@ -38,8 +38,9 @@ def chunk_attention(
     out: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference's ``paged_attention``, which is used for dtypes without a kernel here."""
-    if not castable(keys_KND.dtype):
+    """As the reference's ``paged_attention``, which is used for dtypes without a kernel here, and
+    for windows that reach to later tokens."""
+    if not castable(keys_KND.dtype) or not (params.causal or params.window is None):
         return paged_attention(
             q_THD, keys_KND, values_KND, sequences, params, out=out, sinks_H=sinks_H
         )

@@ -26,8 +26,10 @@ def paged_attention(
     params: AttentionParams,
     out: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
+    biases: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Each row attends to its own sequence up to itself; [T, H, D] in q's dtype.
+    """Each row attends to its own sequence up to itself; [T, H, D] in q's dtype. ``biases`` are
+    added to the scores [H, rows, tokens] of each sequence, where tokens see later ones.
 
     Keys may be their own values: one tensor, read once. If ``out`` is given, the rows of
     ``sequences`` are written to it.
@@ -39,10 +41,15 @@ def paged_attention(
     dtype = q_THD.dtype if keys_KND.dtype in (FP8, INT8) else keys_KND.dtype
     narrow = dtype == torch.float16 and keys_KND.device.type == "cpu"
     q_THD = q_THD.to(torch.float32 if narrow else dtype)
-    for sequence in sequences:
+    for number, sequence in enumerate(sequences):
         if not params.causal:
             k, v = _read_both(sequence, keys_KND, values_KND, 0, sequence.end, q_THD.dtype)
-            out[sequence.rows] = _sdpa(q_THD[sequence.rows], k, v, None, params.scale, causal=False)
+            mask = (
+                sequence.mask_around(params.window, k.device)
+                if biases is None
+                else biases[number].to(q_THD.dtype)
+            )
+            out[sequence.rows] = _sdpa(q_THD[sequence.rows], k, v, mask, params.scale, causal=False)
             continue
         attend = _decode if sequence.num_rows == 1 else _chunk
         attend(q_THD, keys_KND, values_KND, sequence, params, out, sinks_H)

@@ -358,6 +358,7 @@ class Registry(RegistryServicer):
             defaults=self._defaults.for_model(self._tokenizer.generation_config),
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
+            scoring=card.scoring,
         )
 
 

@@ -14,7 +14,8 @@ from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOp
 from ..options import RouterOptions
 from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
-from ..requests.context import check_context, encode_text
+from ..requests.context import check_context, encode_one
+from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 
 # As in OpenAI's API.
@@ -27,8 +28,6 @@ class CreateEmbeddingRequest(BodyModel):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "messages": (),
         "chat_template": (),
-        "truncate_prompt_tokens": (),
-        "truncation_side": (),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "use_activation": (True,),
@@ -42,6 +41,9 @@ class CreateEmbeddingRequest(BodyModel):
     priority: Annotated[int, Field(ge=-INT32, le=INT32 - 1), WHOLE] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     add_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
+    truncation_side: Literal["left", "right"] = "right"
+    prompt_name: Annotated[str, Field(max_length=256)] | None = None
     input: Annotated[Any, DocumentedAs(str | list[str] | list[int] | list[list[int]])]
     # Accepted without effect: OpenAI uses it for its own accounting.
     user: Any = None
@@ -77,51 +79,64 @@ def parse_embedding(body: Any, model: ServedModel, options: RouterOptions) -> Ge
 def _prompts(asked: CreateEmbeddingRequest, model: ServedModel) -> list[list[int]]:
     """The tokens of each input: a string, token ids, or a list of either kind."""
     value = asked.input
+    reader = _Reader(asked, model)
     if isinstance(value, str):
-        return [_from_text(value, asked, model, "input")]
+        return [reader.text(value, "input")]
     if not isinstance(value, list):
         raise wrong_type("input", "a string or an array", value)
     if not value:
         raise invalid("Invalid 'input': empty array.", "input", "empty_array")
     if isinstance(value[0], int):
-        return [_from_tokens(value, model, "input")]
+        return [reader.tokens(value, "input")]
     if len(value) > MAX_INPUTS:
         message = f"Invalid 'input': {len(value)} inputs, the limit is {MAX_INPUTS}."
         raise invalid(message, "input", "array_above_max_length")
-    return [_from_item(item, asked, model, f"input[{i}]") for i, item in enumerate(value)]
+    return [reader.item(item, type(value[0]), f"input[{i}]") for i, item in enumerate(value)]
 
 
-def _from_item(
-    item: Any, asked: CreateEmbeddingRequest, model: ServedModel, param: str
-) -> list[int]:
-    if type(item) is not type(asked.input[0]) or not isinstance(item, (str, list)):
-        raise invalid(
-            "Invalid type for 'input': an array must hold only strings, only token ids, or only "
-            "arrays of token ids.",
-            "input",
-            "invalid_type",
-        )
-    if isinstance(item, str):
-        return _from_text(item, asked, model, param)
-    return _from_tokens(item, model, param)
+class _Reader:
+    """The tokens of inputs, as a body asks for them."""
 
+    def __init__(self, asked: CreateEmbeddingRequest, model: ServedModel) -> None:
+        self._asked = asked
+        self._model = model
+        self._cut = read_truncation(asked, most_prompt_tokens(model, 1))
+        self._prompt = model.tokenizer.prompts.of(asked.prompt_name)
 
-def _from_text(
-    text: str, asked: CreateEmbeddingRequest, model: ServedModel, param: str
-) -> list[int]:
-    special = asked.add_special_tokens
-    tokens = encode_text(text, model, param="input", add_special_tokens=special) if text else []
-    if not tokens:
-        raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_string")
-    check_context([len(tokens)], None, model, param="input", default=1)
-    return tokens
+    def item(self, value: Any, kind: type, param: str) -> list[int]:
+        """One of several inputs, which are all of one ``kind``."""
+        if type(value) is not kind or not isinstance(value, (str, list)):
+            raise invalid(
+                "Invalid type for 'input': an array must hold only strings, only token ids, or "
+                "only arrays of token ids.",
+                "input",
+                "invalid_type",
+            )
+        return self.text(value, param) if isinstance(value, str) else self.tokens(value, param)
 
+    def text(self, text: str, param: str) -> list[int]:
+        """The tokens of a text after its prompt."""
+        model, special = self._model, self._asked.add_special_tokens
+        tokens: list[int] = []
+        if text:
+            tokens = encode_one(
+                self._prompt + text, model, self._cut, param="input", add_special_tokens=special
+            )
+        if not tokens:
+            raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_string")
+        check_context([len(tokens)], None, model, param="input", default=1)
+        return tokens
 
-def _from_tokens(tokens: list[Any], model: ServedModel, param: str) -> list[int]:
-    if not tokens:
-        raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_array")
-    # Before the loop: a list of millions must cost nothing.
-    check_context([len(tokens)], None, model, param="input", default=1)
-    for i, token in enumerate(tokens):
-        check_token(f"{param}[{i}]", token, model.vocab_size)
-    return tokens
+    def tokens(self, tokens: list[Any], param: str) -> list[int]:
+        """Tokens that were given as such, which no prompt precedes."""
+        if self._asked.prompt_name is not None:
+            raise invalid("'prompt_name' needs an input of texts.", "prompt_name")
+        if not tokens:
+            raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_array")
+        if self._cut is not None:
+            tokens = self._cut.cut(tokens)
+        # Before the loop: a list of millions must cost nothing.
+        check_context([len(tokens)], None, self._model, param="input", default=1)
+        for i, token in enumerate(tokens):
+            check_token(f"{param}[{i}]", token, self._model.vocab_size)
+        return tokens

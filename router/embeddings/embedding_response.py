@@ -68,9 +68,12 @@ class EmbeddingResponse(WholeResponse):
         return [self._vector(result.vectors[i]) for i in range(len(self._request.prompts))]
 
     def _vector(self, values: bytes) -> array[float] | str:
-        if self._in_base64:
-            return base64.b64encode(values).decode()
-        numbers = array("f", values)
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        return numbers
+        return base64.b64encode(values).decode() if self._in_base64 else numbers_of(values)
+
+
+def numbers_of(values: bytes) -> array[float]:
+    """The numbers of a packed vector."""
+    numbers = array("f", values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers

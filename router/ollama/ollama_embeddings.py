@@ -168,7 +168,8 @@ def _request(
 
 
 def _tokens(text: str, limit: int, truncate: bool, model: ServedModel) -> array[int]:
-    tokens = encode_text(text, model, param="input", truncated=truncate) if text else []
+    prompt = model.tokenizer.prompts.default
+    tokens = encode_text(prompt + text, model, param="input", truncated=truncate) if text else []
     if not tokens:
         raise invalid("the input must not be empty", "input", "empty_string")
     return new_tokens(cut_input(tokens, limit, truncate=truncate))

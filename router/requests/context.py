@@ -11,6 +11,7 @@ from ...shared.text.tokenizer import TooManyTokensError
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
+from .truncation import Truncation
 from .written_tools import with_written_tools
 
 # A text that is truncated, or only counted, may be longer than the context, but not at any price.
@@ -94,6 +95,44 @@ def encode_text(
     try:
         return model.tokenizer.encode(
             text, add_special_tokens=add_special_tokens, most=_most(model, truncated)
+        )
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param=param) from None
+
+
+def encode_pair(
+    first: str, second: str, model: ServedModel, *, param: str, limit: int | None
+) -> tuple[list[int], int]:
+    """The tokens of two texts that the model reads together, cut to ``limit`` tokens if there is
+    one, and the place of the second segment."""
+    truncated = limit is not None
+    for text in (first, second):
+        check_length(len(text), model, param=param, truncated=truncated)
+    try:
+        return model.tokenizer.encode_pair(first, second, limit=limit, most=_most(model, truncated))
+    except TooManyTokensError as error:
+        raise over_context(error.tokens, 1, model, param=param) from None
+
+
+def encode_one(
+    text: str,
+    model: ServedModel,
+    cut: Truncation | None,
+    *,
+    param: str,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """The tokens of a text, which may be cut: the special tokens around it stay."""
+    if cut is None:
+        return encode_text(text, model, param=param, add_special_tokens=add_special_tokens)
+    check_length(len(text), model, param=param, truncated=True)
+    try:
+        return model.tokenizer.encode_within(
+            text,
+            cut.tokens,
+            add_special_tokens=add_special_tokens,
+            most=_most(model, truncated=True),
+            left=cut.left,
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param=param) from None

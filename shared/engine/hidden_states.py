@@ -1,6 +1,8 @@
-"""Vectors of prompts, from the hidden states that ranks return with their last step."""
+"""Vectors and scores of prompts, from what ranks return with their last step."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,3 +38,12 @@ def vector_of(
     if normalize:
         vector /= max(float(np.linalg.norm(vector)), _SHORTEST)
     return vector
+
+
+def score_of(sequence: Sequence, *, sigmoid: bool) -> float:
+    """The score of a pair of texts that has been computed: the classifier's logit or its
+    sigmoid."""
+    [part] = sequence.hidden
+    [logit] = np.frombuffer(part, dtype=np.float32).tolist()
+    # The other form would overflow far below zero.
+    return logit if not sigmoid else 0.5 * (1.0 + math.tanh(0.5 * logit))

@@ -18,7 +18,7 @@ from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
-from ..models.spec import DecoderSpec, tensor_parallel_problem
+from ..models.spec import DecoderSpec, Scoring, tensor_parallel_problem
 from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
@@ -66,8 +66,15 @@ class NodeEngine:
     grammars: GrammarCompiler
     generates: bool = True
 
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the model scores two texts; ``None`` for one that generates text."""
+        return self.spec.scoring or (None if self.generates else "vectors")
+
     def check_generates(self) -> None:
         """Raise ``RequestError`` if the model has no head to generate with."""
+        if self.spec.classifier is not None:
+            raise self._only_scores("model_cannot_generate")
         if not self.generates:
             raise RequestError(
                 f"The model {self.name} has no lm_head, so that it serves embeddings only; use "
@@ -75,6 +82,28 @@ class NodeEngine:
                 param="model",
                 code="model_cannot_generate",
             )
+
+    def check_embeds(self) -> None:
+        """Raise ``RequestError`` if the model scores pairs of texts and embeds none."""
+        if self.spec.classifier is not None:
+            raise self._only_scores("model_cannot_embed")
+
+    def check_classifies(self) -> None:
+        """Raise ``RequestError`` if the model has no classifier to score a pair of texts with."""
+        if self.spec.classifier is None:
+            raise RequestError(
+                f"The model {self.name} has no classifier that scores pairs of texts.",
+                param="model",
+                code="model_cannot_score",
+            )
+
+    def _only_scores(self, code: str) -> RequestError:
+        return RequestError(
+            f"The model {self.name} is a cross-encoder, which scores pairs of texts only; use "
+            f"/v1/score or /v1/rerank.",
+            param="model",
+            code=code,
+        )
 
     def kv_heads(self, ranks: int) -> list[tuple[range, ...]]:
         """The KV heads of each rank, layer by layer, when this model is split over ``ranks``.

@@ -26,13 +26,19 @@ class SequenceRows(Protocol):
     def block_table(self) -> list[int]:
         """Blocks that cover ``start + len(tokens)`` tokens."""
 
+    @property
+    def second_text(self) -> int:
+        """The position at which the second segment begins; 0 if all tokens are of the first."""
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
     ``output_rows`` are the rows whose hidden state is returned. Unless ``needs_logits``, the model
-    stops after the last layer's KV, and the hidden state is that layer's input.
+    stops after the last layer's KV, and the hidden state is that layer's input. Without
+    ``segments``, all tokens are of the first one. ``biases`` of the scores of each
+    sequence, [H, rows, tokens], are added by the model, if it has any.
     """
 
     tokens: torch.Tensor
@@ -40,6 +46,8 @@ class ForwardBatch:
     attention: AttentionMetadata
     output_rows: torch.Tensor
     needs_logits: bool = True
+    segments: torch.Tensor | None = None
+    biases: Sequence[torch.Tensor] | None = None
 
 
 def build_batch(
@@ -55,6 +63,7 @@ def build_batch(
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    segments: list[int] = []
     listed: list[SequenceMetadata] = []
     for sequence in sequences:
         table, start = sequence.block_table, sequence.start
@@ -62,6 +71,8 @@ def build_batch(
         tokens += sequence.tokens
         span = range(start, start + count)
         positions += span
+        second = sequence.second_text
+        segments += [int(position >= second) for position in span] if second else [0] * count
         slots += [table[p // block_size] * block_size + p % block_size for p in span]
         listed.append(SequenceMetadata(slice(first, first + count), start, table, block_size))
     if output_rows is None:
@@ -76,4 +87,5 @@ def build_batch(
         ),
         torch.tensor(output_rows, dtype=torch.int64, device=device),
         needs_logits,
+        torch.tensor(segments, dtype=torch.int64, device=device) if any(segments) else None,
     )

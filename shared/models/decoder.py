@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from .layers.mla import LatentAttention
 from .layers.moe import MoE, NormedMoE
 from .layers.norm import Norm, make_norm
 from .layers.part import Part
+from .layers.position_bias import ScoreBias
 from .layers.rope import Rope
 from .layers.token_inputs import OutputScale, TokenEmbedding, TokenGate
 from .layers.vocabulary import VocabParallel
@@ -29,6 +31,7 @@ from .spec import (
     MoESpec,
     NormLayout,
     PositionTable,
+    ProjectionSpec,
     tensor_parallel_problem,
 )
 
@@ -52,20 +55,60 @@ class PositionEmbedding(Part):
 
 
 class Segments(Part):
-    """An embedding of the part of a text that a token belongs to. All are of the first."""
+    """An embedding of the part of a text that a token belongs to."""
 
     def __init__(self, place: WeightPlacement, rows: int, hidden: int) -> None:
         self.weight = place.empty(rows, hidden)
         self.name = place.name("weight")
         self.activations = place.activations
 
-    @property
-    def first(self) -> torch.Tensor:
-        """[hidden]."""
-        return self.weight[0].to(self.activations)
+    def __call__(self, segments: torch.Tensor | None) -> torch.Tensor:
+        """[T, hidden], or [hidden] if all are of the first."""
+        rows = self.weight[0] if segments is None else F.embedding(segments, self.weight)
+        return rows.to(self.activations)
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return {self.name: replicated(self.weight)}
+
+
+class Projection(Part):
+    """A linear layer over a text's vector, which every rank has in full."""
+
+    def __init__(self, place: WeightPlacement, spec: ProjectionSpec) -> None:
+        self.weight = place.empty(spec.outputs, spec.inputs)
+        self.name = place.name("weight")
+
+    def __call__(self, vectors: torch.Tensor) -> torch.Tensor:
+        return F.linear(vectors, self.weight.to(vectors.dtype))
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return {self.name: replicated(self.weight)}
+
+
+class Classifier(Part):
+    """The head that scores a pair of texts, which every rank has in full. It computes in float32,
+    for it is small, and scores are compared."""
+
+    def __init__(self, place: WeightPlacement, hidden: int) -> None:
+        self.dense, self.dense_bias = place.empty(hidden, hidden), place.empty(hidden)
+        self.out, self.out_bias = place.empty(1, hidden), place.empty(1)
+        self.slots = {
+            place.name(name): replicated(target)
+            for name, target in (
+                ("dense.weight", self.dense),
+                ("dense.bias", self.dense_bias),
+                ("out.weight", self.out),
+                ("out.bias", self.out_bias),
+            )
+        }
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The logit [rows] of each row, a first token's hidden state."""
+        x = F.linear(hidden.float(), self.dense.float(), self.dense_bias.float()).tanh()
+        return F.linear(x, self.out.float(), self.out_bias.float())[:, 0]
+
+    def own_slots(self) -> dict[str, WeightSlot]:
+        return self.slots
 
 
 class Layer(Part):
@@ -198,6 +241,10 @@ class Decoder:
                 place.at("positions"), spec.positions, spec.hidden_size
             )
             load(self.positions)
+        self.position_bias: ScoreBias | None = None
+        if spec.position_bias is not None:
+            self.position_bias = ScoreBias(place.at("position_bias"), spec.position_bias)
+            load(self.position_bias)
         self.segments: Segments | None = None
         if spec.segments:
             self.segments = Segments(place.at("segments"), spec.segments, spec.hidden_size)
@@ -217,6 +264,14 @@ class Decoder:
         if spec.layers[-1].norms is not NormLayout.RESIDUAL:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
             load(self.norm)
+        self.projections: list[Projection] = []
+        for index, projection in enumerate(spec.projections):
+            self.projections.append(Projection(place.at(f"projections.{index}"), projection))
+            load(self.projections[-1])
+        self.classifier: Classifier | None = None
+        if spec.classifier is not None:
+            self.classifier = Classifier(place.at("classifier"), spec.hidden_size)
+            load(self.classifier)
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
@@ -254,13 +309,15 @@ class Decoder:
 
         ``on_layer(i)`` is called as soon as the step's KV of memory i is in the cache.
         """
+        if self.position_bias is not None:
+            batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
         x = self.embed.embed(batch.tokens)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
         if self.positions is not None:
             x = x + self.positions(batch.positions)
         if self.segments is not None:
-            x = x + self.segments.first
+            x = x + self.segments(batch.segments)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
@@ -276,6 +333,18 @@ class Decoder:
             x = layer.complete(x, q, batch, cache[memory], token_input)
         x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
+
+    def projected(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Sums of hidden states as those of texts' vectors, in fp32."""
+        vectors = vectors.float()
+        for projection in self.projections:
+            vectors = projection(vectors)
+        return vectors
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The classifier's logit [rows] of each row."""
+        assert self.classifier is not None, "the node refuses what needs a classifier"
+        return self.classifier(hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""

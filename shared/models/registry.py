@@ -33,6 +33,7 @@ from .families import (
     minimax_m2,
     mistral,
     mixtral,
+    mpnet,
     olmo2,
     opt,
     phi,
@@ -74,7 +75,8 @@ class Family:
 
 # Families of which no GGUF files are read.
 NOT_IN_GGUF = frozenset(
-    ("BertModel", "MinistralForCausalLM", "OPTForCausalLM", "RobertaModel", "XLMRobertaModel")
+    {"BertModel", "MinistralForCausalLM", "MPNetModel", "OPTForCausalLM", "RobertaModel"}
+    | {"XLMRobertaModel"}
 )
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
@@ -88,6 +90,7 @@ _FAMILIES = (
     Family("BertModel", "bert", bert.read, bert.WEIGHTS),
     Family("RobertaModel", "roberta", bert.read_roberta, bert.WEIGHTS),
     Family("XLMRobertaModel", "xlm-roberta", bert.read_roberta, bert.WEIGHTS),
+    Family("MPNetModel", "mpnet", mpnet.read, mpnet.WEIGHTS),
     Family("CohereForCausalLM", "cohere", cohere.read, cohere.WEIGHTS),
     Family("Cohere2ForCausalLM", "cohere2", cohere.read_cohere2, cohere.WEIGHTS),
     Family(
@@ -168,8 +171,20 @@ _OLDER = {
     "StableLMEpochForCausalLM": FAMILIES["StableLmForCausalLM"],
     # With a head that fills gaps in texts, which is not used.
     **{
-        f"{name}ForMaskedLM": FAMILIES[f"{name}Model"] for name in ("Bert", "Roberta", "XLMRoberta")
+        f"{name}ForMaskedLM": FAMILIES[f"{name}Model"]
+        for name in ("Bert", "Roberta", "XLMRoberta", "MPNet")
     },
+}
+# Encoders with a head that scores pairs of texts.
+_CLASSIFIERS = {
+    f"{name}ForSequenceClassification": dataclasses.replace(
+        FAMILIES[f"{name}Model"], read=read, weights=weights
+    )
+    for name, read, weights in (
+        ("Bert", bert.read_classifier, bert.BERT_CLASSIFIER),
+        ("Roberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
+        ("XLMRoberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
+    )
 }
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
@@ -194,7 +209,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
             return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
-    known = {**_HEADLESS, **_OLDER, **FAMILIES} if name else _BY_MODEL_TYPE
+    known = {**_HEADLESS, **_OLDER, **_CLASSIFIERS, **FAMILIES} if name else _BY_MODEL_TYPE
     wanted = name or model_type
     if isinstance(wanted, str) and wanted in known:
         kind = kind_of_parts(values)
@@ -249,7 +264,7 @@ def _check_model_type(
 ) -> None:
     """Refuse a ``model_type``, which transformers goes by, of a family that computes otherwise."""
     other = _BY_MODEL_TYPE.get(str(config.values.get("model_type")), family)
-    if other is family or "model_type" not in values.values:
+    if other.model_type == family.model_type or "model_type" not in values.values:
         return
     try:
         same = other.read(values.aliased(other.keys)) == spec

@@ -18,6 +18,11 @@ from ...kernels.activations import Activation
 # The hidden state of the last token or of the first, or the mean over all.
 Pooling = Literal["last", "cls", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+# What a sequence that generates nothing computes: a vector, or the score of a classifier.
+Readout = Pooling | Literal["score"]
+# How a model scores two texts: read together by its classifier, or by the angle between the vectors
+# of an embedding model.
+Scoring = Literal["pair", "vectors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +157,8 @@ class AttentionSpec:
     no projection to values, which are the keys before their norm and rotation. ``sinks``: each head
     has a score that counts in the softmax and has no value. ``kv_of`` is the earlier layer whose
     keys and values are attended to, if the layer has none of its own. Unless ``causal``, tokens see
-    those after them, too, so that a prompt is computed in one step.
+    those after them, too, so that a prompt is computed in one step; a window then reaches to both
+    sides.
     """
 
     num_heads: int
@@ -183,7 +189,7 @@ class AttentionSpec:
             components=("K", "V"),
             heads=self.num_kv_heads,
             dim=self.head_dim,
-            window=self.sliding_window,
+            window=self.sliding_window if self.causal else None,
         )
 
     def split_problem(self, size: int) -> str | None:
@@ -349,6 +355,33 @@ class PositionTable:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PositionBias:
+    """A bias of each head's scores by the distance of two tokens, the same in all layers. Half of
+    the ``buckets`` are for each direction; of these, half are for one distance each, and the others
+    for more and more of them up to ``farthest``."""
+
+    heads: int
+    buckets: int
+    farthest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionSpec:
+    """A linear layer without a bias over a text's vector."""
+
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierSpec:
+    """A head with one label: a layer with tanh over the first token's hidden state, and one more.
+    Scores are its logits, or their ``sigmoid``."""
+
+    sigmoid: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class TokenInputs:
     """Inputs of ``dim`` numbers that each layer has of each token: the sum of a table's row of the
     token and of a projection of its embedding. A layer adds them through a gate."""
@@ -365,7 +398,9 @@ class DecoderSpec:
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
     ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
     many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
-    ``pooling`` makes a vector of a text's hidden states, which is all that one without a head does.
+    ``pooling`` makes a vector of a text's hidden states, and ``projections`` change it; ``embeds``
+    says that the model was trained for that. One without a head does nothing else, and one with a
+    ``classifier`` scores pairs of texts instead.
     """
 
     vocab_size: int
@@ -376,6 +411,7 @@ class DecoderSpec:
     max_position: int
     norm: NormKind = NormKind.RMS
     positions: PositionTable | None = None
+    position_bias: PositionBias | None = None
     segments: int = 0
     embedding_norm: bool = False
     token_inputs: TokenInputs | None = None
@@ -385,6 +421,9 @@ class DecoderSpec:
     head_bias: bool = False
     has_head: bool = True
     pooling: Pooling = "last"
+    projections: tuple[ProjectionSpec, ...] = ()
+    embeds: bool = False
+    classifier: ClassifierSpec | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
@@ -393,6 +432,18 @@ class DecoderSpec:
     def bidirectional(self) -> bool:
         """True if tokens see those after them."""
         return not all(getattr(layer.attention, "causal", True) for layer in self.layers)
+
+    @property
+    def vector_size(self) -> int:
+        """The numbers in a text's vector."""
+        return self.projections[-1].outputs if self.projections else self.hidden_size
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How it scores two texts; ``None`` for a model that generates text."""
+        if self.classifier is not None:
+            return "pair"
+        return "vectors" if self.embeds or self.bidirectional else None
 
     @property
     def memories(self) -> tuple[KVSpec, ...]:
@@ -464,8 +515,10 @@ def fingerprint_fields(spec: DecoderSpec) -> dict[str, str]:
         "norm_eps": repr(spec.norm_eps),
         "tie_embeddings": str(spec.tie_embeddings),
         "positions": str(spec.positions),
+        "position_bias": str(spec.position_bias),
         "segments": str(spec.segments),
         "embedding_norm": str(spec.embedding_norm),
+        "classifier": str(spec.classifier),
         "token_inputs": str(spec.token_inputs),
         "embedding_scale": repr(spec.embedding_scale),
         "logit_scale": repr(spec.logit_scale),

@@ -280,6 +280,7 @@ class _Description:
             max_model_len=engine.resolved.max_model_len,
             vocab_size=engine.spec.vocab_size,
             eos_token_ids=engine.spec.eos_token_ids,
+            scoring=engine.scoring or "",
         )
 
     def unready(self) -> str:

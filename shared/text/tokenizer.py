@@ -22,6 +22,7 @@ from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .literal_text import literal_tokenizer
 from .special_tokens import SpecialTokens, special_tokens
+from .text_prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .tokenizer_files import TemplateText, TokenizerFiles
 
 # Of a template's variables. JSON from a client may be nested too deeply to walk through.
@@ -52,6 +53,7 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         config: Mapping[str, Any] | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        prompts: TextPrompts = NO_PROMPTS,
         named_templates: Mapping[str, TemplateText] | None = None,
     ) -> None:
         self._raw = raw
@@ -61,6 +63,7 @@ class Tokenizer:
         self._literal_lock = threading.Lock()
         self.config = dict(config or {})
         self.generation_config = dict(generation_config or {})
+        self.prompts = prompts
         self.template = template
         self.tool_template = tool_template or template
         self.texts = TokenTexts(raw)
@@ -88,6 +91,7 @@ class Tokenizer:
             tool_template=_template(files.tool_template, files.config),
             config=files.config,
             generation_config=files.generation_config,
+            prompts=read_prompts(files.sentence_config),
             named_templates=files.templates(),
         )
 
@@ -109,6 +113,58 @@ class Tokenizer:
         """
         raw = self._literally() if literally and self._special.within(text) else self._raw
         return _encode(raw, text, add_special_tokens, most)
+
+    def encode_within(
+        self,
+        text: str,
+        limit: int,
+        *,
+        add_special_tokens: bool = True,
+        most: int,
+        left: bool = False,
+    ) -> list[int]:
+        """Encode a text, of which as many tokens are kept, from its beginning or, with ``left``,
+        from its end, as fit into ``limit`` with the special tokens around them.
+
+        Raises ``TooManyTokensError`` if there are more than ``most``.
+        """
+        encoded = self._parts([text], most)[0]
+        around = self._raw.num_special_tokens_to_add(False) if add_special_tokens else 0
+        _truncate(encoded, limit - around, left=left)
+        ids: list[int] = self._raw.post_process(encoded, None, add_special_tokens).ids
+        return ids
+
+    def encode_pair(
+        self, first: str, second: str, *, limit: int | None = None, most: int
+    ) -> tuple[list[int], int]:
+        """Encode two texts as the model reads them together, and the place at which the second
+        segment begins; 0 if there is one segment. With a ``limit``, tokens are taken from the end
+        of the longer text until the pair fits.
+
+        Raises ``TooManyTokensError`` if there are more than ``most``.
+        """
+        one, other = self._parts([first, second], most)
+        if limit is not None:
+            around = self._raw.num_special_tokens_to_add(True)
+            kept = _longest_first(len(one), len(other), max(0, limit - around))
+            _truncate(one, kept[0])
+            _truncate(other, kept[1])
+        encoded = self._raw.post_process(one, other, True)
+        if len(encoded) > most:
+            raise TooManyTokensError(len(encoded), most)
+        kinds: list[int] = encoded.type_ids
+        return encoded.ids, kinds.index(1) if 1 in kinds else 0
+
+    def _parts(self, texts: list[str], most: int) -> list[Any]:
+        """Texts before special tokens are put around them."""
+        parts = []
+        for text in texts:
+            _try_beginning(self._raw, text, most)
+            encoded = _encoded(self._raw, text, False)
+            if len(encoded) > most:
+                raise TooManyTokensError(len(encoded), most)
+            parts.append(encoded)
+        return parts
 
     def encode_around_gap(
         self, before: str, after: str, *, add_special_tokens: bool = True, most: int | None = None
@@ -327,6 +383,20 @@ def _encode(
         raise TooManyTokensError(len(encoded), most)
     ids: list[int] = encoded.ids
     return ids
+
+
+def _truncate(encoded: Any, length: int, *, left: bool = False) -> None:
+    encoded.truncate(max(0, length), direction="left" if left else "right")
+
+
+def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
+    """The lengths of two texts that are cut to ``limit`` tokens in all, as transformers cuts them:
+    of the longer one until both are as long, then of both."""
+    if first + second <= limit:
+        return first, second
+    shorter = min(first, second, limit // 2)
+    longer = min(max(first, second), limit - shorter)
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _try_beginning(raw: RawTokenizer, text: str, most: int) -> None:

@@ -28,7 +28,8 @@ class TokenizerFiles:
     """``tokenizer`` is the JSON of a ``tokenizer.json``, which ``origin`` names in error messages.
     ``config`` and ``generation_config`` are the contents of ``tokenizer_config.json`` and
     ``generation_config.json``. ``tool_template`` is that of chats with tools, if they have one of
-    their own, and ``more_templates`` are used by their names only."""
+    their own, and ``more_templates`` are used by their names only. ``sentence_config`` is
+    the content of ``config_sentence_transformers.json``."""
 
     tokenizer: str
     origin: str
@@ -37,6 +38,7 @@ class TokenizerFiles:
     template: TemplateText | None = None
     tool_template: TemplateText | None = None
     more_templates: Mapping[str, TemplateText] = field(default_factory=dict)
+    sentence_config: Mapping[str, Any] = field(default_factory=dict)
 
     def templates(self) -> dict[str, TemplateText]:
         """All chat templates by their names."""
@@ -85,6 +87,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         templates.pop(DEFAULT, None),
         templates.pop(TOOL_USE, None),
         templates,
+        read_json_object(folder / "config_sentence_transformers.json"),
     )
 
 

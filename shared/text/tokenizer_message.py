@@ -13,7 +13,7 @@ from .tokenizer_files import TemplateText, TokenizerFiles
 # Several times what the largest published vocabularies take.
 MAX_BYTES = 256 << 20
 _TEXTS = ("tokenizer", "origin")
-_OBJECTS = ("config", "generation_config")
+_OBJECTS = ("config", "generation_config", "sentence_config")
 
 
 def pack_tokenizer(files: TokenizerFiles) -> bytes:

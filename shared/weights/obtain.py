@@ -75,7 +75,11 @@ def _check_files(source: WeightSource, found: FoundModel) -> None:
     """Refuse a folder or a repository without some of the files of its weights."""
     if found.files is None or not found.path.is_dir():
         return
-    missing = [file for file in source.weight_files() if file not in found.files]
+    missing = [
+        file
+        for file in source.weight_files()
+        if file not in found.files and not (found.path / file).is_file()
+    ]
     place = found.download.name.repository if found.download else str(found.path)
     if missing == [SINGLE]:
         raise without_loadable_weights(found.files, place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from ..text.vocabulary.files import TOKENIZER_FILES
 # Everything that says what a model is, and what its texts are.
 DESCRIPTION = ("*.json", "*.jinja", *TOKENIZER_FILES)
 # The folders that belong to a model; others have other formats of it.
-_DESCRIBING = ("additional_chat_templates/", "1_Pooling/")
+_BELONGING = re.compile(r"[^/]*$|(additional_chat_templates|\d_(Pooling|Dense))/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,9 @@ class Listing:
     commit: str | None = None
 
     def belonging(self) -> list[str]:
-        """The files that a model folder has: of those in folders only what describes it."""
-        return [file for file in self.sizes if "/" not in file or file.startswith(_DESCRIBING)]
+        """The files that a model folder has: of those in folders only what describes it,
+        and small layers after its last."""
+        return [file for file in self.sizes if _BELONGING.match(file)]
 
     def size_of(self, file: str) -> int:
         """The size of a file whose header is read. Raises ``ModelError`` if it is not known."""

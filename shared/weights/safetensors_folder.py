@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
-from ..models.model_config import ModelConfig, read_config, read_json
+from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
@@ -22,6 +22,10 @@ from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
     import torch
+
+
+# The tensor of a linear layer over a vector, in a file of its own, and its name here.
+_LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
 
 class SafetensorsFolder:
@@ -37,6 +41,7 @@ class SafetensorsFolder:
         self._framework = framework
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
+        self._own_names: dict[str, str] = {}  # those of tensors whose name in a file is not unique
         self._open = ExitStack()
 
     def __enter__(self) -> SafetensorsFolder:
@@ -81,7 +86,7 @@ class SafetensorsFolder:
 
     def weight_names(self, family: Family) -> WeightNames:
         """See ``WeightSource``."""
-        return with_short_names(family.weights)
+        return with_short_names(family.weights) | {_PROJECTION: _PROJECTION}
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""
@@ -90,7 +95,8 @@ class SafetensorsFolder:
     def weight_files(self) -> list[str]:
         """See ``WeightSource``."""
         index = self.path / INDEX
-        return sorted(set(weight_map(index).values())) if index.is_file() else [SINGLE]
+        files = sorted(set(weight_map(index).values())) if index.is_file() else [SINGLE]
+        return files + self._projections()
 
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
@@ -98,7 +104,10 @@ class SafetensorsFolder:
             with SafetensorsFolder(self.path, "np") as opened:
                 return opened.names()
         index = self.path / INDEX
-        return list(weight_map(index)) if index.is_file() else None
+        if not index.is_file():
+            return None
+        numbers = range(len(self._projections()))
+        return [*weight_map(index), *(_PROJECTION.format(i=number) for number in numbers)]
 
     def dtype(self, name: str) -> str:
         """See ``WeightSource``."""
@@ -156,7 +165,11 @@ class SafetensorsFolder:
         return [] if number is None else [number]
 
     def _slice(self, name: str) -> Any:
-        return self._files[self._file_of[name]].get_slice(name)
+        return self._files[self._file_of[name]].get_slice(self._own_names.get(name, name))
+
+    def _projections(self) -> list[str]:
+        """The files of the linear layers over a vector, in their order."""
+        return [f"{folder.name}/{SINGLE}" for folder in dense_folders(self.path)]
 
     def _names_of_files(self) -> list[str]:
         return [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
@@ -169,6 +182,10 @@ class SafetensorsFolder:
             self._file_of = dict.fromkeys(self._open_file(SINGLE), SINGLE)
         else:
             raise without_loadable_weights(self._names_of_files(), str(self.path))
+        for number, file in enumerate(self._projections()):
+            for name in self._open_file(file):
+                ours = _PROJECTION.format(i=number) if name == _LINEAR else f"{file}: {name}"
+                self._file_of[ours], self._own_names[ours] = file, name
 
     def _find_shards(self, index: Path) -> None:
         listed = weight_map(index)
@@ -190,7 +207,8 @@ class SafetensorsFolder:
 
         path = self.path / file
         if not path.is_file():
-            raise ModelError(f"{path} is missing, and {INDEX} lists it: resume the download")
+            cause = "modules.json needs it" if "/" in file else f"{INDEX} lists it"
+            raise ModelError(f"{path} is missing, and {cause}: resume the download")
         try:
             opened = self._open.enter_context(safe_open(path, framework=self._framework))
         except (SafetensorError, OSError) as error:

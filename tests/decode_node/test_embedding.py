@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.decode_node.embedding import make_embedding
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
+from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.models.spec import ClassifierSpec
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import FakeNode
@@ -63,3 +67,44 @@ async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
     asked.ClearField("embed")
     with pytest.raises(AbortedError, match="has no lm_head, so that it serves embeddings only"):
         await events_of(node, asked)
+
+
+def cross_encoder(*, sigmoid: bool, segments: int = 2) -> FakeNode:
+    node = FakeNode("d", 7)
+    classifier = ClassifierSpec(sigmoid=sigmoid)
+    spec = replace(node.engine.spec, classifier=classifier, segments=segments)
+    node.engine = replace(node.engine, spec=spec, generates=False)
+    return node
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_a_pair_becomes_a_score(sigmoid: bool, normalize: bool) -> None:
+    asked = request(pooling="", score=True, second_text=8, normalize=normalize)
+    events = await events_of(cross_encoder(sigmoid=sigmoid), asked)
+    [score] = struct.unpack("<f", events[2].embedding.values)
+    # The fake ranks' logit is 3.
+    assert score == pytest.approx(1 / (1 + math.exp(-3)) if sigmoid and normalize else 3)
+
+
+@pytest.mark.parametrize(("segments", "second"), [(2, 8), (1, 0)])
+def test_only_models_with_two_segments_number_the_texts(segments: int, second: int) -> None:
+    sequence = Sequence(1, list(range(20)), SamplingParams())
+    engine = cross_encoder(sigmoid=True, segments=segments).engine
+    make_embedding([sequence], pb.Embed(score=True, second_text=8), engine)
+    assert (sequence.pooling, sequence.second_text) == ("score", second)
+    assert sequence.compute_until == 20
+
+
+async def test_a_cross_encoder_does_nothing_else() -> None:
+    node = cross_encoder(sigmoid=True)
+    with pytest.raises(AbortedError, match="is a cross-encoder, which scores pairs of texts only"):
+        await events_of(node, request())
+    asked = request()
+    asked.ClearField("embed")
+    with pytest.raises(AbortedError, match="is a cross-encoder"):
+        await events_of(node, asked)
+    with pytest.raises(AbortedError, match="second_text is 20; the prompt has 20 tokens"):
+        await events_of(node, request(score=True, second_text=20))
+    with pytest.raises(AbortedError, match="has no classifier that scores pairs"):
+        await events_of(FakeNode("d", 7), request(score=True))

@@ -132,9 +132,16 @@ def vector(prompt: Sequence[int]) -> list[float]:
     return [len(prompt) + i / DIMENSIONS for i in range(DIMENSIONS - 1)] + [float(prompt[-1])]
 
 
+def score(prompt: Sequence[int]) -> float:
+    """An arbitrary score of a pair of texts."""
+    return sum(prompt) % 64 / 64
+
+
 def embedded(request: pb.GenerateRequest) -> list[pb.GenerateEvent]:
-    """The events of a prompt that becomes a vector."""
+    """The events of a prompt that becomes a vector, or of a pair that becomes a score."""
     values = vector(request.prompt)[: request.embed.dimensions or None]
+    if request.embed.score:
+        values = [score(request.prompt)]
     packed = struct.pack(f"<{len(values)}f", *values)
     vector_event = pb.GenerateEvent(embedding=pb.Embedding(values=packed))
     return [admitted(), usage(request), vector_event, finished(0)]
@@ -330,6 +337,7 @@ class Cluster:
         capabilities: frozenset[str] = CAPABILITIES,
         role: pb.Role = pb.ROLE_DECODE,
         node_type: type[FakeDecodeNode] | None = None,
+        scoring: str = "",
     ) -> FakeDecodeNode:
         """A node that has joined; one without ``capabilities`` is of an older version, and one that
         prefills is only seen by the router."""
@@ -340,6 +348,7 @@ class Cluster:
         self.nodes.append(node)
         request = node.join_request(self.model)
         request.model.max_model_len = self.context
+        request.model.scoring = scoring
         request.role = role
         await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))

@@ -101,7 +101,11 @@ class FakeRanks:
             plan.step,
             [Sampled(row.sequence_id, [self.says or 0]) for row in drawn],
             failed={row.sequence_id: self.fails for row in rows},
-            hidden={row.sequence_id: HIDDEN for row in plan.sequences if row.hidden},
+            hidden={
+                row.sequence_id: HIDDEN[:4] if row.hidden == "score" else HIDDEN
+                for row in plan.sequences
+                if row.hidden
+            },
         )
 
     def emit(self, rank: int, event: Event) -> None:

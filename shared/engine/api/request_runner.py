@@ -105,8 +105,9 @@ class RequestRunner:
                 core.cancel(sequence)
 
     async def _embed(self, request: EmbeddingRequest) -> Embedding:
+        self.engine.check_embeds()
         core, spec = self.engine.core, self.engine.spec
-        check_result_size(self.engine.resolved.max_num_seqs, spec.hidden_size)
+        check_result_size(self.engine.resolved.max_num_seqs, spec.vector_size)
         core.admit(len(request.tokens), 1)
         [sequence] = build_sequences(
             core, request.tokens, SamplingParams(), vocab_size=spec.vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -59,14 +60,24 @@ def output_rows(sequences: list[SequenceStep]) -> OutputRows:
 def _pooled_rows(sequence: SequenceStep, first: int, end: int) -> range:
     if sequence.hidden == "sum":
         return range(first, end)
-    row = first if sequence.hidden == "first" else end - 1
+    row = end - 1 if sequence.hidden == "last" else first
     return range(row, row + 1)
 
 
-def pooled_states(pools: list[SequenceStep], hidden: torch.Tensor) -> dict[int, bytes]:
-    """The sum of each sequence's pooled rows, one row or all of its own, as packed float32."""
+def pooled_states(
+    pools: list[SequenceStep],
+    hidden: torch.Tensor,
+    projected: Callable[[torch.Tensor], torch.Tensor],
+    scores: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[int, bytes]:
+    """What ``projected`` makes of the sum of each sequence's pooled rows, one row or all of its
+    own, or ``scores`` of its row, as packed float32."""
     counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
-    sums = [part.float().sum(dim=0) for part in hidden.split(counts)] if pools else []
+    parts = hidden.split(counts) if pools else ()
+    sums = [
+        scores(part) if one.hidden == "score" else projected(part.float().sum(dim=0))
+        for one, part in zip(pools, parts, strict=True)
+    ]
     return {
         one.sequence_id: total.cpu().numpy().tobytes()
         for one, total in zip(pools, sums, strict=True)

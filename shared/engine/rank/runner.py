@@ -112,7 +112,9 @@ class ModelRunner:
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
         if self.tp.rank == 0:
             result.failed.update(not_finite(rows.computes, others))
-            result.hidden.update(pooled_states(rows.pools, pooled))
+            model = self.model
+            states = pooled_states(rows.pools, pooled, model.projected, model.scores)
+            result.hidden.update(states)
 
     def _sample(self, rows: list[SequenceStep], hidden: torch.Tensor, result: StepResult) -> None:
         logits = self.model.logits(hidden)

@@ -1,12 +1,21 @@
 """BERT, RoBERTa and XLM-R: encoders, whose tokens see those after them, with norms over the sums of
-attention and feed-forward with their inputs."""
+attention and feed-forward with their inputs; for vectors of texts, or with a head that scores pairs
+of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ..config import Config
-from ..spec import AttentionSpec, DecoderSpec, NormKind, NormLayout, PositionTable
+from ..spec import (
+    AttentionSpec,
+    ClassifierSpec,
+    DecoderSpec,
+    NormKind,
+    NormLayout,
+    PositionBias,
+    PositionTable,
+)
 from ..weight_names import WeightNames, per_layer
 from .dense import read_dense, read_plain_mlp
 
@@ -52,22 +61,71 @@ WEIGHTS: WeightNames = {
     **{f"{body}.{name}": to for body in ("bert", "roberta") for name, to in _ENCODER.items()},
     **_HEADS,
 }
+# Heads that score a pair of texts; BERT's first layer is the one that its encoder comes with.
+BERT_CLASSIFIER: WeightNames = {
+    **{f"bert.{name}": to for name, to in _ENCODER.items()},
+    **{f"bert.pooler.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
+    **{f"classifier.{kind}": f"classifier.out.{kind}" for kind in _BOTH},
+}
+ROBERTA_CLASSIFIER: WeightNames = {
+    **{f"roberta.{name}": to for name, to in _ENCODER.items()},
+    **{f"classifier.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
+    **{f"classifier.out_proj.{kind}": f"classifier.out.{kind}" for kind in _BOTH},
+}
+# Where sentence-transformers keeps the function that makes scores of logits, and those read.
+_ACTIVATIONS = {
+    "torch.nn.modules.activation.Sigmoid": True,
+    "torch.nn.modules.linear.Identity": False,
+}
 # RoBERTa's positions begin after the number of its padding token, which is one.
-_ROBERTA_OFFSET = 2
+ROBERTA_OFFSET = 2
 
 
 def read(config: Config) -> DecoderSpec:
     """Read a config of BERT."""
-    return _read(config, 0)
+    return read_encoder(config, 0)
 
 
 def read_roberta(config: Config) -> DecoderSpec:
     """Read a config of RoBERTa or XLM-R."""
     config.one_of("pad_token_id", (1,), 1)
-    return _read(config, _ROBERTA_OFFSET)
+    return read_encoder(config, ROBERTA_OFFSET)
 
 
-def _read(config: Config, offset: int) -> DecoderSpec:
+def read_classifier(config: Config) -> DecoderSpec:
+    """Read a config of BERT with a head."""
+    return read_encoder(config, 0, _read_head(config))
+
+
+def read_roberta_classifier(config: Config) -> DecoderSpec:
+    """Read a config of RoBERTa or XLM-R with a head."""
+    config.one_of("pad_token_id", (1,), 1)
+    return read_encoder(config, ROBERTA_OFFSET, _read_head(config))
+
+
+def _read_head(config: Config) -> ClassifierSpec:
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
+    if count != 1:
+        raise config.refusal(
+            "num_labels", count, "1: of models with a classifier, those that score pairs of texts"
+        )
+    table = config.get("sentence_transformers", {})
+    older = config.get("sbert_ce_default_activation_function")
+    name = table.get("activation_fn", older) if isinstance(table, dict) else table
+    if name is not None and name not in _ACTIVATIONS:
+        raise config.refusal("sentence_transformers", name, " or ".join(_ACTIVATIONS))
+    return ClassifierSpec(sigmoid=_ACTIVATIONS.get(name, True))
+
+
+def read_encoder(
+    config: Config,
+    offset: int,
+    classifier: ClassifierSpec | None = None,
+    position_bias: PositionBias | None = None,
+) -> DecoderSpec:
+    """Read a config of any of them, whose positions begin at ``offset``; one with a bias of scores
+    by distance has no segments."""
     for key in ("is_decoder", "add_cross_attention"):
         config.one_of(key, (False,), False)
     config.one_of("position_embedding_type", ("absolute",), "absolute")
@@ -99,8 +157,11 @@ def _read(config: Config, offset: int) -> DecoderSpec:
         eps_key="layer_norm_eps",
         norm_eps=1e-12,
         positions=PositionTable(rows=rows, offset=offset),
-        segments=config.integer("type_vocab_size", 2),
+        position_bias=position_bias,
+        segments=config.integer("type_vocab_size", 2) if position_bias is None else 0,
         embedding_norm=True,
         pooling="cls",
+        classifier=classifier,
     )
-    return replace(spec, tie_embeddings=False, has_head=False)
+    # The rows before the first position are of no token.
+    return replace(spec, max_position=rows - offset, tie_embeddings=False, has_head=False)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from ..config import Config, read_max_position, read_rope
+from ..model_config import PROJECTIONS
 from ..spec import (
     POOLINGS,
     Activation,
     AttentionSpec,
+    ClassifierSpec,
     DecoderSpec,
     DenseSpec,
     DynamicScaling,
@@ -19,7 +21,9 @@ from ..spec import (
     NormKind,
     NormLayout,
     Pooling,
+    PositionBias,
     PositionTable,
+    ProjectionSpec,
     QKNorm,
     RopeSpec,
     TokenInputs,
@@ -190,9 +194,11 @@ class Others(TypedDict, total=False):
     norm_eps: float
     tie_embeddings: bool
     positions: PositionTable | None
+    position_bias: PositionBias | None
     segments: int
     embedding_norm: bool
     pooling: Pooling
+    classifier: ClassifierSpec | None
     token_inputs: TokenInputs | None
     embedding_scale: float
     logit_scale: float
@@ -227,9 +233,13 @@ def read_decoder(
         tie_embeddings=tied,
         max_position=_context(config, layers),
         positions=positions,
+        position_bias=others.get("position_bias"),
         segments=others.get("segments", 0),
         embedding_norm=others.get("embedding_norm", False),
         pooling=config.one_of("pooling_type", POOLINGS, others.get("pooling", "last")),
+        projections=_projections(config),
+        embeds=config.get("pooling_type") is not None,
+        classifier=others.get("classifier"),
         token_inputs=others.get("token_inputs"),
         embedding_scale=scale,
         logit_scale=others.get("logit_scale", 1.0),
@@ -241,6 +251,21 @@ def read_decoder(
     )
     config.finish()
     return spec
+
+
+def _projections(config: Config) -> tuple[ProjectionSpec, ...]:
+    """Layers over a text's vector, which ``model_config`` has found beside the config."""
+    width, made = config.integer("hidden_size"), []
+    for number, values in enumerate(config.get(PROJECTIONS, ())):
+        table = config.table(f"{PROJECTIONS}[{number}]", values)
+        # Others could not be taken of the sum of hidden states instead of their mean.
+        table.one_of("bias", (False,), True)
+        identity = "torch.nn.modules.linear.Identity"
+        table.one_of("activation_function", (identity,), "torch.nn.modules.activation.Tanh")
+        table.one_of("in_features", (width,))
+        made.append(ProjectionSpec(inputs=width, outputs=table.integer("out_features")))
+        width = made[-1].outputs
+    return tuple(made)
 
 
 def _dtype(config: Config) -> str:

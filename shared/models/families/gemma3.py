@@ -3,6 +3,8 @@ over each head of q and k."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..config import FULL, SLIDING, Config, read_layer_types, read_rope_table
 from ..spec import DecoderSpec, NormLayout, QKNorm, RopeSpec
 from ..weight_names import AddOne, WeightNames
@@ -21,13 +23,17 @@ def read(config: Config) -> DecoderSpec:
     config.one_of("attention_bias", (False,), False)
     config.one_of("attn_logit_softcapping", (None,))  # not applied by every implementation
     kinds, window = _read_kinds(config), config.integer("sliding_window", 4096)
+    # EmbeddingGemma, whose window is that of both sides together.
+    bidirectional = config.flag("use_bidirectional_attention")
+    window = window // 2 + 1 if bidirectional else window
     attention = read_attention(
         config,
         qk_norm=QKNorm.HEAD,
         scale=gemma2.read_scale(config),
     )
+    attention = replace(attention, causal=not bidirectional)
     ropes = _read_ropes(config, attention.head_dim)
-    return read_dense(
+    spec = read_dense(
         config,
         attention,
         windows=[window if kind == SLIDING else None for kind in kinds],
@@ -37,7 +43,9 @@ def read(config: Config) -> DecoderSpec:
         embedding_scale=config.integer("hidden_size") ** 0.5,
         logit_soft_cap=config.optional_number("final_logit_softcapping"),
         tie_embeddings=True,
+        pooling="mean" if bidirectional else "last",
     )
+    return replace(spec, tie_embeddings=False, has_head=False) if bidirectional else spec
 
 
 def _read_kinds(config: Config) -> list[str]:

@@ -93,8 +93,13 @@ class Attention(Part):
         """Attention and the output projection."""
         keys, values = cache
         metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
-        sinks = None if self.sinks is None else self.sinks.scores
-        attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
+        if batch.biases is not None:
+            attended = self.operators.biased_attention(
+                q, keys, values, metadata, self.params, batch.biases
+            )
+        else:
+            sinks = None if self.sinks is None else self.sinks.scores
+            attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
         return self.o(attended.view(q.shape[0], -1))
 
     def config(self, cache: LayerKV, block_size: int) -> AttentionConfig:

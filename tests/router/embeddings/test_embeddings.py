@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.tests.router.support import CONTEXT, Cluster, cluster, vector
+from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model, vector
 
 
 @pytest.fixture
@@ -66,6 +67,44 @@ async def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_reques
         assert c.node.requests[-1].embed.normalize
 
 
+async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
+    """This tokenizer has none; those of encoders are in the tests of tokenizers."""
+    text = "one two three stop here hello world"
+    ids = c.encode(text)
+    cases: tuple[tuple[dict[str, Any], list[int]], ...] = (
+        ({"truncate_prompt_tokens": 5}, ids[:5]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, ids[-5:]),
+        ({"truncate_prompt_tokens": -1}, ids),
+    )
+    for fields, kept in cases:
+        for given in (text, ids):
+            await embed(c, given, **fields)
+            assert list(c.node.requests[-1].prompt) == kept
+
+
+async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    prompts = {"query": "find: ", "none": "", "document": "text: "}
+    sentence = {"prompts": prompts, "default_prompt_name": "document"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(sentence))
+    async with cluster(tmp_path, nodes=0) as c:
+        await c.add(scoring="vectors")
+        named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
+        for name, prompt in named:
+            await embed(c, "hi", prompt_name=name)
+            assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
+        await embed(c, [5, 6])
+        assert list(c.node.requests[-1].prompt) == [5, 6]
+        error = await rejected(c, prompt_name="other")
+        assert error["param"] == "prompt_name" and "'query', 'none'" in error["message"]
+        assert (await rejected(c, [5], prompt_name="query"))["param"] == "prompt_name"
+        await c.client.post("/rerank", json={"query": "a", "documents": ["b"]})
+        found = sorted(list(request.prompt) for request in c.node.requests[-2:])
+        assert found == sorted([c.encode("find: a"), c.encode("text: b")])
+        await c.client.post("/api/embed", json={"model": "tiny", "input": "hi"})
+        assert list(c.node.requests[-1].prompt) == c.encode("text: hi")
+
+
 async def test_many_inputs_keep_their_order(c: Cluster) -> None:
     prompts = [[5] * (1 + i % 7) for i in range(200)]
     data = (await embed(c, prompts))["data"]
@@ -89,7 +128,8 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
     for fields in (
         {"encoding_format": "bytes"},
         {"dimensions": 0},
-        {"truncate_prompt_tokens": 5},
+        {"truncate_prompt_tokens": 0},
+        {"prompt_name": "query"},
         {"embed_dtype": "float16"},
     ):
         assert (await rejected(c, **fields))["param"] == next(iter(fields))

@@ -113,6 +113,7 @@ async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
         assert (await c.client.get("/openapi.json")).status_code == 401
 
 
+RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 GETS = (
     *("/live", "/health", "/ready", "/health/live", "/health/ready", "/health/details", "/ping"),
     *("/version", "/load", "/v1/usage", "/v1/models", "/v1/models/tiny", "/tokenizer_info"),
@@ -133,6 +134,9 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/responses/input_tokens", {"input": "hi"}),
     ("/v1/embeddings", {"input": "hi"}),
     ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}),
+    *((path, {"text_1": "a", "text_2": ["b", "c"]}) for path in ("/score", "/v1/score")),
+    *((path, {"query": "a", "documents": ["b", {"text": "c"}]}) for path in RERANK),
+    ("/rerank", {"query": "a", "documents": ["b"], "return_documents": False}),
     ("/invocations", CHAT),
     ("/invocations", TEXT),
     ("/v1/messages", {**MESSAGE, **EDITS}),
@@ -156,6 +160,7 @@ async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) 
     options: dict[str, Any] = {
         "reasoning_parser": reasoning_parser,
         "enable_tokenizer_info_endpoint": True,
+        "pooling": "last",
     }
     async with cluster(tmp_path, **options) as c:
         document = await document_of(c)

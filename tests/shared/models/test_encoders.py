@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from tandem import Engine, EngineConfig
-from tandem.shared.engine.plan import SequenceStep
+from tandem.shared.engine.plan import SequenceStep, StepPlan
+from tandem.shared.errors import ModelError
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.spec import Pooling
+from tandem.shared.models.model_config import ModelConfig, read_config
+from tandem.shared.models.registry import spec_of
+from tandem.shared.models.spec import ClassifierSpec, Pooling
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -40,7 +46,7 @@ def gte(model_root: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*tiny_models.ENCODERS, "gte"])
+@pytest.mark.parametrize("name", [*tiny_models.ENCODERS, *tiny_models.ENCODING_DECODERS, "gte"])
 def test_hidden_states_are_those_of_transformers(name: str, model_root: Path) -> None:
     """Of several prompts in one step, over scattered blocks."""
     folder = gte(model_root) if name == "gte" else tiny_models.cached(name, model_root)
@@ -87,3 +93,126 @@ def test_vectors_are_pooled_as_the_model_says(pooling: Pooling | None, tmp_path:
         rows = {"cls": states[0], "last": states[-1]}
         wanted = rows.get(pooling or "mean", states.mean(0))
         np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", tiny_models.CROSS_ENCODERS)
+def test_scores_are_those_of_transformers(name: str, model_root: Path) -> None:
+    """Of several pairs in one step, as a rank returns them; BERT knows which text is the second."""
+    folder = tiny_models.cached(name, model_root)
+    runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=60)
+    kinds = runner.model.spec.segments
+    pairs = [(prompt, 1 + len(prompt) // 2 if kinds > 1 else 0) for prompt in prompts()[1:]]
+    steps = [
+        SequenceStep(
+            index, prompt, 0, list(range(20 * index, 20 * index + 20)), False,
+            hidden="score", second_text=second,
+        )
+        for index, (prompt, second) in enumerate(pairs)
+    ]  # fmt: skip
+    found = runner.execute(StepPlan(0, steps)).hidden
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for index, (prompt, second) in enumerate(pairs):
+        segments = [int(0 < second <= place) for place in range(len(prompt))]
+        with torch.inference_mode():
+            wanted = model(torch.tensor([prompt]), token_type_ids=torch.tensor([segments])).logits
+        score = np.frombuffer(found[index], np.float32)
+        np.testing.assert_allclose(score, wanted[0], atol=1e-5)
+
+
+def test_a_classifier_of_several_labels_is_refused(model_root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("bert_scorer", model_root), tmp_path / "nli"))
+    values = json.loads((folder / "config.json").read_text())
+    labels = {"id2label": {"0": "no", "1": "yes", "2": "maybe"}}
+    (folder / "config.json").write_text(json.dumps({**values, **labels}))
+    with pytest.raises(ModelError, match="num_labels is 3; supported: 1"):
+        build_runner(folder, num_blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("function", "sigmoid"),
+    [(None, True), ("linear.Identity", False), ("activation.Sigmoid", True)],
+)
+def test_scores_are_logits_if_the_model_says_so(
+    function: str | None, sigmoid: bool, model_root: Path
+) -> None:
+    folder = tiny_models.cached("bert_scorer", model_root)
+    values = json.loads((folder / "config.json").read_text())
+    if function is not None:
+        values["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{function}"}
+    classifier = spec_of(ModelConfig(values)).classifier
+    assert classifier == ClassifierSpec(sigmoid=sigmoid)
+
+
+def test_a_model_tells_how_it_scores(model_root: Path) -> None:
+    folders = {name: tiny_models.cached(name, model_root) for name in ("bert_scorer", "bert")}
+    folders["qwen3"] = tiny_models.cached("qwen3", model_root)
+    found = {name: spec_of(read_config(folder)).scoring for name, folder in folders.items()}
+    assert found == {"bert_scorer": "pair", "bert": "vectors", "qwen3": None}
+
+
+def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
+    """Write EmbeddingGemma's modules into a model's folder; the weights of the linear ones."""
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Dense", "2_Dense")]
+    modules += [("Dense", "3_Dense"), ("Normalize", "4_Normalize")]
+    listed = [
+        {"idx": number, "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (kind, path) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    mode = {"pooling_mode_mean_tokens": True, "include_prompt": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
+    hidden, weights = json.loads((folder / "config.json").read_text())["hidden_size"], []
+    for name, inputs, outputs in (("2_Dense", hidden, 160), ("3_Dense", 160, 24)):
+        (folder / name).mkdir()
+        values = {"in_features": inputs, "out_features": outputs, "bias": False}
+        values |= {"activation_function": "torch.nn.modules.linear.Identity", **changes}
+        (folder / name / "config.json").write_text(json.dumps(values))
+        generator = torch.Generator().manual_seed(outputs)
+        weights.append(torch.randn(outputs, inputs, generator=generator))
+        save_file({"linear.weight": weights[-1]}, folder / name / "model.safetensors")
+    return weights
+
+
+def test_vectors_are_projected(tmp_path: Path) -> None:
+    folder = tmp_path / "gemma"
+    tiny_models.build("embedding_gemma", folder)
+    first, second = with_projections(folder)
+    with Engine(EngineConfig(model=str(folder), dtype="float32")) as engine:
+        vectors = engine.embed(prompts())
+    for vector, states in zip(vectors, expected(folder), strict=True):
+        wanted = second @ (first @ states.mean(0))
+        np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bias": True}, r"dense_modules\[0\]: bias is True; supported: False"),
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, "activation_function is"),
+        ({"in_features": 7}, "in_features is 7; supported: "),
+    ],
+)
+def test_other_projections_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = tmp_path / "gemma"
+    tiny_models.build("embedding_gemma", folder)
+    with_projections(folder, **changes)
+    with pytest.raises(ModelError, match=words):
+        build_runner(folder, num_blocks=4)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ({"type": "sentence_transformers.models.WeightedLayerPooling"}, "is not supported"),
+        ({"type": "sentence_transformers.models.Pooling", "path": "../x"}, "not the name of a"),
+        ("Pooling", "not a list of objects"),
+    ],
+)
+def test_other_modules_are_refused(
+    module: Any, words: str, model_root: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("bert", model_root), tmp_path / "bert"))
+    (folder / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(ModelError, match=words):
+        build_runner(folder, num_blocks=4)

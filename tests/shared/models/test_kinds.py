@@ -77,7 +77,7 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ),
         ({"architectures": ["BertForTokenClassification"], "model_type": "bert"}, ENCODER),
         ({"architectures": ["ElectraModel"], "model_type": "electra"}, ENCODER),
-        ({"architectures": ["MPNetModel"]}, ENCODER),
+        ({"architectures": ["ElectraModel"]}, ENCODER),
         ({"architectures": ["ModernBertForMaskedLM"]}, ENCODER),
         ({"architectures": ["NomicBertModel"]}, ENCODER),
         ({"architectures": ["DebertaV2ForSequenceClassification"]}, ENCODER),

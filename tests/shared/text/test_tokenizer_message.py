@@ -20,6 +20,7 @@ FILES = TokenizerFiles(
     {"temperature": 0.5},
     TemplateText("template \ud800 ü", "file"),
     more_templates={"rag": TemplateText("{{ documents }}", "another")},
+    sentence_config={"prompts": {"query": "q: "}},
 )
 
 

@@ -284,7 +284,14 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"num_attention_heads": 4}),
     "roberta": ("Roberta", {"num_attention_heads": 4, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRoberta", {"num_attention_heads": 4, "pad_token_id": 1}),
+    "mpnet": ("MPNet", {"num_attention_heads": 4, "pad_token_id": 1}),
 }
+# Decoders that were trained to see later tokens.
+ENCODING_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embedding_gemma": ("Gemma3Text", _GEMMA3 | {"use_bidirectional_attention": True}),
+}
+# Encoders with a head that scores pairs of texts.
+CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS if name != "mpnet")
 # Of models of images: the text part's config is that of a text model.
 _VISION: dict[str, Any] = {
     "depth": 1,
@@ -359,12 +366,18 @@ def new_model(name: str, **changes: Any) -> Any:
 
     if name in WRAPPED:
         return _new_wrapper(*deepcopy(WRAPPED[name]))
-    if name in ENCODERS:
-        prefix, config = ENCODERS[name]
+    if name in ENCODERS or name in CROSS_ENCODERS:
+        prefix, config = ENCODERS[name.removesuffix("_scorer")]
+        head = {"num_labels": 1} if name in CROSS_ENCODERS else {}
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-        settings = {"vocab_size": VOCAB, "max_position_embeddings": 130, **sizes, **config}
+        settings = {"vocab_size": VOCAB, "max_position_embeddings": 130, **sizes, **config, **head}
         kind = getattr(transformers, f"{prefix}Config")
-        return getattr(transformers, f"{prefix}Model")(kind(**settings))
+        model = "ForSequenceClassification" if head else "Model"
+        return getattr(transformers, f"{prefix}{model}")(kind(**settings))
+    if name in ENCODING_DECODERS:
+        prefix, config = ENCODING_DECODERS[name]
+        kind = getattr(transformers, f"{prefix}Config")
+        return getattr(transformers, f"{prefix}Model")(kind(**deepcopy({**_SHAPE, **config})))
     settings, prefix = _settings(name, **changes)
     return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)

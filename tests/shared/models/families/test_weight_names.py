@@ -91,6 +91,15 @@ TENSORS: dict[str, str] = {
         " ".join(f"roberta.{name}" for name in _BERT.split() if not name.startswith("pooler"))
         + " lm_head.bias lm_head.(dense|layer_norm).(weight|bias) lm_head.decoder.weight"
     ),
+    "all-mpnet-base-v2": (
+        "embeddings.(word_embeddings|position_embeddings).weight "
+        "embeddings.LayerNorm.(weight|bias) embeddings.position_ids pooler.dense.(weight|bias) "
+        "encoder.relative_attention_bias.weight "
+        "encoder.layer.{i}.attention.attn.(q|k|v|o).(weight|bias) "
+        "encoder.layer.{i}.attention.LayerNorm.(weight|bias) "
+        "encoder.layer.{i}.intermediate.dense.(weight|bias) "
+        "encoder.layer.{i}.output.(dense|LayerNorm).(weight|bias) "
+    ),
     "c4ai-command-r-v01": _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE,
     "c4ai-command-r-plus": (
         _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE + _QK_NORMS

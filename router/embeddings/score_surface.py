@@ -1,0 +1,35 @@
+"""Scores of pairs of texts, and documents by their scores, as surfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..generation import GenerationRequest
+from ..options import RouterOptions
+from ..served_model import ServedModel
+from .score_request import parse_rerank, parse_score
+from .score_response import RerankResponse, ScoreResponse
+
+
+class Score:
+    """POST /v1/score."""
+
+    path = "/v1/score"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_score(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> ScoreResponse:
+        return ScoreResponse(request, created)
+
+
+class Rerank:
+    """POST /v1/rerank."""
+
+    path = "/v1/rerank"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_rerank(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> RerankResponse:
+        return RerankResponse(request, created)

@@ -1,0 +1,36 @@
+"""vLLM's scores of pairs of texts, and Jina's and Cohere's reranking."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from ..embeddings.score_request import RerankBody, ScoreBody, TextObject
+from ..embeddings.score_response import RerankAnswer, ScoreList
+from ..embeddings.score_surface import Rerank, Score
+from ..openai.answers import OpenAIError
+from .documentation import documented, documented_errors
+from .guards import KEY_CHECKED
+from .responses import GenerationResponse
+from .services import Exchange, RouterServices
+
+SCORE, RERANK = Score(), Rerank()
+MODELS = (ScoreBody, ScoreList, RerankBody, RerankAnswer, TextObject)
+
+router = APIRouter(
+    tags=["scores"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
+)
+
+
+@router.post("/score", **documented(ScoreBody, ScoreList))
+@router.post(SCORE.path, **documented(ScoreBody, ScoreList))
+async def score(exchange: Exchange, services: RouterServices) -> Response:
+    """How well pairs of texts fit: by a cross-encoder, or by the cosine of their vectors."""
+    return GenerationResponse(exchange, services.handler, SCORE)
+
+
+@router.post("/rerank", **documented(RerankBody, RerankAnswer))
+@router.post("/v2/rerank", **documented(RerankBody, RerankAnswer))
+@router.post(RERANK.path, **documented(RerankBody, RerankAnswer))
+async def rerank(exchange: Exchange, services: RouterServices) -> Response:
+    """Documents by how well they fit a query, the best first."""
+    return GenerationResponse(exchange, services.handler, RERANK)
