@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -20,7 +21,17 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, QuantizedLinear, Weight
+from ..signatures import (
+    BlockCopies,
+    CosSin,
+    Experts,
+    FeedForward,
+    LayerKV,
+    Linear,
+    QuantizedLinear,
+    Queries,
+    Weight,
+)
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .block_layouts import LAYOUTS
@@ -29,6 +40,7 @@ from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, array, castable, multiplies_bytes
+from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 
@@ -95,6 +107,42 @@ class CompiledOperators(Operators):
         experts.compile(dtype)
         return experts
 
+    def prepare_queries(
+        self,
+        norm_weight: torch.Tensor,
+        eps: float,
+        qkv: Sequence[Linear],
+        head_weight_RD: torch.Tensor | None,
+        head_eps: float,
+    ) -> Queries:
+        composed = super().prepare_queries(norm_weight, eps, qkv, head_weight_RD, head_eps)
+        panels = _in_panels(qkv)
+        if not panels or norm_weight.dtype != torch.float32:
+            return composed
+        compiled = CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps)
+
+        def queries(
+            x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
+        ) -> torch.Tensor:
+            return (compiled if _is_plain(cache) else composed)(x, cos_sin, cache, slots_T)
+
+        return queries
+
+    def prepare_feed_forward(
+        self,
+        o: Sequence[Linear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: Sequence[Linear],
+        down: Sequence[Linear],
+        activation: Activation,
+    ) -> FeedForward:
+        panels = [_in_panels(runs) for runs in (o, gate_up, down)]
+        if not all(panels) or activation != "silu" or norm_weight.dtype != torch.float32:
+            return super().prepare_feed_forward(o, norm_weight, eps, gate_up, down, activation)
+        first, second, third = panels
+        return CompiledFeedForward(first, norm_weight, eps, second, third)
+
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
 
@@ -133,7 +181,7 @@ class CompiledOperators(Operators):
     ) -> torch.Tensor:
         keys, values = cache
         rows, heads, dim = qkv_TXD.shape
-        if isinstance(keys, ScaledKV) or isinstance(values, ScaledKV) or not castable(keys.dtype):
+        if not _is_plain(cache):
             return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
@@ -187,6 +235,17 @@ class CompiledOperators(Operators):
         return batched_attention(
             q_THD, keys_KND, values_KND, metadata, params, decode_attention, chunk_attention
         )
+
+
+def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
+    """The products, if all of them multiply bytes."""
+    found = [each for each in products if isinstance(each, PanelLinear)]
+    return found if len(found) == len(products) else []
+
+
+def _is_plain(cache: LayerKV) -> bool:
+    """Return whether kernels read and write a cache."""
+    return not any(isinstance(each, ScaledKV) for each in cache) and castable(cache[0].dtype)
 
 
 @cache
