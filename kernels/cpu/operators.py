@@ -52,6 +52,9 @@ class CompiledOperators(Operators):
     quantised weights in most formats have no kernel here and are computed by the reference.
     """
 
+    # A cache's dtype is known later than the products before it.
+    _compiles_queries = False
+
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
         activations = dtype if _blocked(dtype) else torch.float32
@@ -119,6 +122,7 @@ class CompiledOperators(Operators):
         panels = _in_panels(qkv)
         if not panels or norm_weight.dtype != torch.float32:
             return composed
+        self._compiles_queries = True
         compiled = CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps)
 
         def queries(
@@ -140,6 +144,7 @@ class CompiledOperators(Operators):
         panels = [_in_panels(runs) for runs in (o, gate_up, down)]
         if not all(panels) or activation != "silu" or norm_weight.dtype != torch.float32:
             return super().prepare_feed_forward(o, norm_weight, eps, gate_up, down, activation)
+        _compile_feed_forward()
         first, second, third = panels
         return CompiledFeedForward(first, norm_weight, eps, second, third)
 
@@ -201,6 +206,8 @@ class CompiledOperators(Operators):
         """Compiles the kernels that rotate, cache and attend."""
         if not castable(config.cache_dtype):
             return False
+        if self._compiles_queries:
+            _compile_queries(config.cache_dtype)
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
         keys, values = torch.zeros(2, 1, 1, 2, dtype=config.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
@@ -268,8 +275,28 @@ def has_panels(format: BlockFormat) -> bool:
 
 @cache
 def _compile_panels() -> None:
-    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
-    PanelLinear(weight, None)(torch.zeros(1, Q8_0.values))
+    _block_of_zeros(1)(torch.zeros(1, Q8_0.values))
+
+
+@cache
+def _compile_feed_forward() -> None:
+    width = Q8_0.values
+    o, up, down = (_block_of_zeros(outputs) for outputs in (width, 2 * width, width))
+    x = torch.zeros(1, width)
+    CompiledFeedForward([o], x[0], 1e-6, [up], [down])(x, x)
+
+
+@cache
+def _compile_queries(cache_dtype: torch.dtype) -> None:
+    x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
+    queries = CompiledQueries(x[0], 1e-6, [_block_of_zeros(6)], None, 1e-6)
+    queries(x, cos_sin, (keys, values), torch.zeros(1, dtype=torch.int64))
+
+
+def _block_of_zeros(outputs: int) -> PanelLinear:
+    blocks = torch.zeros(outputs, Q8_0.nbytes, dtype=torch.uint8)
+    return PanelLinear(QuantizedWeight(Q8_0, blocks), None)
 
 
 @cache

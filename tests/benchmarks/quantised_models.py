@@ -141,9 +141,11 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def share_of_products(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """How much of a rank's step its products take, by themselves and in turns with it."""
     done = subprocess.run(
-        [sys.executable, "-m", "tandem.tests.benchmarks.quantised_models", file, "--share"]
-        + [f"--threads={options.threads}", f"--rounds={options.rounds}"]
-        + ["--batches", *map(str, options.batches)],
+        [
+            *(sys.executable, "-m", "tandem.tests.benchmarks.quantised_models", file, "--share"),
+            *(f"--threads={options.threads}", f"--rounds={options.rounds}"),
+            *("--batches", *map(str, options.batches)),
+        ],
         env=_environment(),
         stdout=subprocess.PIPE,
         check=True,
