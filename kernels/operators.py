@@ -27,9 +27,11 @@ from .signatures import (
     BlockCopies,
     CosSin,
     Experts,
+    FeedForward,
     LayerKV,
     Linear,
     QuantizedLinear,
+    Queries,
     SlotCopies,
     Weight,
 )
@@ -102,9 +104,50 @@ class Operators:
             else self.prepare_linear(run, its_bias)
             for run, its_bias in zip(weight, biases, strict=True)
         ]
-        if len(runs) == 1:
-            return runs[0]
-        return lambda x: torch.cat([run(x) for run in runs], dim=-1)
+        return joined(runs)
+
+    def prepare_queries(
+        self,
+        norm_weight: torch.Tensor,
+        eps: float,
+        qkv: Sequence[Linear],
+        head_weight_RD: torch.Tensor | None,
+        head_eps: float,
+    ) -> Queries:
+        """A layer up to its KV in the cache: ``rms_norm``, a product in runs of outputs, and
+        ``rope_and_cache_kv``. Takes at least one row, as ``prepare_feed_forward`` does."""
+        product = joined(qkv)
+
+        def queries(
+            x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
+        ) -> torch.Tensor:
+            dim = cache[0].shape[-1]
+            qkv_TXD = product(self.rms_norm(x, norm_weight, eps)).view(len(x), -1, dim)
+            return self.rope_and_cache_kv(
+                qkv_TXD, head_weight_RD, head_eps, cos_sin, cache, slots_T
+            )
+
+        return queries
+
+    def prepare_feed_forward(
+        self,
+        o: Sequence[Linear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: Sequence[Linear],
+        down: Sequence[Linear],
+        activation: Activation,
+    ) -> FeedForward:
+        """A layer from its attention on: the output projection, ``add_rms_norm`` with the layer's
+        input, and a gated feed-forward, to which that sum is added. Products are in runs of
+        outputs."""
+        project, enter, leave = (joined(runs) for runs in (o, gate_up, down))
+
+        def feed_forward(attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            normed, x = self.add_rms_norm(project(attended), x, norm_weight, eps)
+            return x + leave(self.act_and_mul(enter(normed), activation))
+
+        return feed_forward
 
     def prepare_block_copies(self) -> BlockCopies:
         """Copies for the handoff on a CPU. Kernels are compiled here."""
@@ -253,3 +296,10 @@ class Operators:
         return latent.latent_attention(
             q_THD, latents, k_up_HNC, v_up_HVC, metadata.sequences, scale
         )
+
+
+def joined(runs: Sequence[Linear]) -> Linear:
+    """The product whose outputs are those of the runs, one after the other."""
+    if len(runs) == 1:
+        return runs[0]
+    return lambda x: torch.cat([run(x) for run in runs], dim=-1)

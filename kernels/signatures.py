@@ -52,6 +52,12 @@ class Experts(Protocol):
         """
 
 
+# The rows' queries from the layer's input, whose KV is written to the cache.
+Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
+# The layer's output from what the rows attended to, and the layer's input.
+FeedForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 class BlockCopies(Protocol):
     """Copies of whole blocks of a cache in a CPU's memory.
 

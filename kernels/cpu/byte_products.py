@@ -72,7 +72,7 @@ class PanelWeights:
         fitting = _SHARE * panels // max(1, self._nbytes)
         self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
         self._address, self._function = _compiled(format.name)
-        self._constants = self._constant_arguments()
+        self.constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
         """Bring a weight into panels."""
@@ -83,15 +83,16 @@ class PanelWeights:
         if len(self._bias) < len(self._data):
             self._bias = np.repeat(self._bias, len(self._data), axis=0)
         self._bias[index, : self.outputs] = bias.float().numpy()
-        self._constants = self._constant_arguments()
+        self.constants = self._constant_arguments()
 
     def _constant_arguments(self) -> tuple[int, ...]:
-        """Those that ``_multiply`` gets first: to find them takes as long as a small product."""
+        """Those that ``multiply_groups`` gets first: to find them takes as long as a small
+        product."""
         layout, bias = self._layout, self._bias
         return (
             self._address,
             layout.zero,
-            layout.minimums,
+            int(layout.minimums),
             layout.groups,
             self._data.data_ptr(),
             self._nbytes,
@@ -103,7 +104,7 @@ class PanelWeights:
 
     def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
         """Write products to some columns of ``out``."""
-        _multiply(*self._constants, x, plan.sources, plan.tiles, plan.groups, out, column)
+        multiply_groups(*self.constants, x, plan.sources, plan.tiles, plan.groups, out, column)
 
     def panels(self, index: int) -> Panels:
         """The memory of one weight."""
@@ -119,6 +120,12 @@ class PanelLinear:
         self._panels = self._weights.panels(0)
         if bias is not None:
             self._weights.set_bias(0, bias)
+        self.outputs = weight.outputs
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """The first arguments of ``multiply_groups``, valid as long as this product is."""
+        return self._weights.constants
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = torch.empty(len(x), self._weights.outputs)
@@ -147,7 +154,7 @@ def _quantise(
     row: int,
     sources: np.ndarray,
     zero: int,
-    minimums: bool,
+    minimums: int,
     groups: int,
     codes: np.ndarray,
     scales: np.ndarray,
@@ -173,10 +180,10 @@ def _quantise(
 
 
 @kernel(parallel=True, exact=True)
-def _multiply(
+def multiply_groups(
     multiply_panel: int,
     zero: int,
-    minimums: bool,
+    minimums: int,
     groups: int,
     weights: int,
     nbytes: int,

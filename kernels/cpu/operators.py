@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
@@ -20,7 +21,17 @@ from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
 from ..scaled import CachedKV, ScaledKV
-from ..signatures import BlockCopies, CosSin, Experts, LayerKV, Linear, QuantizedLinear, Weight
+from ..signatures import (
+    BlockCopies,
+    CosSin,
+    Experts,
+    FeedForward,
+    LayerKV,
+    Linear,
+    QuantizedLinear,
+    Queries,
+    Weight,
+)
 from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .block_layouts import LAYOUTS
@@ -29,6 +40,7 @@ from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, array, castable, multiplies_bytes
+from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 
@@ -39,6 +51,9 @@ class CompiledOperators(Operators):
     A cache in fp8 or int8, latent attention and activations other than silu have no kernel here and
     are computed by the reference.
     """
+
+    # A cache's dtype is known later than the products before it.
+    _compiles_queries = False
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
@@ -95,6 +110,44 @@ class CompiledOperators(Operators):
         experts.compile(dtype)
         return experts
 
+    def prepare_queries(
+        self,
+        norm_weight: torch.Tensor,
+        eps: float,
+        qkv: Sequence[Linear],
+        head_weight_RD: torch.Tensor | None,
+        head_eps: float,
+    ) -> Queries:
+        composed = super().prepare_queries(norm_weight, eps, qkv, head_weight_RD, head_eps)
+        panels = _in_panels(qkv)
+        if not panels or norm_weight.dtype != torch.float32:
+            return composed
+        self._compiles_queries = True
+        compiled = CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps)
+
+        def queries(
+            x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
+        ) -> torch.Tensor:
+            return (compiled if _is_plain(cache) else composed)(x, cos_sin, cache, slots_T)
+
+        return queries
+
+    def prepare_feed_forward(
+        self,
+        o: Sequence[Linear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: Sequence[Linear],
+        down: Sequence[Linear],
+        activation: Activation,
+    ) -> FeedForward:
+        panels = [_in_panels(runs) for runs in (o, gate_up, down)]
+        if not all(panels) or activation != "silu" or norm_weight.dtype != torch.float32:
+            return super().prepare_feed_forward(o, norm_weight, eps, gate_up, down, activation)
+        _compile_feed_forward()
+        first, second, third = panels
+        return CompiledFeedForward(first, norm_weight, eps, second, third)
+
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
 
@@ -133,7 +186,7 @@ class CompiledOperators(Operators):
     ) -> torch.Tensor:
         keys, values = cache
         rows, heads, dim = qkv_TXD.shape
-        if isinstance(keys, ScaledKV) or isinstance(values, ScaledKV) or not castable(keys.dtype):
+        if not _is_plain(cache):
             return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
@@ -153,6 +206,8 @@ class CompiledOperators(Operators):
         """Compiles the kernels that rotate, cache and attend."""
         if not castable(config.cache_dtype):
             return False
+        if self._compiles_queries:
+            _compile_queries(config.cache_dtype)
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
         keys, values = torch.zeros(2, 1, 1, 2, dtype=config.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
@@ -187,6 +242,17 @@ class CompiledOperators(Operators):
         )
 
 
+def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
+    """The products, if all of them multiply bytes."""
+    found = [each for each in products if isinstance(each, PanelLinear)]
+    return found if len(found) == len(products) else []
+
+
+def _is_plain(cache: LayerKV) -> bool:
+    """Return whether kernels read and write a cache."""
+    return not any(isinstance(each, ScaledKV) for each in cache) and castable(cache[0].dtype)
+
+
 @cache
 def _blocked(dtype: torch.dtype) -> bool:
     """Return whether oneDNN's products are faster: with AVX-512, at any number of rows."""
@@ -207,8 +273,28 @@ def has_panels(format: BlockFormat) -> bool:
 
 @cache
 def _compile_panels() -> None:
-    weight = QuantizedWeight(Q8_0, torch.zeros(1, Q8_0.nbytes, dtype=torch.uint8))
-    PanelLinear(weight, None)(torch.zeros(1, Q8_0.values))
+    _block_of_zeros(1)(torch.zeros(1, Q8_0.values))
+
+
+@cache
+def _compile_feed_forward() -> None:
+    width = Q8_0.values
+    o, up, down = (_block_of_zeros(outputs) for outputs in (width, 2 * width, width))
+    x = torch.zeros(1, width)
+    CompiledFeedForward([o], x[0], 1e-6, [up], [down])(x, x)
+
+
+@cache
+def _compile_queries(cache_dtype: torch.dtype) -> None:
+    x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
+    keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
+    queries = CompiledQueries(x[0], 1e-6, [_block_of_zeros(6)], None, 1e-6)
+    queries(x, cos_sin, (keys, values), torch.zeros(1, dtype=torch.int64))
+
+
+def _block_of_zeros(outputs: int) -> PanelLinear:
+    blocks = torch.zeros(outputs, Q8_0.nbytes, dtype=torch.uint8)
+    return PanelLinear(QuantizedWeight(Q8_0, blocks), None)
 
 
 @cache

@@ -54,6 +54,9 @@ T = TypeVar("T")
 ENVIRONMENT = {
     # Weights in huge pages: a CPU reads them a fifth faster at one row. glibc only.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # How often threads look for more work before they sleep, about 100 us: longer than anything
+    # between two loops of a step takes, and no more, since others (the head first) need the cores.
+    "GOMP_SPINCOUNT": "10000",
     # Triton 3.9 warns at each compilation where this default of its own is not spelled out.
     "TRITON_DEFAULT_FP_FUSION": "1",
     # Chunks of all lengths leave the memory of a GPU in pieces, which expandable segments avoid.

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from ...kernels.signatures import CosSin, LayerKV
+from ...kernels.signatures import CosSin, FeedForward, LayerKV, Queries
 from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
 from .layers.ffn import DenseMLP
 from .layers.mla import LatentAttention
 from .layers.moe import MoE, NormedMoE
-from .layers.norm import Norm, make_norm
+from .layers.norm import Norm, RMSNorm, make_norm
 from .layers.part import Part
 from .layers.position_bias import ScoreBias
 from .layers.rope import Rope
@@ -137,11 +137,46 @@ class Layer(Part):
             None if inputs is None else TokenGate(place.at("token_gate"), inputs, hidden, eps)
         )
         self.output_scale = OutputScale(place.at("output_scale")) if spec.output_scale else None
+        self.place = place
+        # Both parts of a layer of the most usual kind, once its weights are there.
+        self._queries: Queries | None = None
+        self._feed_forward: FeedForward | None = None
+
+    def pack(self) -> None:
+        """Prepare what the operators compute at once."""
+        operators, attention, mlp = self.place.operators, self.attention, self.mlp
+        if not isinstance(attention, Attention):
+            return
+        norm = self.attention_norm
+        if isinstance(norm, RMSNorm) and attention.only_rotates:
+            head = None if attention.head_norm is None else attention.head_norm.weight
+            runs = attention.qkv.method.runs()
+            self._queries = operators.prepare_queries(
+                norm.weight, norm.eps, runs, head, attention.eps
+            )
+        norm = self.mlp_norm
+        if (
+            self.place.tp.size == 1
+            and isinstance(norm, RMSNorm)
+            and self.post_attention_norm is None
+            and not self.parallel
+            and self.residual_scale == 1.0
+            and isinstance(mlp, DenseMLP)
+            and mlp.spec.gated
+            and attention.o.bias is None
+            and mlp.down.bias is None
+        ):
+            o, up, down = (each.method.runs() for each in (attention.o, mlp.up, mlp.down))
+            self._feed_forward = operators.prepare_feed_forward(
+                o, norm.weight, norm.eps, up, down, mlp.spec.activation
+            )
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
     ) -> torch.Tensor:
         """Write the rows' KV to the cache; return their queries."""
+        if self._queries is not None:
+            return self._queries(x, cos_sin, cache, batch.attention.slots)
         normed = x if self.attention_norm is None else self.attention_norm(x)
         return self.attention.project(normed, batch, cos_sin, cache)
 
@@ -163,6 +198,9 @@ class Layer(Part):
     def _halves(
         self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
     ) -> torch.Tensor:
+        if self._feed_forward is not None:
+            assert isinstance(self.attention, Attention)
+            return self._feed_forward(self.attention.attended(q, batch, cache), x)
         attended = self.attention.attend(q, batch, cache)
         if self.parallel:
             norm = self.mlp_norm or self.attention_norm

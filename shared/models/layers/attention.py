@@ -57,6 +57,15 @@ class Attention(Part):
         self.params = AttentionParams(
             scale, spec.sliding_window, spec.soft_cap, spec.sinks, spec.causal
         )
+        # Nothing but the rotation is between the product and the cache.
+        self.only_rotates = (
+            self.kv_heads > 0
+            and self.first_norm is None
+            and self.value_ones is None
+            and not spec.values_are_keys
+            and spec.qk_norm is not QKNorm.ROTATED_HEAD
+            and spec.query_scale is None
+        )
         # Until a kernel for all decoding rows has been prepared.
         self.batched_decode = False
 
@@ -91,6 +100,10 @@ class Attention(Part):
 
     def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
         """Attention and the output projection."""
+        return self.o(self.attended(q, batch, cache))
+
+    def attended(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
+        """What the output projection takes, [T, H D]."""
         keys, values = cache
         metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
         if batch.biases is not None:
@@ -100,7 +113,7 @@ class Attention(Part):
         else:
             sinks = None if self.sinks is None else self.sinks.scores
             attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
-        return self.o(attended.view(q.shape[0], -1))
+        return attended.view(q.shape[0], -1)
 
     def config(self, cache: LayerKV, block_size: int) -> AttentionConfig:
         """The kind of attention over this cache, for which kernels are compiled."""

@@ -57,6 +57,9 @@ class LinearMethod(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""
 
+    def runs(self) -> list[Linear]:
+        """The finished products, whose outputs follow each other."""
+
     def take_weight(self) -> Weight:
         """Remove the loaded weight, for an owner that computes with it itself."""
 
@@ -135,6 +138,11 @@ class DenseMethod:
         assert self._linear is not None, "finish_loading() comes first"
         return self._linear(x)
 
+    def runs(self) -> list[Linear]:
+        """See ``LinearMethod``."""
+        assert self._linear is not None, "finish_loading() comes first"
+        return [self._linear]
+
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
         return F.embedding(indices, self.weight).to(self.activations)
@@ -179,6 +187,11 @@ class QuantizedMethod:
         assert self._linear is not None, "finish_loading() comes first"
         return self._linear(x)
 
+    def runs(self) -> list[Linear]:
+        """See ``LinearMethod``."""
+        assert self._linear is not None, "finish_loading() comes first"
+        return [self._linear]
+
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: embeddings."""
         if self._linear is not None:
@@ -212,6 +225,10 @@ class MixedMethod:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([each(x) for each in self.methods], dim=-1)
+
+    def runs(self) -> list[Linear]:
+        """See ``LinearMethod``."""
+        return [run for each in self.methods for run in each.runs()]
 
     def take_weight(self) -> Weight:
         """See ``LinearMethod``."""

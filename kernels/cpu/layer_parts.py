@@ -1,0 +1,221 @@
+"""What lies between a layer's products, in one call with them.
+
+With few rows, a call and the conversion of its arguments take as long as a small operator's work.
+Each part calls the kernels of the operators that it is made of, so its results have their bits.
+
+Shapes as in ``operators.py``; activations are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba import prange
+
+from ..signatures import CosSin, LayerKV
+from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
+from .jit import array, kernel
+from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
+
+
+class CompiledQueries:
+    """See ``Operators.prepare_queries``."""
+
+    def __init__(
+        self,
+        norm_weight: torch.Tensor,
+        eps: float,
+        qkv: Sequence[PanelLinear],
+        head_weight_RD: torch.Tensor | None,
+        head_eps: float,
+    ) -> None:
+        self._norm = array(norm_weight)
+        self._eps = eps
+        self._products = qkv  # whose memory the runs have addresses of
+        self._qkv, self._width = _runs(qkv)
+        none = norm_weight.new_empty(0, 0)
+        self._head_weight = array(none if head_weight_RD is None else head_weight_RD)
+        self._head_eps = head_eps
+
+    def __call__(
+        self, x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows' queries [T, H, D]."""
+        keys, values = cache
+        kv_heads, _, dim = keys.shape
+        plan = plan_of_all(len(x))
+        q = torch.empty(len(x), self._width // dim - 2 * kv_heads, dim)
+        _project(
+            array(x),
+            self._norm,
+            self._eps,
+            self._qkv,
+            self._width,
+            plan.sources,
+            plan.tiles,
+            plan.groups,
+            self._head_weight,
+            self._head_eps,
+            array(cos_sin[0]),
+            array(cos_sin[1]),
+            array(keys),
+            array(values),
+            array(slots_T),
+            array(q),
+        )
+        return q
+
+
+class CompiledFeedForward:
+    """See ``Operators.prepare_feed_forward``."""
+
+    def __init__(
+        self,
+        o: Sequence[PanelLinear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        gate_up: Sequence[PanelLinear],
+        down: Sequence[PanelLinear],
+    ) -> None:
+        self._products = o, gate_up, down  # whose memory the runs have addresses of
+        self._o, _ = _runs(o)
+        self._norm = array(norm_weight)
+        self._eps = eps
+        self._gate_up, self._width = _runs(gate_up)
+        self._down, _ = _runs(down)
+
+    def __call__(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output [T, C]."""
+        plan, out = plan_of_all(len(x)), torch.empty(x.shape)
+        _feed_forward(
+            array(attended),
+            array(x),
+            self._o,
+            self._norm,
+            self._eps,
+            self._gate_up,
+            self._width,
+            self._down,
+            plan.sources,
+            plan.tiles,
+            plan.groups,
+            array(out),
+        )
+        return out
+
+
+def _runs(products: Sequence[PanelLinear]) -> tuple[np.ndarray, int]:
+    """The arguments of a product in runs, a row for each, and how many outputs it has."""
+    rows, column = [], 0
+    for each in products:
+        rows.append((*each.constants, column))
+        column += each.outputs
+    return np.array(rows, np.int64), column
+
+
+@kernel()
+def _multiply(
+    runs: np.ndarray,
+    x: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    for run in runs:
+        multiply_groups(
+            run[0],
+            run[1],
+            run[2],
+            run[3],
+            run[4],
+            run[5],
+            run[6],
+            run[7],
+            run[8],
+            run[9],
+            x,
+            sources,
+            tiles,
+            groups,
+            out,
+            run[10],
+        )
+
+
+@kernel()
+def _project(
+    x: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    qkv_runs: np.ndarray,
+    width: int,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    head_weight_RD: np.ndarray,
+    head_eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    q_THD: np.ndarray,
+) -> None:
+    rows, dim = len(x), q_THD.shape[2]
+    normed, qkv = np.empty_like(x), np.empty((rows, width), np.float32)
+    rms_norm(x, norm_weight, eps, normed)
+    _multiply(qkv_runs, normed, sources, tiles, groups, qkv)
+    rope_and_cache_kv(
+        qkv.reshape(rows, width // dim, dim),
+        head_weight_RD,
+        head_eps,
+        cos,
+        sin,
+        keys_KND,
+        values_KND,
+        slots_T,
+        q_THD,
+    )
+
+
+@kernel(parallel=True)
+def _feed_forward(
+    attended: np.ndarray,
+    x: np.ndarray,
+    o_runs: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    gate_up_runs: np.ndarray,
+    width: int,
+    down_runs: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    rows = len(x)
+    projected, normed, total = np.empty_like(x), np.empty_like(x), np.empty_like(x)
+    _multiply(o_runs, attended, sources, tiles, groups, projected)
+    add_rms_norm(projected, x, norm_weight, eps, normed, total)
+    hidden, activated = (
+        np.empty((rows, width), np.float32),
+        np.empty((rows, width // 2), np.float32),
+    )
+    _multiply(gate_up_runs, normed, sources, tiles, groups, hidden)
+    silu_and_mul(hidden, activated)
+    _multiply(down_runs, activated, sources, tiles, groups, out)
+    if rows <= FEW:
+        for t in range(rows):
+            _add_row(out[t], total[t])
+    else:
+        for t in prange(rows):
+            _add_row(out[t], total[t])
+
+
+@kernel()
+def _add_row(out: np.ndarray, more: np.ndarray) -> None:
+    for c in range(len(out)):
+        out[c] += more[c]

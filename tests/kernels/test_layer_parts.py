@@ -1,0 +1,156 @@
+"""A layer's parts in one call: the bits of the operators that they are made of, in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.cpu import jit
+from tandem.kernels.operators import Operators
+from tandem.kernels.scaled import ScaledKV
+from tandem.kernels.signatures import CosSin, FeedForward, LayerKV, Linear, Queries
+from tandem.tests.support.random_blocks import random_weight
+
+jit.prepare()
+
+from tandem.kernels.cpu import byte_products, layer_parts, pointwise  # noqa: E402
+from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
+from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
+
+from .test_cpu_kernels import config_of  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 96, 160, 4, 2, 16
+MOST = 20
+compiled = CompiledOperators()
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def runs_of(inputs: int, *runs: tuple[str, int], biased: bool = False) -> list[Linear]:
+    made: list[Linear] = []
+    for name, outputs in runs:
+        kind = BLOCK_FORMATS[name]
+        weight = random_weight(kind, outputs, inputs // kind.values)
+        made.append(PanelLinear(weight, torch.randn(outputs) if biased else None))
+    return made
+
+
+def queries(*, head_norm: bool) -> tuple[Queries, Queries]:
+    """In one call, and composed."""
+    qkv = runs_of(HIDDEN, ("Q4_0", 5 * DIM), ("Q8_0", 3 * DIM), biased=True)
+    weight = torch.randn(HEADS + KV_HEADS, DIM) if head_norm else None
+    given = torch.randn(HIDDEN), 1e-5, qkv, weight, 1e-6
+    return compiled.prepare_queries(*given), Operators.prepare_queries(compiled, *given)
+
+
+def feed_forward() -> tuple[FeedForward, FeedForward]:
+    """In one call, and composed."""
+    o = runs_of(HEADS * DIM, ("Q5_0", HIDDEN))
+    up = runs_of(HIDDEN, ("Q4_1", 2 * WIDTH))
+    down = runs_of(WIDTH, ("Q8_0", 37), ("Q4_0", HIDDEN - 37))
+    given = o, torch.randn(HIDDEN), 1e-5, up, down
+    return (
+        compiled.prepare_feed_forward(*given, "silu"),
+        Operators.prepare_feed_forward(compiled, *given, "silu"),
+    )
+
+
+def angles(rows: int) -> CosSin:
+    turns = torch.rand(rows, 1, DIM // 2) * 100
+    return turns.cos().repeat(1, 1, 2), torch.cat([-turns.sin(), turns.sin()], -1)
+
+
+def empty_cache(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = torch.zeros(2, KV_HEADS, 120, DIM, dtype=dtype)
+    return keys, values
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_norm", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 5, MOST])
+def test_queries_are_those_of_the_operators(rows: int, head_norm: bool, dtype: torch.dtype) -> None:
+    ours, composed = queries(head_norm=head_norm)
+    x, cos_sin, slots = torch.randn(rows, HIDDEN), angles(rows), torch.randperm(120)[:rows]
+    caches = empty_cache(dtype), empty_cache(dtype)
+    found, expected = (
+        each(x, cos_sin, cache, slots) for each, cache in zip((ours, composed), caches, strict=True)
+    )
+    assert found.shape == (rows, HEADS, DIM)
+    assert torch.equal(found, expected)
+    for one, other in zip(*caches, strict=True):
+        assert torch.equal(one, other) and one.any()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, MOST])
+def test_feed_forwards_are_those_of_the_operators(rows: int) -> None:
+    ours, composed = feed_forward()
+    attended, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
+    assert torch.equal(ours(attended, x), composed(attended, x))
+
+
+def test_a_row_is_the_same_in_any_batch() -> None:
+    cos_sin, slots = angles(MOST), torch.arange(MOST)
+    project, _ = queries(head_norm=True)
+    ours, _ = feed_forward()
+    attended, x = torch.randn(MOST, HEADS * DIM), torch.randn(MOST, HIDDEN)
+    out, q = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    for first, end in ((0, 1), (1, 3), (3, 8), (2, MOST)):
+        some = slice(first, end)
+        assert torch.equal(ours(attended[some], x[some]), out[some])
+        turns = cos_sin[0][some], cos_sin[1][some]
+        cache = empty_cache(torch.float32)
+        assert torch.equal(project(x[some], turns, cache, slots[some]), q[some])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rows", [3, MOST])
+def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float) -> None:
+    cos_sin, slots = angles(rows), torch.arange(rows)
+    project, _ = queries(head_norm=False)
+    ours, _ = feed_forward()
+    attended, x = torch.randn(rows, HEADS * DIM), torch.randn(rows, HIDDEN)
+    clean = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    x[1, 7] = bad
+    found = ours(attended, x), project(x, cos_sin, empty_cache(torch.float32), slots)
+    others = torch.arange(rows) != 1
+    for before, after in zip(clean, found, strict=True):
+        assert torch.equal(after[others], before[others])
+        assert not after[1].isfinite().all()
+
+
+def test_a_scaled_cache_is_left_to_the_operators() -> None:
+    ours, composed = queries(head_norm=False)
+    x, cos_sin, slots = torch.randn(3, HIDDEN), angles(3), torch.arange(3)
+
+    def scaled() -> LayerKV:
+        values = torch.zeros(2, KV_HEADS, 8, DIM, dtype=torch.int8)
+        keys, others = (ScaledKV(each, torch.zeros(KV_HEADS, 8, 1)) for each in values)
+        return keys, others
+
+    assert torch.equal(ours(x, cos_sin, scaled(), slots), composed(x, cos_sin, scaled(), slots))
+
+
+def test_no_step_waits_for_the_compiler() -> None:
+    operators = CompiledOperators()
+    feed_forward()
+    operators.prepare_queries(
+        torch.ones(HIDDEN), 1e-5, runs_of(HIDDEN, ("Q4_0", 3 * DIM)), None, 1e-5
+    )
+    assert operators.prepare_batched_decode(config_of(torch.bfloat16))
+    kernels = [
+        *(layer_parts._project, layer_parts._feed_forward, layer_parts._multiply),
+        *(byte_products.multiply_groups, pointwise.rope_and_cache_kv, pointwise.add_rms_norm),
+    ]
+    before = [len(kernel.signatures) for kernel in kernels]
+    test_queries_are_those_of_the_operators(MOST, True, torch.bfloat16)
+    test_feed_forwards_are_those_of_the_operators(1)
+    assert [len(kernel.signatures) for kernel in kernels] == before
