@@ -109,7 +109,8 @@ class _Finder:
             if has_groups:
                 codes = self._in_order(codes, groups, size)
             zero = in_words(self._folder.read(zeros, 0, 0, count), bits)[:, first:end].mT.short()
-            zero = zero + 1 if how.zeros_less_one else zero
+            # Zero itself was stored as the largest code.
+            zero = zero + 1 & (1 << bits) - 1 if how.zeros_less_one else zero
             if how.symmetric and not (zero == 1 << bits - 1).all():
                 raise ModelError(
                     f"{self._folder.path}: {zeros} has zeros other than {1 << bits - 1}, but "

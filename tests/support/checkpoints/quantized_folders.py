@@ -90,7 +90,7 @@ def integers(weight: torch.Tensor, bits: int, size: int, symmetric: bool) -> tup
     else:
         low, high = each.amin(-1).clamp(max=0), each.amax(-1).clamp(min=0)
         scales = ((high - low) / most).half()
-        zeros = (-low / scales).round().clamp(1, most).long()
+        zeros = (-low / scales).round().clamp(0, most).long()
     codes = (each / scales.float()[..., None]).round().long() + zeros[..., None]
     return codes.clamp(0, most).flatten(1), scales, zeros
 
@@ -126,7 +126,7 @@ def gptq(
         index[order] = (torch.arange(inputs) // (inputs if size < 0 else size)).int()
         return {
             "qweight": words(plain, bits).T.contiguous(),
-            "qzeros": words(zeros.T - less, bits),
+            "qzeros": words(zeros.T - less & (1 << bits) - 1, bits),
             "scales": scales.T.contiguous(),
             "g_idx": index,
             # As AutoGPTQ adds to all.
