@@ -69,9 +69,9 @@ def test_weights_come_after_the_rest_and_only_they(hub: FakeModelScope, root: Pa
 
 
 def test_a_model_that_cannot_be_served_is_refused_before(hub: FakeModelScope, root: Path) -> None:
-    config = b'{"architectures": ["BertModel"], "model_type": "bert"}'
+    config = b'{"architectures": ["ElectraModel"], "model_type": "electra"}'
     hub.repositories[NAME] = {**files_of(root), "config.json": config}
-    assert "BertModel" in refusal()
+    assert "ElectraModel" in refusal()
     assert "model.safetensors" not in hub.given
 
 
