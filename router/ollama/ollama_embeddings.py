@@ -149,8 +149,7 @@ def _request(
     check_name(asked.model, model)
     check_keep_alive(asked.keep_alive)
     given = OllamaOptions.read(asked.options, ignored, "options.", at="options")
-    # A node computes a vector like a prompt, which leaves room for one token.
-    limit = min(context_of(given, model), model.max_model_len - 1)
+    limit = context_of(given, model)
     prompts = [_tokens(text, limit, truncate, model) for text in texts]
     return OllamaVectorRequest(
         request_id=f"ollama-{uuid.uuid4().hex}",

@@ -223,7 +223,7 @@ async def test_vectors(tmp_path: Path) -> None:
         ask = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
         made = (await c.client.post("/api/embed", json=ask)).json()
         embeds = [request.embed for request in c.node.requests]
-        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT - 1
+        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
         refused = await c.client.post("/api/embed", json=ask | {"truncate": False})
         empty = await c.client.post("/api/embed", json=ask | {"input": ""})
         older = (await c.client.post("/api/embeddings", json=ASK)).json()
