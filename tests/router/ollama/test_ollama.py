@@ -229,7 +229,7 @@ async def test_vectors(tmp_path: Path) -> None:
         older = (await c.client.post("/api/embeddings", json=ASK)).json()
         assert not c.node.requests[-1].embed.normalize
     assert made["model"] == "tiny:latest" and len(made["embeddings"]) == 2
-    assert made["prompt_eval_count"] == CONTEXT
+    assert made["prompt_eval_count"] == CONTEXT + 1
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
     assert "context length" in refused.json()["error"]
     assert empty.status_code == 400 and "must not be empty" in empty.json()["error"]

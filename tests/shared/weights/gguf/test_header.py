@@ -216,11 +216,6 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
             "has split.count 3, but not the name of one of so many parts",
         ),
         (lambda w: w.add_causal_attention(False), "is_causal is False; supported: True"),
-        (
-            lambda w: w.add_pooling_type(gguf.PoolingType.MEAN),
-            "pooling_type is 'mean', and routers pool by 'last' unless they are started with "
-            "--pooling; add --ignore-config-keys pooling_type and --pooling mean",
-        ),
         (lambda w: w.add_pooling_type(gguf.PoolingType.RANK), "pooling_type is 'rank'"),
         (
             lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
