@@ -130,7 +130,7 @@ def test_whether_it_fits(root: Path) -> None:
 
 def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
     files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
-    hub.put(NAME, files | {"config.json": b'{"architectures": ["BertModel"]}'})
+    hub.put(NAME, files | {"config.json": b'{"architectures": ["ElectraModel"]}'})
     with pytest.raises(ModelError, match="it is an encoder"):
         describe(NAME)
     assert not hub.weights_given and not hub.ranges
