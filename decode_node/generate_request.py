@@ -28,9 +28,8 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
     resume = _resumed(request, params)
-    admit = partial(
-        engine.core.admit, len(prompt), params.max_tokens, goes_first=resume is not None
-    )
+    most = 0 if request.HasField("embed") else params.max_tokens
+    admit = partial(engine.core.admit, len(prompt), most, goes_first=resume is not None)
     admit()  # before the work that a grammar is
     sequences = build_sequences(
         engine.core,

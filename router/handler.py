@@ -342,9 +342,10 @@ class GenerateHandler:
                     await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
-        if result.call_characters <= SHORT_CALLS:
+        if result.call_characters <= SHORT_CALLS and not result.vectors:
             return await encode(response.whole(result))
-        # Some APIs have the arguments of calls as objects, which takes long for long ones.
+        # Some APIs have the arguments of calls as objects, which takes long for long ones, and
+        # scores are products of many vectors.
         return await encode(await asyncio.to_thread(response.whole, result))
 
 

@@ -100,7 +100,7 @@ class _Reader:
     def __init__(self, asked: CreateEmbeddingRequest, model: ServedModel) -> None:
         self._asked = asked
         self._model = model
-        self._cut = read_truncation(asked, most_prompt_tokens(model, 1))
+        self._cut = read_truncation(asked, most_prompt_tokens(model, 0))
         self._prompt = model.tokenizer.prompts.of(asked.prompt_name)
 
     def item(self, value: Any, kind: type, param: str) -> list[int]:
@@ -124,7 +124,7 @@ class _Reader:
             )
         if not tokens:
             raise invalid(f"Invalid '{param}': the input is empty.", "input", "empty_string")
-        check_context([len(tokens)], None, model, param="input", default=1)
+        check_context([len(tokens)], 0, model, param="input", default=1)
         return tokens
 
     def tokens(self, tokens: list[Any], param: str) -> list[int]:
@@ -136,7 +136,7 @@ class _Reader:
         if self._cut is not None:
             tokens = self._cut.cut(tokens)
         # Before the loop: a list of millions must cost nothing.
-        check_context([len(tokens)], None, self._model, param="input", default=1)
+        check_context([len(tokens)], 0, self._model, param="input", default=1)
         for i, token in enumerate(tokens):
             check_token(f"{param}[{i}]", token, self._model.vocab_size)
         return tokens

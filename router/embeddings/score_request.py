@@ -187,7 +187,7 @@ def _fields(
 ) -> dict[str, Any]:
     """The fields of a request for the scores of pairs. A model for embeddings reads ``prefixes``
     before the texts."""
-    cut = read_truncation(asked, most_prompt_tokens(model, 1))
+    cut = read_truncation(asked, most_prompt_tokens(model, 0))
     together = model.scoring == "pair"
     if together:
         pairs = None
@@ -254,4 +254,4 @@ def _encoded(text: str, cut: Truncation | None, model: ServedModel, param: str) 
 def _check(tokens: list[int], model: ServedModel, param: str) -> None:
     if not tokens:
         raise invalid(f"Invalid '{param}': the text is empty.", param, "empty_string")
-    check_context([len(tokens)], None, model, param=param, default=1)
+    check_context([len(tokens)], 0, model, param=param, default=1)

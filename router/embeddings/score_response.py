@@ -3,6 +3,7 @@ document both."""
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Any, Literal
 
 from ..generation import GenerationRequest
@@ -74,10 +75,7 @@ class _Scores(WholeResponse):
         vectors = [numbers_of(result.vectors[i]) for i in range(len(request.prompts))]
         if pairs is None:
             return [vector[0] for vector in vectors]
-        return [
-            sum(a * b for a, b in zip(vectors[one], vectors[other], strict=True))
-            for one, other in pairs
-        ]
+        return [sum(map(mul, vectors[one], vectors[other])) for one, other in pairs]
 
 
 class ScoreResponse(_Scores):

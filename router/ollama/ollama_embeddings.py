@@ -19,12 +19,13 @@ from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOp
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import INT32, WHOLE, AnswerModel, BodyModel, DocumentedAs
-from ..requests.context import encode_text
+from ..requests.context import encode_one
+from ..requests.truncation import Truncation
 from ..result import GenerationResult
 from ..served_model import ServedModel
 from .loaded_time import check_keep_alive
 from .ollama_options import OllamaOptions
-from .ollama_prompt import context_of, cut_input
+from .ollama_prompt import check_input, context_of
 from .ollama_request import check_name
 
 
@@ -149,8 +150,7 @@ def _request(
     check_name(asked.model, model)
     check_keep_alive(asked.keep_alive)
     given = OllamaOptions.read(asked.options, ignored, "options.", at="options")
-    # A node computes a vector like a prompt, which leaves room for one token.
-    limit = min(context_of(given, model), model.max_model_len - 1)
+    limit = context_of(given, model)
     prompts = [_tokens(text, limit, truncate, model) for text in texts]
     return OllamaVectorRequest(
         request_id=f"ollama-{uuid.uuid4().hex}",
@@ -169,7 +169,9 @@ def _request(
 
 def _tokens(text: str, limit: int, truncate: bool, model: ServedModel) -> array[int]:
     prompt = model.tokenizer.prompts.default
-    tokens = encode_text(prompt + text, model, param="input", truncated=truncate) if text else []
+    cut = Truncation(limit, left=False) if truncate else None
+    tokens = encode_one(prompt + text, model, cut, param="input") if text else []
     if not tokens:
         raise invalid("the input must not be empty", "input", "empty_string")
-    return new_tokens(cut_input(tokens, limit, truncate=truncate))
+    check_input(tokens, limit)
+    return new_tokens(tokens)

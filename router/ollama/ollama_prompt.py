@@ -60,11 +60,10 @@ def fitting_text(
     return tokens[:kept] + tokens[len(tokens) - (limit - 1 - kept) :]
 
 
-def cut_input(tokens: list[int], limit: int, *, truncate: bool) -> list[int]:
-    """The beginning of a text to embed."""
-    if len(tokens) > limit and not truncate:
+def check_input(tokens: list[int], limit: int) -> None:
+    """Raise ``RequestError`` for a text to embed that is too long."""
+    if len(tokens) > limit:
         raise _too_long(limit)
-    return tokens[:limit]
 
 
 def _too_long(limit: int) -> RequestError:

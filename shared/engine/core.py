@@ -160,13 +160,14 @@ class EngineCore:
 
     def admit(self, prompt_tokens: int, max_tokens: int, *, goes_first: bool = False) -> None:
         """Reject a request that cannot run. Raises ``UnavailableError``, ``OverloadedError`` or
-        ``RequestError``. One that ``goes_first``, as private and resumed sequences do, is admitted
-        however long the queue is."""
+        ``RequestError``. One that only computes its prompt has no ``max_tokens``. One that
+        ``goes_first``, as private and resumed sequences do, is admitted however long the queue
+        is."""
         self.check_ranks()
         if not goes_first:
             self._scheduler.check_room()
         limit = self.max_model_len
-        if prompt_tokens + 1 > limit or prompt_tokens + max_tokens > limit:
+        if prompt_tokens + max_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens, but the prompt has "
                 f"{prompt_tokens} and {max_tokens} were asked for. Shorten one of them.",

@@ -279,6 +279,7 @@ def test_chunks_over_several_blocks_of_tokens(
         AttentionParams(0.4, window=40, sinks=True),
         AttentionParams(0.4, window=7, soft_cap=0.8, sinks=True),
         AttentionParams(0.4, causal=False),
+        AttentionParams(0.4, window=9, causal=False),
     ],
     ids=str,
 )

@@ -108,7 +108,7 @@ class RequestRunner:
         self.engine.check_embeds()
         core, spec = self.engine.core, self.engine.spec
         check_result_size(self.engine.resolved.max_num_seqs, spec.vector_size)
-        core.admit(len(request.tokens), 1)
+        core.admit(len(request.tokens), 0)
         [sequence] = build_sequences(
             core, request.tokens, SamplingParams(), vocab_size=spec.vocab_size
         )

@@ -120,7 +120,7 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
         ([[1], "a"], "only strings"),
         ({"a": 1}, "a string or an array"),
         ([1, 9999], "input[1]"),
-        ([5] * CONTEXT, "maximum context length"),
+        ([5] * (CONTEXT + 1), "maximum context length"),
         (["a"] * 2049, "2048"),
     ):
         error = await rejected(c, given)

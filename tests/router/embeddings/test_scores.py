@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers import Tokenizer, processors
 
+from tandem.proto import tandem_pb2 as pb
 from tandem.router.embeddings.score_request import NAMES
-from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model, score, vector
+from tandem.tests.router.support import (
+    CONTEXT,
+    Cluster,
+    admitted,
+    cluster,
+    finished,
+    held_briefly,
+    make_model,
+    score,
+    usage,
+    vector,
+)
 
 PAIR = {"text_1": "a", "text_2": "b"}
 TEXTS = ["hello world", "one", "the quick brown fox", ""]
@@ -121,7 +135,7 @@ async def test_pairs_are_cut_as_the_request_says(pairs: Cluster) -> None:
     raw.enable_truncation(20)
     assert list(request.prompt) == raw.encode("hi", long).ids
     await post(pairs, "/score", text_1="hi", text_2=long, truncate_prompt_tokens=-1)
-    assert len(pairs.node.requests[-1].prompt) == CONTEXT - 1
+    assert len(pairs.node.requests[-1].prompt) == CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -172,3 +186,19 @@ async def test_older_nodes_get_no_pair(tmp_path: Path) -> None:
         response = await c.client.post("/score", json=PAIR)
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "capability_unavailable"
+
+
+async def test_products_of_many_vectors_do_not_hold_the_loop(tmp_path: Path) -> None:
+    many = {"query": "a", "documents": ["b"] * 200}
+    packed = struct.pack("<8192f", *[0.5] * 8192)
+
+    async def wide(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        yield admitted()
+        yield usage(request)
+        yield pb.GenerateEvent(embedding=pb.Embedding(values=packed))
+        yield finished(0)
+
+    async with cluster(tmp_path, pooling="last") as c:
+        c.node.script = wide
+        answer = await held_briefly(lambda: httpx.post(f"{c.url}/rerank", json=many, timeout=30))
+    assert {item["relevance_score"] for item in answer.json()["results"]} == {2048.0}

@@ -223,13 +223,13 @@ async def test_vectors(tmp_path: Path) -> None:
         ask = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
         made = (await c.client.post("/api/embed", json=ask)).json()
         embeds = [request.embed for request in c.node.requests]
-        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT - 1
+        assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
         refused = await c.client.post("/api/embed", json=ask | {"truncate": False})
         empty = await c.client.post("/api/embed", json=ask | {"input": ""})
         older = (await c.client.post("/api/embeddings", json=ASK)).json()
         assert not c.node.requests[-1].embed.normalize
     assert made["model"] == "tiny:latest" and len(made["embeddings"]) == 2
-    assert made["prompt_eval_count"] == CONTEXT
+    assert made["prompt_eval_count"] == CONTEXT + 1
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
     assert "context length" in refused.json()["error"]
     assert empty.status_code == 400 and "must not be empty" in empty.json()["error"]

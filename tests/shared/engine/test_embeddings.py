@@ -23,8 +23,8 @@ from tandem.tests.support.extent import selected
 
 from ..models.test_parity import prompt_of, reference
 
-# One token, a block, one more, and several chunks.
-LENGTHS = (1, 8, 9, 33, 70)
+# One token, a block, one more, several chunks, and the whole context.
+LENGTHS = (1, 8, 9, 33, 128)
 NAME = "qwen3"
 
 
@@ -107,7 +107,7 @@ def test_nothing_is_held_afterwards(engine: Engine) -> None:
         ("one", {}, "a list of prompts is expected"),
         ([[1]], {"pooling": "max"}, "pooling is 'max'; it must be one of last, cls, mean"),
         ([[]], {}, "the prompt is empty"),
-        ([[1] * 128], {}, "maximum context length is 128 tokens"),
+        ([[1] * 129], {}, "maximum context length is 128 tokens"),
         ([[100_000]], {}, "outside the vocabulary"),
     ],
 )

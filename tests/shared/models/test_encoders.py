@@ -216,3 +216,9 @@ def test_other_modules_are_refused(
     (folder / "modules.json").write_text(json.dumps([module]))
     with pytest.raises(ModelError, match=words):
         build_runner(folder, num_blocks=4)
+
+
+def test_rows_before_the_first_position_are_of_no_token(model_root: Path) -> None:
+    """Of RoBERTa's 130 positions, two have numbers up to that of the padding token."""
+    folders = [tiny_models.cached(name, model_root) for name in ("bert", "roberta", "mpnet")]
+    assert [spec_of(read_config(folder)).max_position for folder in folders] == [130, 128, 128]
