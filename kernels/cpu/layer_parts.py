@@ -16,7 +16,7 @@ from numba import prange
 
 from ..signatures import CosSin, LayerKV
 from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
-from .jit import array, kernel
+from .jit import SameArrays, array, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
 
 
@@ -30,7 +30,9 @@ class CompiledQueries:
         qkv: Sequence[PanelLinear],
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
+        of_step: SameArrays,
     ) -> None:
+        """All layers of a model have the same ``of_step``."""
         self._norm = array(norm_weight)
         self._eps = eps
         self._products = qkv  # whose memory the runs have addresses of
@@ -38,12 +40,14 @@ class CompiledQueries:
         none = norm_weight.new_empty(0, 0)
         self._head_weight = array(none if head_weight_RD is None else head_weight_RD)
         self._head_eps = head_eps
+        self._of_step, self._of_cache = of_step, SameArrays()
 
     def __call__(
         self, x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
     ) -> torch.Tensor:
         """The rows' queries [T, H, D]."""
-        keys, values = cache
+        cos, sin, slots = self._of_step(*cos_sin, slots_T)
+        keys, values = self._of_cache(*cache)
         kv_heads, _, dim = keys.shape
         plan = plan_of_all(len(x))
         q = torch.empty(len(x), self._width // dim - 2 * kv_heads, dim)
@@ -58,11 +62,11 @@ class CompiledQueries:
             plan.groups,
             self._head_weight,
             self._head_eps,
-            array(cos_sin[0]),
-            array(cos_sin[1]),
-            array(keys),
-            array(values),
-            array(slots_T),
+            cos,
+            sin,
+            keys,
+            values,
+            slots,
             array(q),
         )
         return q

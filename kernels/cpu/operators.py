@@ -39,7 +39,7 @@ from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
-from .jit import WIDE, array, castable, multiplies_bytes
+from .jit import WIDE, SameArrays, array, castable, multiplies_bytes
 from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
@@ -52,8 +52,10 @@ class CompiledOperators(Operators):
     are computed by the reference.
     """
 
-    # A cache's dtype is known later than the products before it.
-    _compiles_queries = False
+    def __init__(self) -> None:
+        # A cache's dtype is known later than the products before it.
+        self._compiles_queries = False
+        self._of_step = SameArrays()
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
@@ -123,7 +125,9 @@ class CompiledOperators(Operators):
         if not panels or norm_weight.dtype != torch.float32:
             return composed
         self._compiles_queries = True
-        compiled = CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps)
+        compiled = CompiledQueries(
+            norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step
+        )
 
         def queries(
             x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
@@ -288,7 +292,7 @@ def _compile_feed_forward() -> None:
 def _compile_queries(cache_dtype: torch.dtype) -> None:
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
-    queries = CompiledQueries(x[0], 1e-6, [_block_of_zeros(6)], None, 1e-6)
+    queries = CompiledQueries(x[0], 1e-6, [_block_of_zeros(6)], None, 1e-6, SameArrays())
     queries(x, cos_sin, (keys, values), torch.zeros(1, dtype=torch.int64))
 
 
