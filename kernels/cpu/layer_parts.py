@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numba import prange
 
-from ..signatures import CosSin, LayerKV
+from ..signatures import CosSin
 from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
 from .jit import SameArrays, array, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
@@ -43,7 +43,11 @@ class CompiledQueries:
         self._of_step, self._of_cache = of_step, SameArrays()
 
     def __call__(
-        self, x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
+        self,
+        x: torch.Tensor,
+        cos_sin: CosSin,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots_T: torch.Tensor,
     ) -> torch.Tensor:
         """The rows' queries [T, H, D]."""
         cos, sin, slots = self._of_step(*cos_sin, slots_T)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import TypeGuard
 
 import torch
 
@@ -132,7 +133,9 @@ class CompiledOperators(Operators):
         def queries(
             x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
         ) -> torch.Tensor:
-            return (compiled if _is_plain(cache) else composed)(x, cos_sin, cache, slots_T)
+            if _is_plain(cache):
+                return compiled(x, cos_sin, cache, slots_T)
+            return composed(x, cos_sin, cache, slots_T)
 
         return queries
 
@@ -188,10 +191,10 @@ class CompiledOperators(Operators):
         cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
-        keys, values = cache
         rows, heads, dim = qkv_TXD.shape
         if not _is_plain(cache):
             return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
+        keys, values = cache
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
             array(qkv_TXD),
@@ -252,7 +255,7 @@ def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
     return found if len(found) == len(products) else []
 
 
-def _is_plain(cache: LayerKV) -> bool:
+def _is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
     """Return whether kernels read and write a cache."""
     return not any(isinstance(each, ScaledKV) for each in cache) and castable(cache[0].dtype)
 
