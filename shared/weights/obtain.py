@@ -84,8 +84,9 @@ def _check_files(source: WeightSource, found: FoundModel) -> None:
     if missing == [SINGLE]:
         raise without_loadable_weights(found.files, place)
     if missing:
+        lists = "modules.json" if "/" in missing[0] else INDEX
         raise ModelError(
-            f"{Path(place) / missing[0]} is missing, and {INDEX} lists it: "
+            f"{Path(place) / missing[0]} is missing, and {lists} lists it: "
             + ("use another model" if found.download else "resume the download")
         )
 

@@ -207,8 +207,8 @@ class SafetensorsFolder:
 
         path = self.path / file
         if not path.is_file():
-            cause = "modules.json needs it" if "/" in file else f"{INDEX} lists it"
-            raise ModelError(f"{path} is missing, and {cause}: resume the download")
+            lists = "modules.json" if "/" in file else INDEX
+            raise ModelError(f"{path} is missing, and {lists} lists it: resume the download")
         try:
             opened = self._open.enter_context(safe_open(path, framework=self._framework))
         except (SafetensorError, OSError) as error:

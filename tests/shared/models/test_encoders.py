@@ -174,11 +174,13 @@ def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
     return weights
 
 
-def test_vectors_are_projected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_vectors_are_projected(kernels: str, tmp_path: Path) -> None:
     folder = tmp_path / "gemma"
     tiny_models.build("embedding_gemma", folder)
     first, second = with_projections(folder)
-    with Engine(EngineConfig(model=str(folder), dtype="float32")) as engine:
+    config = EngineConfig(model=str(folder), dtype="float32", cpu_kernels=kernels)
+    with Engine(config) as engine:
         vectors = engine.embed(prompts())
     for vector, states in zip(vectors, expected(folder), strict=True):
         wanted = second @ (first @ states.mean(0))

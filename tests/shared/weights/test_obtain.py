@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
@@ -23,6 +24,12 @@ from tandem.tests.support.fake_hub import FakeHub, used_here
 
 NAME = "owner/model"
 INDEX = "model.safetensors.index.json"
+MODULES = {
+    "Transformer": "",
+    "Pooling": "1_Pooling",
+    "Dense": "2_Dense",
+    "Normalize": "3_Normalize",
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,38 @@ def test_weights_are_downloaded_after_the_rest_and_once(
     assert {path.name for path in found.path.iterdir()} == set(files)
     obtain()
     assert len(hub.given) == len(files)
+
+
+def test_layers_over_vectors_are_downloaded_with_the_weights(hub: FakeHub, root: Path) -> None:
+    files = files_of(root)
+    hidden = json.loads(files["config.json"])["hidden_size"]
+    modules = [{"type": f"models.{kind}", "path": path} for kind, path in MODULES.items()]
+    dense = {"in_features": hidden, "out_features": 8, "bias": False}
+    dense["activation_function"] = "torch.nn.modules.linear.Identity"
+    weights = {"linear.weight": torch.zeros(8, hidden)}
+    of_vectors = {
+        "modules.json": json.dumps(modules).encode(),
+        "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+        "2_Dense/config.json": json.dumps(dense).encode(),
+        "2_Dense/model.safetensors": save(weights),
+    }
+    hub.put(NAME, files | of_vectors | {"2_Dense/pytorch_model.bin": b"1"})
+    found = obtain()
+    assert sorted(hub.given) == sorted(files | of_vectors)
+    assert hub.given.index("2_Dense/config.json") < hub.given.index(hub.weights_given[0])
+    assert "2_Dense/model.safetensors" in hub.weights_given
+    assert found.spec.vector_size == 8 and found.spec.pooling == "mean"
+
+
+def test_layers_over_vectors_that_are_missing_are_named(root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("qwen2", root), tmp_path / "model"))
+    (folder / "modules.json").write_text('[{"type": "models.Dense", "path": "2_Dense"}]')
+    (folder / "2_Dense").mkdir()
+    dense = {"in_features": 128, "out_features": 8, "bias": False}
+    dense["activation_function"] = "torch.nn.modules.linear.Identity"
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(dense))
+    words = "2_Dense/model.safetensors is missing, and modules.json lists it"
+    assert words in refusal(str(folder))
 
 
 def test_templates_in_their_folder_are_downloaded(hub: FakeHub, root: Path) -> None:
