@@ -174,6 +174,15 @@ def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
     return weights
 
 
+def test_a_bias_by_distance_is_split_over_ranks(model_root: Path) -> None:
+    folder = tiny_models.cached("mpnet", model_root)
+    config = EngineConfig(model=str(folder), dtype="float32", threads=1, tensor_parallel_size=2)
+    with Engine(config) as engine:
+        vectors = engine.encode(prompts(), pooling="cls")
+    for vector, states in zip(vectors, expected(folder), strict=True):
+        np.testing.assert_allclose(vector.values, states[0], atol=1e-4)
+
+
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_vectors_are_projected(kernels: str, tmp_path: Path) -> None:
     folder = tmp_path / "gemma"
