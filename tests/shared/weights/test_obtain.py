@@ -91,7 +91,7 @@ def test_layers_over_vectors_are_downloaded_with_the_weights(hub: FakeHub, root:
     files = files_of(root)
     hidden = json.loads(files["config.json"])["hidden_size"]
     modules = [{"type": f"models.{kind}", "path": path} for kind, path in MODULES.items()]
-    dense = {"in_features": hidden, "out_features": 8, "bias": False}
+    dense: dict[str, Any] = {"in_features": hidden, "out_features": 8, "bias": False}
     dense["activation_function"] = "torch.nn.modules.linear.Identity"
     weights = {"linear.weight": torch.zeros(8, hidden)}
     of_vectors = {
@@ -112,7 +112,7 @@ def test_layers_over_vectors_that_are_missing_are_named(root: Path, tmp_path: Pa
     folder = Path(shutil.copytree(tiny_models.cached("qwen2", root), tmp_path / "model"))
     (folder / "modules.json").write_text('[{"type": "models.Dense", "path": "2_Dense"}]')
     (folder / "2_Dense").mkdir()
-    dense = {"in_features": 128, "out_features": 8, "bias": False}
+    dense: dict[str, Any] = {"in_features": 128, "out_features": 8, "bias": False}
     dense["activation_function"] = "torch.nn.modules.linear.Identity"
     (folder / "2_Dense" / "config.json").write_text(json.dumps(dense))
     words = "2_Dense/model.safetensors is missing, and modules.json lists it"
