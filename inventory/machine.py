@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..shared.config import EngineConfig
-from ..shared.engine.rank.setup import report
+from ..shared.engine.device_memory import report
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice
 from ..shared.process.cores import share_of_cores

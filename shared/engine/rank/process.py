@@ -126,7 +126,8 @@ class RankProcess:
 
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
-            from .setup import open_device, report
+            from ..device_memory import report
+            from .setup import open_device
 
         setup_logging(request.settings.log)
         self._settings = request.settings

@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,10 +26,11 @@ from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
 from ...handoff.plane.messages import Event
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
-from ...kv.planning import CPU, CUDA, RankDevice, RankMemory, bytes_per_block
+from ...kv.planning import CPU, CUDA, RankMemory, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ...weights import load
+from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
 from .device import device_named, operators_for
 from .runner import ModelRunner, runner_of
@@ -100,16 +100,6 @@ def open_device(settings: RankSettings) -> torch.device:
     return device
 
 
-def report(device: torch.device) -> RankDevice:
-    """The device's description, for the head."""
-    if device.type == CPU:
-        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
-        return RankDevice(CPU, name, _total_memory(), free_memory(device))
-    free, total = torch.cuda.mem_get_info(device)
-    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
-    return RankDevice(device.type, name, total, free)
-
-
 def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)
@@ -148,23 +138,6 @@ def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:
         taken += torch.cuda.memory_reserved(device)
     free = max(0, free_memory(device) - plane)
     return RankMemory(free, taken, loaded.bytes_per_block)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that this process could still take: on a CPU, what the machine and the container
-    leave."""
-    if device.type == CUDA:
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = _meminfo("MemAvailable") or (8 << 30)
-    limit, used = (_cgroup(name) for name in ("max", "current"))
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
-    return free
-
-
-def _total_memory() -> int:
-    total = _meminfo("MemTotal") or (8 << 30)
-    return min(total, _cgroup("max") or total)
 
 
 def data_plane_bytes(carrier: str, device: torch.device) -> int:
@@ -260,21 +233,3 @@ def _stay_on_this_host() -> None:
     for name in _LOOPBACKS & names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def _meminfo(field: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) << 10
-    return None
-
-
-def _cgroup(what: str) -> int | None:
-    try:
-        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return None

@@ -1,0 +1,54 @@
+"""What a device is, and the memory that it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ..kv.planning import CPU, CUDA, RankDevice
+
+
+def report(device: torch.device) -> RankDevice:
+    """The device's description, for the head."""
+    if device.type == CPU:
+        name = f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+        return RankDevice(CPU, name, _total_memory(), free_memory(device))
+    free, total = torch.cuda.mem_get_info(device)
+    name = f"GPU {device.index} ({torch.cuda.get_device_name(device)})"
+    return RankDevice(device.type, name, total, free)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process could still take: on a CPU, what the machine and the container
+    leave."""
+    if device.type == CUDA:
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo("MemAvailable") or (8 << 30)
+    limit, used = (_cgroup(name) for name in ("max", "current"))
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _total_memory() -> int:
+    total = _meminfo("MemTotal") or (8 << 30)
+    return min(total, _cgroup("max") or total)
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _cgroup(what: str) -> int | None:
+    try:
+        return int(Path(f"/sys/fs/cgroup/memory.{what}").read_text())
+    except (OSError, ValueError):  # no cgroup, or "max"
+        return None
