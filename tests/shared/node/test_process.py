@@ -113,7 +113,7 @@ async def test_a_node_that_lost_its_ranks_has_nothing_to_wait_for() -> None:
 
 
 def test_a_node_can_serve_once_one_of_its_routers_has_it() -> None:
-    engine = MagicMock(fingerprint={}, folder="/model")
+    engine = MagicMock(fingerprint={}, folder="/model", scoring="")
     engine.name, engine.resolved.max_model_len = "m", 8
     engine.spec.vocab_size, engine.spec.eos_token_ids = 9, [0]
     described = _Description(
