@@ -86,13 +86,15 @@ class Config:
         alias = self._aliases.get(key, key)
         return alias if alias in self.values or key not in self.values else key
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def integer(self, key: str, default: int | None = None, *, at_most: int | None = None) -> int:
+        """A positive integer, up to ``at_most`` if that is given."""
         value = self.get(key, default)
         most = _MOST_PARTS.get(key, _LARGEST)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             known = "a positive integer" + (f" up to {most}" if most < _LARGEST else "")
             raise self.refusal(key, value, known)
+        if at_most is not None and value > at_most:
+            raise self.refusal(key, value, f"at most {at_most}")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:

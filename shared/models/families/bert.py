@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ..config import Config
 from ..spec import (
-    AttentionSpec,
     ClassifierSpec,
     DecoderSpec,
     NormKind,
@@ -17,7 +16,7 @@ from ..spec import (
     PositionTable,
 )
 from ..weight_names import WeightNames, per_layer
-from .dense import read_dense, read_plain_mlp
+from .dense import read_dense, read_plain_attention, read_plain_mlp
 
 _BOTH = ("weight", "bias")
 _ENCODER: WeightNames = {
@@ -134,18 +133,8 @@ def read_encoder(
     for key in ("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"):
         config.get(key)
     config.get("pooler_type")
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
     layers, rows = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
-    attention = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        qkv_bias=True,
-        o_bias=True,
-        causal=False,
-    )
+    attention = replace(read_plain_attention(config), causal=False)
     spec = read_dense(
         config,
         attention,

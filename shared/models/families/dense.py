@@ -157,6 +157,20 @@ def read_attention(
     )
 
 
+def read_plain_attention(config: Config) -> AttentionSpec:
+    """Attention in which each query head has a KV head, with biases: that of the first models."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden % heads:
+        raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        qkv_bias=True,
+        o_bias=True,
+    )
+
+
 def read_mlp(config: Config, *, bias: bool = False) -> DenseSpec:
     """The gated feed-forward of a layer without experts."""
     config.one_of("hidden_act", _SILU, _SILU[0])

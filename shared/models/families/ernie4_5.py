@@ -54,9 +54,7 @@ def read_moe(config: Config) -> DecoderSpec:
     config.get("moe_capacity")  # of training
     config.get("num_nextn_predict_layers")  # of tokens after the next one
     experts = config.integer("moe_num_experts", config.get("num_experts"))
-    chosen = config.integer("moe_k", config.get("num_experts_per_tok"))
-    if chosen > experts:
-        raise config.refusal("moe_k", chosen, f"at most {experts}")
+    chosen = config.integer("moe_k", config.get("num_experts_per_tok"), at_most=experts)
     width = config.integer("moe_intermediate_size")
     shared = config.count("moe_num_shared_experts", 2)
     mlp = MoESpec(

@@ -160,9 +160,8 @@ def _read_mlps(config: Config) -> tuple[DenseSpec | MoESpec, DenseSpec | MoESpec
         for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
             config.get(key)
         return dense, wide
-    experts, chosen = config.integer("num_experts"), config.integer("top_k_experts")
-    if chosen > experts:
-        raise config.refusal("top_k_experts", chosen, f"at most {experts}")
+    experts = config.integer("num_experts")
+    chosen = config.integer("top_k_experts", at_most=experts)
     router = RouterSpec(experts=experts, chosen=chosen, expert_scale=True, input_norm=True)
     expert = replace(dense, intermediate=config.integer("moe_intermediate_size"))
     both = MoESpec(router=router, expert=expert, shared=dense, shared_norms=True)

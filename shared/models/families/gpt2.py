@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..config import Config
-from ..spec import AttentionSpec, DecoderSpec, NormKind, PositionTable
+from ..spec import DecoderSpec, NormKind, PositionTable
 from ..weight_names import Split, Transposed, WeightNames, per_layer
-from .dense import read_dense, read_plain_mlp
+from .dense import read_dense, read_plain_attention, read_plain_mlp
 
 _LAYER = "transformer.h.{i}"
 _BOTH = ("weight", "bias")
@@ -43,18 +43,10 @@ def read(config: Config) -> DecoderSpec:
     # Tokens for tasks, beside those of the vocabulary.
     config.one_of("n_special", (0,), 0)
     config.get("predict_special_tokens")
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden % heads:
-        raise config.refusal("n_head", heads, f"a divisor of {hidden}")
     layers = config.integer("num_hidden_layers")
-    attention = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        qkv_bias=True,
-        o_bias=True,
-    )
-    mlp = read_plain_mlp(config, "gelu_new", key="activation_function", width=4 * hidden)
+    attention = read_plain_attention(config)
+    width = 4 * config.integer("hidden_size")
+    mlp = read_plain_mlp(config, "gelu_new", key="activation_function", width=width)
     return read_dense(
         config,
         attention,

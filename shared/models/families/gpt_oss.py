@@ -47,9 +47,9 @@ def read(config: Config) -> DecoderSpec:
     if kinds is None:
         kinds = [FULL if index % 2 else SLIDING for index in range(layers)]
     experts = config.integer("num_local_experts", config.get("num_experts"))
-    chosen = config.integer("num_experts_per_tok", config.get("experts_per_token", 4))
-    if chosen > experts:
-        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    chosen = config.integer(
+        "num_experts_per_tok", config.get("experts_per_token", 4), at_most=experts
+    )
     mlp = MoESpec(
         router=RouterSpec(experts=experts, chosen=chosen, bias=True),
         expert=DenseSpec(

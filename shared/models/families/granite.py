@@ -38,9 +38,8 @@ def read(config: Config) -> DecoderSpec:
 def read_moe(config: Config) -> DecoderSpec:
     """Read a config of a mixture of experts, with a shared one or without."""
     config.one_of("hidden_act", ("silu",), "silu")
-    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    if chosen > experts:
-        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    experts = config.integer("num_local_experts")
+    chosen = config.integer("num_experts_per_tok", at_most=experts)
     shared = config.count("shared_intermediate_size", 0)
     mlp = MoESpec(
         router=RouterSpec(experts=experts, chosen=chosen),

@@ -53,9 +53,8 @@ def read(config: Config) -> DecoderSpec:
         part=rotated / attention.head_dim,
         theta=5_000_000.0,
     )
-    experts, chosen = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    if chosen > experts:
-        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    experts = config.integer("num_local_experts")
+    chosen = config.integer("num_experts_per_tok", at_most=experts)
     mlp = MoESpec(
         router=RouterSpec(experts=experts, chosen=chosen, scoring="sigmoid", correction=True),
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),

@@ -26,12 +26,8 @@ def read(config: Config) -> DecoderSpec:
     """Read a config."""
     config.one_of("hidden_act", ("silu",), "silu")
     config.get("router_jitter_noise")  # of training
-    experts, chosen = (
-        config.integer("num_local_experts", 8),
-        config.integer("num_experts_per_tok", 2),
-    )
-    if chosen > experts:
-        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    experts = config.integer("num_local_experts", 8)
+    chosen = config.integer("num_experts_per_tok", 2, at_most=experts)
     mlp = MoESpec(
         router=RouterSpec(experts=experts, chosen=chosen),
         expert=DenseSpec(intermediate=config.integer("intermediate_size")),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..config import Config
-from ..spec import AttentionSpec, DecoderSpec, NormKind, PositionTable
+from ..spec import DecoderSpec, NormKind, PositionTable
 from ..weight_names import WeightNames, per_layer
-from .dense import read_dense, read_plain_mlp
+from .dense import read_dense, read_plain_attention, read_plain_mlp
 
 # Rows of the table before that of the first position.
 _OFFSET = 2
@@ -36,26 +36,18 @@ WEIGHTS: WeightNames = {
 def read(config: Config) -> DecoderSpec:
     """Read a config. The 350M model alone has its norms behind attention and feed-forward, and
     narrower embeddings."""
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    hidden = config.integer("hidden_size")
     config.one_of("do_layer_norm_before", (True,), True)
     config.one_of("_remove_final_layer_norm", (False,), False)
     config.one_of("word_embed_proj_dim", (hidden,), hidden)
     for key in ("enable_bias", "layer_norm_elementwise_affine", "learned_embeddings"):
         config.one_of(key, (True,), True)
-    if hidden % heads:
-        raise config.refusal("num_attention_heads", heads, f"a divisor of {hidden}")
     config.get("output_projection")  # the head, which all have
     layers, position = (
         config.integer("num_hidden_layers"),
         config.integer("max_position_embeddings"),
     )
-    attention = AttentionSpec(
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        qkv_bias=True,
-        o_bias=True,
-    )
+    attention = read_plain_attention(config)
     mlp = read_plain_mlp(config, "relu", key="activation_function", width=config.integer("ffn_dim"))
     return read_dense(
         config,

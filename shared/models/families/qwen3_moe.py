@@ -51,9 +51,7 @@ def read_experts(config: Config) -> MoESpec:
     """The experts, of which a softmax chooses."""
     # Renamed in transformers 5.
     experts = config.integer("num_local_experts", config.get("num_experts"))
-    chosen = config.integer("num_experts_per_tok")
-    if chosen > experts:
-        raise config.refusal("num_experts_per_tok", chosen, f"at most {experts}")
+    chosen = config.integer("num_experts_per_tok", at_most=experts)
     router = RouterSpec(
         experts=experts,
         chosen=chosen,

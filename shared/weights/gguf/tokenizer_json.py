@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import ModelError, shown
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
+from ...text.vocabulary.tokenizer_json import byte_pairs
 from . import character_map
 from .generation_config import generation_config
 from .header import GGUFHeader
@@ -223,19 +224,7 @@ class _Vocabulary:
                     "merges",
                     f"has {' '.join(pair)!r}, which is no pair of tokens that make a token",
                 )
-        return {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocabulary,
-            "merges": merged,
-            **options,
-        }
+        return byte_pairs(vocabulary, merged, **options)
 
     def _respell_spaces(self) -> None:
         """Several spaces in one token are stored as they are."""
