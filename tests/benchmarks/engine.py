@@ -19,13 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tandem.tests.benchmarks.support.decode_rate import decode_rate
 from tandem.tests.benchmarks.support.report import write
 
 THREADS = 2
@@ -106,30 +106,8 @@ def measure_tandem(kernels: str, folder: str, wanted: set[str]) -> Figures:
                 yield name, length / warm_seconds(partial(prefill, length))
         for batch in DECODE_GOALS:
             if f"decode {batch}" in wanted:
-                yield f"decode {batch}", decode_rate(engine, batch)
-
-
-def decode_rate(engine: Any, batch: int) -> float:
-    """Tokens per second while all streams of a batch decode: from the last one's first token to the
-    first one's last."""
-    from tandem import SamplingParams
-
-    # The first stream decodes while the later ones are still prefilled.
-    params = SamplingParams(temperature=0, max_tokens=STEPS + 2 * batch, ignore_eos=True)
-    times: list[list[float]] = [[] for _ in range(batch)]
-
-    def read(stream: int) -> None:
-        prompt = [1 + stream, *range(CONTEXT - 1)]
-        for delta in engine.generate_stream(prompt, params):
-            times[stream] += [time.perf_counter()] * len(delta.tokens)
-
-    threads = [threading.Thread(target=read, args=(stream,)) for stream in range(batch)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    begun, ended = max(t[0] for t in times), min(t[-1] for t in times)
-    return sum(begun < t <= ended for stream in times for t in stream) / (ended - begun)
+                prompts = [[1 + stream, *range(CONTEXT - 1)] for stream in range(batch)]
+                yield f"decode {batch}", decode_rate(engine, prompts, STEPS)
 
 
 def measure_transformers(folder: str, wanted: set[str]) -> Figures:

@@ -17,11 +17,11 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from tandem.tests.benchmarks.support.decode_rate import decode_rate
 from tandem.tests.benchmarks.support.report import add_dry, publish
 
 BATCHES = (1, 8, 32)
@@ -40,29 +40,6 @@ def prefill_rate(engine: Any, length: int, seed: int) -> float:
     begun = time.perf_counter()
     engine.generate_sync([[100 + (at + seed) % 4000 for at in range(length)]], one)
     return length / (time.perf_counter() - begun)
-
-
-def decode_rate(engine: Any, streams: int) -> float:
-    """Tokens a second while all streams decode: from the last one's first token to the first one's
-    last."""
-    from tandem import SamplingParams
-
-    # The first stream decodes while the later ones are still prefilled.
-    params = SamplingParams(temperature=0, max_tokens=STEPS[streams] + 2 * streams, ignore_eos=True)
-    times: list[list[float]] = [[] for _ in range(streams)]
-
-    def read(stream: int) -> None:
-        prompt = [1 + stream, *range(100, 99 + CONTEXT)]
-        for delta in engine.generate_stream(prompt, params):
-            times[stream] += [time.perf_counter()] * len(delta.tokens)
-
-    threads = [threading.Thread(target=read, args=(stream,)) for stream in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    begun, ended = max(t[0] for t in times), min(t[-1] for t in times)
-    return sum(begun < t <= ended for stream in times for t in stream) / (ended - begun)
 
 
 class Llama:
@@ -117,7 +94,8 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 name = f"prefill of {length} tokens"
                 pairs.setdefault(name, []).append((ours, llama.rate("prefill", length)))
             for streams in options.batches:
-                ours = decode_rate(engine, streams)
+                prompts = [[1 + stream, *range(100, 99 + CONTEXT)] for stream in range(streams)]
+                ours = decode_rate(engine, prompts, STEPS[streams])
                 theirs = llama.rate("decode", streams, CONTEXT, STEPS[streams])
                 pairs.setdefault(f"decoding at batch {streams}", []).append((ours, theirs))
                 print(f"{file} {streams}: {ours:.0f} {theirs:.0f}", file=sys.stderr, flush=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha1, sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socket import SHUT_RDWR
 from urllib.parse import quote, unquote
 
 import pytest
+
+from tandem.tests.support.http_serving import serving_with
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -54,19 +55,9 @@ class FakeHub:
         return [file for file in self.given if file.endswith(WEIGHTS)]
 
 
-@contextmanager
-def serving() -> Iterator[FakeHub]:
+def serving() -> AbstractContextManager[FakeHub]:
     """Serve a hub at a port of this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.hub = hub = FakeHub(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serving_with(_Handler, FakeHub)
 
 
 @contextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from hashlib import sha256
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
+
+from tandem.tests.support.http_serving import serving_with
 
 
 class FakeModelScope:
@@ -25,19 +25,9 @@ class FakeModelScope:
         self.tokens: set[str] = set()  # those that were shown
 
 
-@contextmanager
-def serving() -> Iterator[FakeModelScope]:
+def serving() -> AbstractContextManager[FakeModelScope]:
     """Serve the API at a port of this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.hub = hub = FakeModelScope(f"http://127.0.0.1:{server.server_port}")  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serving_with(_Handler, FakeModelScope)
 
 
 class _Handler(BaseHTTPRequestHandler):
