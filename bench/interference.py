@@ -1,9 +1,13 @@
 """The effect of one long prompt on the streams that run meanwhile.
 
 Victims stream greedy tokens; once they run at their own speed, an attacker sends one fresh long
-prompt. From that moment to the attacker's first token, each victim keeps a share of the speed that
-it had before. Measured are the share that the worst victim keeps, its longest gap between two
-tokens, and the attacker's first token over the one that it gets without other streams.
+prompt. From that moment to the attacker's first token, each victim keeps a share of its own speed.
+Measured are the share that the worst victim keeps, its longest gap between two tokens, and the
+attacker's first token over the one that it gets without other streams.
+
+A stream slows down by itself as its context grows: where a small model reads 100 MB of weights a
+step, a thousand tokens of KV are another 50 MB. So its own speed is measured before the attack and
+again after it, and the middle of the two is what it would have had meanwhile.
 """
 
 from __future__ import annotations
@@ -39,12 +43,12 @@ class Scene:
     attacker_tokens: int = 2
     victim_prompt_tokens: int = 16
     victim_tokens: int = 4000
-    alone_seconds: float = 3.0  # in which the victims' own speed is measured
+    alone_seconds: float = 3.0  # before and after, in which the victims' own speed is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One round: what the victims had before and during it. Seconds, and tokens a second."""
+    """One round: what the victims had before, during and after it. Seconds, and tokens a second."""
 
     prompt_tokens: int  # of the attacker, as the server counts them
     alone_first_token: float
@@ -54,10 +58,16 @@ class Attack:
     longest_gap_before: float  # the same before the attack
     step: float  # median time between two tokens of a victim before the attack
     speed: float  # of the slowest victim before the attack
+    speed_after: float  # of the slowest victim after it
 
     @property
     def worst_share(self) -> float:
         return min(self.shares)
+
+    @property
+    def own_speed(self) -> float:
+        """Of the slowest victim, had there been no attack."""
+        return statistics.harmonic_mean([self.speed, self.speed_after])
 
     @property
     def lateness(self) -> float:
@@ -87,13 +97,21 @@ async def attack(
         await _until(lambda: _have_a_speed(streams, before), streams, START_SECONDS)
         begin = time.perf_counter()
         attacker = await _attacker(server, prompts, f"{name}/attack", scene)
-        end = attacker.times[0]
-        await _until_all_go_on(streams, end)
+        end, after = attacker.times[0], time.perf_counter()
+        await asyncio.sleep(scene.alone_seconds)
+        await _until(lambda: _have_a_speed(streams, after), streams, FINISH_SECONDS)
+        over = time.perf_counter()
+
+    def share(stream: MeasuredAnswer) -> float:
+        # As the context grows by the token, so does the time of a step.
+        own = statistics.harmonic_mean([_rate(stream, before, begin), _rate(stream, after, over)])
+        return _rate(stream, begin, end) / own
+
     return Attack(
         prompt_tokens=attacker.prompt_tokens or scene.prompt_tokens,
         alone_first_token=alone.ttft,
         first_token=attacker.ttft,
-        shares=tuple(_rate(one, begin, end) / _rate(one, before, begin) for one in streams),
+        shares=tuple(map(share, streams)),
         longest_gap=max(_longest_gap(one, begin, end) for one in streams),
         longest_gap_before=max(_longest_gap(one, before, begin) for one in streams),
         step=statistics.median(
@@ -102,6 +120,7 @@ async def attack(
             for earlier, later in pairwise(t for t in one.times if before <= t < begin)
         ),
         speed=min(_rate(one, before, begin) for one in streams),
+        speed_after=min(_rate(one, after, over) for one in streams),
     )
 
 
@@ -152,11 +171,6 @@ def _have_a_speed(streams: Sequence[MeasuredAnswer], since: float) -> bool:
     return all(sum(at >= since for at in one.times[-FEW_TOKENS:]) == FEW_TOKENS for one in streams)
 
 
-async def _until_all_go_on(streams: Sequence[MeasuredAnswer], end: float) -> None:
-    """Wait until each victim has a token after ``end``."""
-    await _until(lambda: all(one.times[-1] > end for one in streams), streams, FINISH_SECONDS)
-
-
 async def _until(
     holds: Callable[[], bool], streams: Sequence[MeasuredAnswer], seconds: float
 ) -> None:
@@ -197,6 +211,7 @@ def summary(attacks: Sequence[Attack]) -> dict[str, Any]:
 
     return {
         "victim_speed": middle(lambda a: a.speed),
+        "victim_speed_after": middle(lambda a: a.speed_after),
         "share_kept": middle(lambda a: a.worst_share),
         "longest_gap_before_ms": 1000 * middle(lambda a: a.longest_gap_before),
         "longest_gap_ms": 1000 * middle(lambda a: a.longest_gap),

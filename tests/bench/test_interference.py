@@ -72,6 +72,31 @@ async def test_an_attack_is_measured_from_the_long_prompt_to_its_first_token(
     assert course.asked[0]["prompt"] != course.asked[3]["prompt"]
 
 
+class GrowingContexts(ServerCourse):
+    """Victims need 10 ms for a token before the long prompt, 15 during it and 20 after it."""
+
+    async def sleep(self, seconds: float) -> None:
+        for tick in range(max(1, round(seconds / 0.01))):
+            self.time = round(self.time + 0.01, 6)
+            during = self.stalled[0] and self.time < self.stalled[0] + 0.95
+            if not self.stalled[0] or tick % 6 in ((0, 2, 3, 5) if during else (1, 3, 5)):
+                for victim in self.victims:
+                    victim.times.append(self.time)
+        await YIELD(0)
+
+
+async def test_a_stream_that_its_context_slows_down_keeps_its_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    course = GrowingContexts()
+    monkeypatch.setattr(asyncio, "sleep", course.sleep)
+    monkeypatch.setattr(time, "perf_counter", course.now)
+    server: Any = course
+    found = await attack(server, PROMPTS, "x", Scene(prompt_tokens=30))
+    assert (found.speed, found.speed_after) == (pytest.approx(100), pytest.approx(50, rel=0.01))
+    assert found.worst_share == pytest.approx(1, rel=0.02)
+
+
 def test_a_summary_has_medians_over_the_rounds() -> None:
     def of(share: float, late: float) -> Attack:
         return Attack(
@@ -83,6 +108,7 @@ def test_a_summary_has_medians_over_the_rounds() -> None:
             longest_gap_before=0.02,
             step=0.01,
             speed=50.0,
+            speed_after=45.0,
         )
 
     found = summary([of(0.5, 3.0), of(0.7, 2.0), of(0.1, 9.0)])
