@@ -123,7 +123,7 @@ class Panels:
     """One weight in memory that has been taken for it."""
 
     def __init__(self, layout: Layout, data: torch.Tensor, outputs: int, inputs: int) -> None:
-        self._layout = layout
+        self.layout = layout
         self._outputs = outputs
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
         scales, supers, levels, _ = layout.sections(self._count, blocks)
@@ -137,18 +137,41 @@ class Panels:
             self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
         self._levels = data[levels : levels + LINE * layout.levels].view(torch.int8)
 
-    def fill(self, weight: QuantizedWeight) -> None:
-        """Bring a weight into panels, some at a time. Outputs that fill the last one are zero."""
+    def sections(self) -> list[torch.Tensor]:
+        """Codes, scales and supers as unsigned integers [panels, entries, LANES]; a layout without
+        supers has no entries of them."""
+        kinds = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+        return [
+            each.view(kinds[each.element_size()])
+            .flatten()
+            .view(self._count, each.numel() // (self._count * LANES), LANES)
+            for each in (self._codes, self._scales, self._supers)
+        ]
+
+    def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
+        """Bring a weight, or only its codes or scales, into panels by torch: the reference of
+        ``block_packing.pack``. Outputs that fill the last panel are zero."""
+        if self.layout.levels:
+            levels = weight.part(slice(1)).taken_apart().levels
+            assert levels is not None
+            table = torch.tensor(levels) + self.layout.zero
+            self._levels[:] = table.byte().view(torch.int8).repeat(LINE // len(table))
+        if not codes and not scales:
+            return
         step = max(1, _PIECE // (LANES * weight.inputs))
         for first in range(0, self._count, step):
             blocks = weight.blocks[first * LANES : (first + step) * LANES]
             missing = -len(blocks) % LANES
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
-            self._fill(slice(first, first + step), QuantizedWeight(weight.format, blocks))
+            part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
+            grouped = part.taken_apart()
+            if codes:
+                self._codes[where] = _across(self._words(grouped))
+            if scales:
+                self._fill_scales(where, part, grouped)
 
-    def _fill(self, where: slice, weight: QuantizedWeight) -> None:
-        layout, grouped = self._layout, weight.taken_apart()
-        self._codes[where] = _across(self._words(grouped))
+    def _fill_scales(self, where: slice, weight: QuantizedWeight, grouped: GroupedCodes) -> None:
+        layout = self.layout
         blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
         # Of groups that have the same scale, the first.
         scales = grouped.scales[:, :: layout.group // grouped.group]
@@ -170,14 +193,10 @@ class Panels:
         if layout.scales == "halves":
             parts = [parts[0].byte() | parts[1].byte() << 4]
         self._scales[where] = _across(torch.stack(parts, dim=-1))
-        if layout.levels:
-            assert grouped.levels is not None
-            table = torch.tensor(grouped.levels) + layout.zero
-            self._levels[:] = table.byte().view(torch.int8).repeat(LINE // len(table))
 
     def _words(self, grouped: GroupedCodes) -> torch.Tensor:
         """Planes of codes, [O, B, bits] words of 4 bytes."""
-        layout, codes = self._layout, grouped.codes
+        layout, codes = self.layout, grouped.codes
         outputs = len(codes)
         if grouped.halves:
             if layout.planes == _NIBBLES and grouped.group == BLOCK:
@@ -201,7 +220,7 @@ class Panels:
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs in fp32, as ``dequantize`` has them."""
-        layout = self._layout
+        layout = self.layout
         panels, lanes = outputs // LANES, outputs % LANES
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)

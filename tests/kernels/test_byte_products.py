@@ -3,6 +3,7 @@ rounding has, in any batch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -17,6 +18,7 @@ from tandem.tests.support.rounded_operators import rounded
 jit.prepare()
 
 from tandem.kernels.cpu.block_layouts import BLOCK, LANES, LAYOUTS, Panels  # noqa: E402
+from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 
 FORMATS = sorted(BLOCK_FORMATS.keys() & LAYOUTS.keys())
@@ -51,15 +53,45 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
     return x * torch.logspace(-6, 6, count)[:, None] if count > 1 else x
 
 
+def panels_of(name: str, outputs: int) -> Panels:
+    layout = LAYOUTS[name]
+    size = layout.sections(-(-outputs // LANES), INPUTS // BLOCK)[-1]
+    return Panels(layout, torch.empty(size, dtype=torch.uint8), outputs, INPUTS)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("outputs", [1, 37])
-def test_rows_of_panels_are_those_of_the_blocks(name: str, outputs: int) -> None:
-    weight, layout = weight_of(name, outputs), LAYOUTS[name]
-    size = layout.sections(-(-outputs // LANES), INPUTS // BLOCK)[-1]
-    panels = Panels(layout, torch.empty(size, dtype=torch.uint8), outputs, INPUTS)
-    panels.fill(weight)
+@pytest.mark.parametrize("fill", [Panels.fill, pack])
+def test_rows_of_panels_are_those_of_the_blocks(
+    name: str, outputs: int, fill: Callable[[Panels, QuantizedWeight], None]
+) -> None:
+    weight, panels = weight_of(name, outputs), panels_of(name, outputs)
+    fill(panels, weight)
     chosen = torch.arange(outputs).flip(0).repeat(2)
     assert torch.equal(panels.rows(chosen), dequantize(weight)[chosen])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("outputs", [16, 37])
+def test_packing_is_that_of_torch(name: str, outputs: int) -> None:
+    """To the byte, but for scales whose factor is zero, of which torch makes zeros."""
+    weight = weight_of(name, outputs)
+    if supers := LAYOUTS[name].supers:
+        blocks = weight.blocks.view(outputs, -1, weight.format.nbytes)
+        blocks[..., [at + 1 for at in supers]] |= 4
+    found, expected = panels_of(name, outputs), panels_of(name, outputs)
+    pack(found, weight)
+    expected.fill(weight)
+    for ours, theirs in zip(found.sections(), expected.sections(), strict=True):
+        whole = outputs // LANES
+        assert torch.equal(ours[:whole], theirs[:whole])
+        assert torch.equal(ours[whole:, :, : outputs % LANES], theirs[whole:, :, : outputs % LANES])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_only_what_has_to_be_computed_is_left_to_torch(name: str) -> None:
+    left = [moves is None for moves in tables_of(BLOCK_FORMATS[name], LAYOUTS[name]).sections]
+    assert left == [name == "TQ1_0", name == "NVFP4", False]
 
 
 @pytest.mark.parametrize("name", FORMATS)
