@@ -69,7 +69,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         files, size = _weights(found, source)
         on_cpu = not machine.gpus or config.device == "cpu"
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
-        kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype)
+        kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         devices = (machine.cpu,) if on_cpu else machine.gpus
         fits = [

@@ -1,7 +1,8 @@
-"""KV in int8, with a scale for each head and token.
+"""KV in eight bits with scales: in int8 one for each head and token, in fp8 one of the checkpoint.
 
 K and V of a token have outliers in few dimensions and sizes that differ from token to token, so one
-scale for a whole layer would round most tokens away.
+scale for a whole layer would round most tokens of int8 away. e4m3 rounds small values as finely as
+large ones, and its one scale only moves a layer's range into that of the format.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from .fp8 import castable
 
 INT8 = torch.int8
 _LARGEST = 127.0
@@ -47,8 +50,45 @@ class ScaledKV:
         return dequantize(self.values, self.scales)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorScaledKV:
+    """One component of a layer's cache: ``values`` [heads, slots, dim] in fp8, all of which
+    ``scale`` is to be multiplied with."""
+
+    values: torch.Tensor
+    scale: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def encoded(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` as values, which are clamped to the largest of the format."""
+        return castable(x.float() / self.scale, self.dtype).to(self.dtype)
+
+    def decoded(self, values: torch.Tensor) -> torch.Tensor:
+        """What some of the values stand for, in float32."""
+        return castable(values, torch.float32).float() * self.scale
+
+    def write(self, x: torch.Tensor) -> None:
+        """Quantise ``x`` [heads, slots, dim] into all slots."""
+        self.values.copy_(self.encoded(x))
+
+    def dequantized(self) -> torch.Tensor:
+        """All values, in float32."""
+        return self.decoded(self.values)
+
+
 # A component of a layer's cache, as kernels read and write it.
-CachedKV = torch.Tensor | ScaledKV
+CachedKV = torch.Tensor | ScaledKV | TensorScaledKV
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

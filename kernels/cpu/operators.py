@@ -21,7 +21,7 @@ from ..block_formats import Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
-from ..scaled import CachedKV, ScaledKV
+from ..scaled import CachedKV
 from ..signatures import (
     BlockCopies,
     CosSin,
@@ -236,7 +236,7 @@ class CompiledOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(keys_KND, ScaledKV) or isinstance(values_KND, ScaledKV):
+        if not (isinstance(keys_KND, torch.Tensor) and isinstance(values_KND, torch.Tensor)):
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
@@ -257,7 +257,7 @@ def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
 
 def _is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
     """Return whether kernels read and write a cache."""
-    return not any(isinstance(each, ScaledKV) for each in cache) and castable(cache[0].dtype)
+    return all(isinstance(each, torch.Tensor) for each in cache) and castable(cache[0].dtype)
 
 
 @cache

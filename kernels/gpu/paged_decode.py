@@ -6,7 +6,8 @@ A program takes a part of the tokens of one sequence and one KV head, for all qu
 it; a second kernel combines the parts. The parts of a sequence depend on its own length only, so a
 row's result is the same in any batch. Scores, sums and parts are fp32; products are taken in the
 cache's dtype, or in q's where the cache has one byte a value. GPUs that convert fp8 themselves do
-so to fp16, to which every code converts exactly, and multiply in it.
+so to fp16, to which every code converts exactly, and multiply in it. The scale of all keys or all
+values is multiplied with the scores or the results instead.
 
 T rows of a step, R of them decode, H query heads, K KV heads, G = H / K, D head dimension, N slots
 of the cache, S parts. Strides are counted in heads, so that Triton compiles one kernel for all of
@@ -24,7 +25,7 @@ from triton.language.target_info import current_target
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..fp8 import FP8, indexable
-from ..scaled import INT8, CachedKV, ScaledKV
+from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 
 # Tokens of a program, unless a sequence has more parts then than a GPU needs to be busy: parts take
 # memory. Fewer tokens make more parts to combine, more leave a GPU idle in small batches.
@@ -123,7 +124,7 @@ def paged_decode(
         decodes.table,
         parts,
         weights,
-        *_factors(params),
+        *_factors(params, _whole_scale(keys_KND)),
         splits,
         decodes.table.stride(0),
         q_THD.stride(0) // dim,
@@ -139,6 +140,7 @@ def paged_decode(
         splits,
         decodes.table.stride(0),
         out_THD.stride(0) // dim,
+        _whole_scale(values_KND),
         **combine,
         **COMBINE_OPTIONS,
     )
@@ -148,17 +150,24 @@ def _parts(cached: CachedKV) -> tuple[torch.Tensor, torch.Tensor]:
     """Values, and their scales. Where there are none, the values again, which are not read."""
     if isinstance(cached, ScaledKV):
         return cached.values, cached.scales
-    return indexable(cached), indexable(cached)
+    values = indexable(cached.values if isinstance(cached, TensorScaledKV) else cached)
+    return values, values
 
 
-def _factors(params: AttentionParams) -> tuple[float, float]:
+def _whole_scale(cached: CachedKV) -> float:
+    """What all values are multiplied with."""
+    return cached.scale if isinstance(cached, TensorScaledKV) else 1.0
+
+
+def _factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
     """What products are multiplied with, and the soft cap, for exponentials to base 2.
 
     ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
     """
+    scale = params.scale * key_scale * _LOG2_E
     if params.soft_cap is None:
-        return params.scale * _LOG2_E, 0.0
-    return params.scale * 2 * _LOG2_E / params.soft_cap, params.soft_cap * _LOG2_E
+        return scale, 0.0
+    return 2 * scale / params.soft_cap, params.soft_cap * _LOG2_E
 
 
 @triton.jit
@@ -296,6 +305,7 @@ def _combine(
     splits: tl.tensor,
     table_stride: tl.tensor,
     out_row: tl.tensor,
+    value_scale: tl.tensor,
     WINDOW: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
@@ -327,4 +337,4 @@ def _combine(
         sums = sums * faded + tl.sum(share[:, None] * values, axis=0)
         most = higher
     place = out_THD + (row * out_row + head) * DIM + column
-    tl.store(place, (sums / total).to(out_THD.dtype.element_ty), mask=column < DIM)
+    tl.store(place, (sums / total * value_scale).to(out_THD.dtype.element_ty), mask=column < DIM)

@@ -11,7 +11,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..fp8 import FP8, castable
-from ..scaled import INT8, CachedKV, ScaledKV, dequantize
+from ..scaled import INT8, CachedKV, ScaledKV, TensorScaledKV, dequantize
 
 # Rows of a chunk that attend to earlier context are taken this many at a time, so that the mask
 # and the products spent on what it hides stay small.
@@ -65,6 +65,8 @@ def read_cache(
             sequence.gather(each, first, end) for each in (cache_KND.values, cache_KND.scales)
         )
         return dequantize(values, scales).to(dtype)
+    if isinstance(cache_KND, TensorScaledKV):
+        return cache_KND.decoded(sequence.gather(cache_KND.values, first, end)).to(dtype)
     return castable(sequence.gather(cache_KND, first, end), dtype).to(dtype)
 
 

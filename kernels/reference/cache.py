@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..fp8 import castable, indexable
-from ..scaled import CachedKV, ScaledKV, quantize
+from ..scaled import CachedKV, ScaledKV, TensorScaledKV, quantize
 
 
 def write_kv(
@@ -27,6 +27,8 @@ def write_cache(cache_KND: CachedKV, slots_T: torch.Tensor, x_TKD: torch.Tensor)
         cache_KND.values.index_copy_(1, slots_T, values.transpose(0, 1))
         cache_KND.scales.index_copy_(1, slots_T, scales.transpose(0, 1))
         return
+    if isinstance(cache_KND, TensorScaledKV):
+        x_TKD, cache_KND = cache_KND.encoded(x_TKD), cache_KND.values
     dtype = cache_KND.dtype
     x_KTD = castable(x_TKD, dtype).to(dtype).transpose(0, 1)
     indexable(cache_KND).index_copy_(1, slots_T, indexable(x_KTD))

@@ -37,9 +37,10 @@ class EngineConfig:
     kv_cache_dtype: str = option(
         "auto",
         "--kv-cache-dtype",
-        "Data type of the KV cache. auto: that of the weights; fp8 (e4m3) needs half the memory of "
-        "bfloat16 and is limited to values up to 448; int8 needs as much and a scale for each head "
-        "and token, and is slower.",
+        "Data type of the KV cache. auto: that of the weights, or fp8 for a checkpoint made for "
+        "it; fp8 (e4m3) needs half the memory of bfloat16 and has the checkpoint's scales of K and "
+        "V, or is limited to values up to 448; int8 needs as much and a scale for each head and "
+        "token, and is slower.",
         choices=(AUTO, *SPELLINGS),
     )
     device: str = option(

@@ -34,7 +34,7 @@ REFUSED = {
     "--cache-reuse": _CACHED,
     "--cache-type-k": _KV_DTYPE,
     "--cache-type-v": _KV_DTYPE,
-    "--calculate-kv-scales": "int8 has scales of its own, fp8 needs none; leave it out",
+    "--calculate-kv-scales": "int8 has scales of its own, fp8 the checkpoint's; leave it out",
     "--chat-template-content-format": "the template shows whether it takes parts; leave it out",
     "--chunked-prefill-size": _CHUNK,
     "--code-revision": _NO_CODE,

@@ -287,7 +287,7 @@ def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:
     dtype = spec.dtype_for(config.dtype, on_cpu=device.on_cpu)
-    return LoadFormats(dtype, kv_dtype_of(config.kv_cache_dtype, dtype))
+    return LoadFormats(dtype, kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype))
 
 
 def _decode_kernel(config: EngineConfig) -> str:

@@ -16,11 +16,11 @@ import torch
 
 from ...kernels.fp8 import castable, indexable
 from ...kernels.operators import Operators
-from ...kernels.scaled import ScaledKV
+from ...kernels.scaled import CachedKV, ScaledKV, TensorScaledKV
 from ...kernels.signatures import LayerKV
 from ..models.spec import DecoderSpec
 from .host_copies import HostCopies, TokenSpan
-from .layout import KVComponent, LayerLayout, kv_layout
+from .layout import UNSCALED, KVComponent, LayerLayout, WholeScales, kv_layout, scales_in
 
 # With more runs than this, one indexed copy is cheaper than a copy per run.
 _MAX_RUNS = 8
@@ -47,6 +47,7 @@ class KVCache:
         tp_rank: int = 0,
         tp_size: int = 1,
         operators: Operators | None = None,
+        whole_scales: WholeScales = UNSCALED,
     ) -> None:
         """Blocks are copied by numpy or torch unless ``operators`` are given."""
         self.num_blocks = num_blocks
@@ -54,7 +55,8 @@ class KVCache:
         self.dtype = dtype
         self.device = torch.device(device)
         self.kv_dtype = str(dtype).removeprefix("torch.")
-        self.layout = kv_layout(spec, self.kv_dtype, tp_rank, tp_size)
+        self.layout = kv_layout(spec, self.kv_dtype, tp_rank, tp_size, whole_scales)
+        self._is_scaled = bool(scales_in(self.layout))
         self.layers = [
             tuple(self._empty(len(layer.heads), each) for each in layer.components)
             for layer in self.layout
@@ -95,16 +97,17 @@ class KVCache:
         out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
+        whole_scales: Sequence[float] = (),
     ) -> None:
-        """Copy tokens first to end to ``out`` in the canonical layout, converted to ``dtype``, by
-        default the cache's own (values beyond e4m3's range are clamped).
+        """Copy tokens first to end to ``out`` in the canonical layout, converted to ``dtype`` with
+        ``whole_scales``, by default the cache's own (values beyond e4m3's range are clamped).
 
         ``heads`` are global indices among the heads on this rank, by default all of them.
         """
         local = self._local(layer, heads)
         into = self.layout[layer]
-        if dtype is not None and dtype != self.kv_dtype:
-            into = into.as_dtype(dtype)
+        if dtype is not None and (dtype != self.kv_dtype or self._is_scaled or whole_scales):
+            into = into.as_dtype(dtype, whole_scales)
         as_is = into == self.layout[layer]
         tokens = end_token - first_token
         if as_is and self._host is not None and not isinstance(out, torch.Tensor):
@@ -171,10 +174,10 @@ class KVCache:
         sources = _with_scales(self.layout[layer], taken)
         for source, target in zip(sources, _with_scales(into, tuple(out)), strict=True):
             values = source if isinstance(source, torch.Tensor) else source.dequantized()
-            if isinstance(target, ScaledKV):
-                target.write(values)
-            else:
+            if isinstance(target, torch.Tensor):
                 target.copy_(castable(values, target.dtype))
+            else:
+                target.write(values)
 
     def _finish(self) -> None:
         """Wait until a GPU no longer uses the buffer or the blocks."""
@@ -262,10 +265,16 @@ def _with_scales(layout: LayerLayout, tensors: tuple[torch.Tensor, ...]) -> Laye
         if each.scales
     }
     return tuple(
-        ScaledKV(tensor, scales[each.name]) if each.name in scales else tensor
+        _scaled(each, tensor, scales.get(each.name))
         for each, tensor in zip(layout.components, tensors, strict=True)
         if not each.scales
     )
+
+
+def _scaled(component: KVComponent, values: torch.Tensor, scales: torch.Tensor | None) -> CachedKV:
+    if scales is not None:
+        return ScaledKV(values, scales)
+    return values if component.scale == 1.0 else TensorScaledKV(values, component.scale)
 
 
 def torch_dtype(name: str) -> torch.dtype:

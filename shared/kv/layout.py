@@ -10,22 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..config.kv_dtypes import BYTES, SCALES
+from ..config.kv_dtypes import BYTES, SCALED_AS_A_WHOLE, SCALES
 from ..errors import PeerRefusedError
 from ..models.spec import DecoderSpec, KVSpec
+
+# The scale of each component in each layer that has KV of its own; none if all are 1.
+WholeScales = tuple[tuple[float, ...], ...]
+UNSCALED: WholeScales = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KVComponent:
     """One tensor of a layer's KV: ``dim`` values for each head and token.
 
-    ``scales`` names the component whose values these are the scales of; empty for values.
+    ``scales`` names the component whose values these are the scales of; empty for values. All
+    values are to be multiplied with ``scale``, which a checkpoint has for KV in fp8.
     """
 
     name: str
     dim: int
     dtype: str
     scales: str = ""
+    scale: float = 1.0
 
     @property
     def bytes(self) -> int:
@@ -70,10 +76,16 @@ class LayerLayout:
         """The same components, of other heads."""
         return LayerLayout(self.components, first_head, end_head)
 
-    def as_dtype(self, dtype: str) -> LayerLayout:
-        """The same layer in another KV dtype. Raises ``PeerRefusedError`` for an unknown one."""
+    def as_dtype(self, dtype: str, whole_scales: Sequence[float] = ()) -> LayerLayout:
+        """The same layer in another KV dtype; in fp8 with a scale for each component, or 1 for all.
+        Raises ``PeerRefusedError`` for an unknown one."""
         check_kv_dtype(dtype)
-        values = tuple(KVComponent(each.name, each.dim, dtype) for each in self.values)
+        if not whole_scales or dtype not in SCALED_AS_A_WHOLE:
+            whole_scales = (1.0,) * len(self.values)
+        values = tuple(
+            KVComponent(each.name, each.dim, dtype, scale=scale)
+            for each, scale in zip(self.values, whole_scales, strict=True)
+        )
         scales = tuple(
             KVComponent(f"{each.name} scale", 1, SCALES[dtype], scales=each.name)
             for each in values
@@ -83,29 +95,51 @@ class LayerLayout:
         return LayerLayout(scales + values, self.first_head, self.end_head)
 
 
+def components_of(shape: str) -> int:
+    """The number of components in a ``LayerLayout.shape``."""
+    return shape.count(", ") + 1
+
+
 def check_kv_dtype(dtype: str) -> None:
     """Raise ``PeerRefusedError`` for a dtype of a peer that is not known here."""
     if dtype not in BYTES:
         raise PeerRefusedError(f"KV dtype {dtype[:32]!r}; known are {', '.join(BYTES)}")
 
 
-def layer_layout(kv: KVSpec, dtype: str, rank: int = 0, size: int = 1) -> LayerLayout:
+def layer_layout(
+    kv: KVSpec, dtype: str, rank: int = 0, size: int = 1, whole_scales: Sequence[float] = ()
+) -> LayerLayout:
     """One layer's KV in a dtype, on one of ``size`` ranks."""
     heads = kv.heads_of(rank, size)
     values = tuple(KVComponent(name, kv.dim, dtype) for name in kv.components)
-    return LayerLayout(values, heads.start, heads.stop).as_dtype(dtype)
+    return LayerLayout(values, heads.start, heads.stop).as_dtype(dtype, whole_scales)
 
 
 def kv_layout(
-    spec: DecoderSpec, dtype: str, rank: int = 0, size: int = 1
+    spec: DecoderSpec,
+    dtype: str,
+    rank: int = 0,
+    size: int = 1,
+    whole_scales: WholeScales = UNSCALED,
 ) -> tuple[LayerLayout, ...]:
     """The KV of every layer of a model in a dtype, on one of ``size`` ranks."""
-    return tuple(layer_layout(kv, dtype, rank, size) for kv in spec.memories)
+    return tuple(
+        layer_layout(kv, dtype, rank, size, scales)
+        for kv, scales in zip(
+            spec.memories, whole_scales or ((),) * len(spec.memories), strict=True
+        )
+    )
 
 
 def heads_by_rank(spec: DecoderSpec, size: int) -> list[tuple[range, ...]]:
     """The KV heads on each of ``size`` ranks, layer by layer."""
     return [tuple(kv.heads_of(rank, size) for kv in spec.memories) for rank in range(size)]
+
+
+def scales_in(layout: Sequence[LayerLayout]) -> tuple[float, ...]:
+    """The scales of all components, layer by layer; none if all are 1."""
+    found = tuple(component.scale for layer in layout for component in layer.values)
+    return found if any(scale != 1.0 for scale in found) else ()
 
 
 def token_bytes(layout: Sequence[LayerLayout]) -> int:

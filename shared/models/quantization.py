@@ -32,6 +32,7 @@ _FORMATS = (
     *("float-quantized", "naive-quantized", "int-quantized", "pack-quantized"),
     *("nvfp4-pack-quantized", "mixed-precision", "dense"),
 )
+_E4M3 = "float8_e4m3fn"
 _MLX_BITS, _MLX_GROUPS = (2, 3, 4, 5, 6, 8), (16, 32, 64, 128)
 
 
@@ -41,7 +42,7 @@ class Quantization:
     8 bits.
 
     ``key`` names the description, in errors. ``block`` has the outputs and inputs that share a
-    scale. ``exceptions`` are descriptions of single layers.
+    scale. ``exceptions`` are descriptions of single layers. ``kv_dtype``: see ``DecoderSpec``.
     """
 
     method: Method
@@ -54,6 +55,7 @@ class Quantization:
     block: tuple[int, int] | None = None
     mode: str = "affine"
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kv_dtype: str = ""
 
 
 def read_quantization(config: Config, remedy: str) -> Quantization | None:
@@ -119,11 +121,33 @@ def _block(config: Config, key: str) -> tuple[int, int] | None:
 
 
 def _modelopt(config: Config) -> Quantization:
+    kv_dtype = _kv_dtype(config)
     if config.get("quant_algo") is None:
-        return Quantization("none", config.file)
+        return Quantization("none", config.file, kv_dtype=kv_dtype)
     algorithm = config.one_of("quant_algo", _ALGORITHMS)
     size = config.integer("group_size", 128) if algorithm == "FP8_PB_WO" else 0
-    return Quantization("modelopt", config.file, block=(size, size) if size else None)
+    block = (size, size) if size else None
+    return Quantization("modelopt", config.file, block=block, kv_dtype=kv_dtype)
+
+
+def _kv_dtype(config: Config) -> str:
+    """What KV is to be cached in: ModelOpt's name of it, or a scheme as weights have it."""
+    algorithm, scheme = config.get("kv_cache_quant_algo"), config.get("kv_cache_scheme")
+    if scheme is None:
+        known = algorithm is None or algorithm == "FP8"
+        return ("" if algorithm is None else _E4M3) if known else f"kv_cache_quant_algo {algorithm}"
+    if not isinstance(scheme, dict):
+        raise config.refusal("kv_cache_scheme", scheme, "a table")
+    table = config.table("kv_cache_scheme", scheme)
+    found = {
+        "type": table.get("type", "int"),
+        "num_bits": table.get("num_bits", 8),
+        "strategy": table.get("strategy") or "tensor",
+        "symmetric": table.flag("symmetric", default=True),
+    }
+    if found == {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}:
+        return _E4M3
+    return f"kv_cache_scheme {', '.join(f'{key} {value}' for key, value in found.items())}"
 
 
 def _gptq(config: Config) -> Quantization:
@@ -186,6 +210,7 @@ def _compressed(config: Config) -> Quantization:
         bits=min(widths, default=0),
         symmetric=symmetric,
         block=min(blocks, default=None),
+        kv_dtype=_kv_dtype(config),
     )
 
 

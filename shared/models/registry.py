@@ -245,7 +245,11 @@ def spec_of(
         spec = dataclasses.replace(spec, dtype=QUANTIZED)
     _check_model_type(family, config, spec, values)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
-    return dataclasses.replace(spec, eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)))
+    return dataclasses.replace(
+        spec,
+        eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)),
+        kv_dtype="" if quantization is None else quantization.kv_dtype,
+    )
 
 
 def quantization_of(config: ModelConfig) -> Quantization | None:

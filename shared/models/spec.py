@@ -394,6 +394,8 @@ class TokenInputs:
 @dataclass(frozen=True, kw_only=True)
 class DecoderSpec:
     """A whole decoder. ``dtype`` is the torch name of the checkpoint's dtype, or ``QUANTIZED``.
+    ``kv_dtype`` is that of the cache that the checkpoint was made for, if it says so: a torch name,
+    or for one that is not supported the words of its configuration.
 
     Embeddings are multiplied by ``embedding_scale``, and logits by ``logit_scale``. With
     ``logit_soft_cap`` c, logits are ``c * tanh(logits / c)``. With ``segments``, the first of so
@@ -427,6 +429,7 @@ class DecoderSpec:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
+    kv_dtype: str = ""
 
     @property
     def bidirectional(self) -> bool:

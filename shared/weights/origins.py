@@ -24,8 +24,8 @@ from ..models.weight_names import (
 HEAD, EMBEDDING = "head.weight", "embed.weight"
 REMEDY = "configuration and weights do not belong together; download both again"
 
-# Scales of activations, which other servers round to 8 bits for faster products, and of their
-# caches in 8 bits. Neither changes what the weights are.
+# Scales of activations, which other servers round to 8 bits for faster products, and of a cache in
+# 8 bits (``kv_scales.py``). Neither changes what the weights are.
 _OF_ACTIVATIONS = re.compile(
     r"\.(input_scale|input_scale_inv|input_scale_ub|activation_scale|input_zero_point"
     r"|input_global_scale|output_scale|prob_output_scale|[qkv]_scale|[kv]_zero_point|kv_scale)$"

@@ -24,7 +24,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.gpu.decode_trial import largest_error, limit
 from tandem.kernels.reference.attention import paged_attention
 from tandem.kernels.reference.cache import write_cache, write_kv
-from tandem.kernels.scaled import INT8, CachedKV, ScaledKV
+from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 from tandem.tests.support.extent import selected
 
 pytest.importorskip("triton")
@@ -97,8 +97,12 @@ def whole_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def poisoned(shape: tuple[int, ...], dtype: torch.dtype) -> CachedKV:
+def poisoned(
+    shape: tuple[int, ...], dtype: torch.dtype, whole_scale: float | None = None
+) -> CachedKV:
     """A cache that nothing was written to."""
+    if whole_scale is not None:
+        return TensorScaledKV(torch.full(shape, torch.nan, device=DEVICE).to(dtype), whole_scale)
     if dtype != INT8:
         return torch.full(shape, torch.nan, device=DEVICE).to(dtype)
     scales = torch.full((*shape[:-1], 1), torch.nan, device=DEVICE)
@@ -116,10 +120,11 @@ class PagedCase:
         heads: int,
         kv: int,
         dim: int,
+        whole_scales: tuple[float | None, float | None] = (None, None),
     ) -> None:
         q_dtype, dtype = kind
         shape = (kv, BLOCKS * BLOCK, dim)
-        self.keys, self.values = (poisoned(shape, dtype) for _ in range(2))
+        self.keys, self.values = (poisoned(shape, dtype, scale) for scale in whole_scales)
         free = torch.randperm(BLOCKS).tolist()
         self.contexts = []
         for row, length in enumerate(lengths):
@@ -180,6 +185,14 @@ def test_each_row_attends_to_its_own_sequence(
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[1] == FP8], ids=str)
 def test_fp8_is_widened_either_way(kind: tuple[torch.dtype, torch.dtype], converts: bool) -> None:
     check_rows(kind, None, None)
+
+
+@pytest.mark.parametrize("cap", [None, CAP])
+def test_keys_and_values_of_fp8_may_have_a_scale_each(cap: float | None, converts: bool) -> None:
+    case = PagedCase([300, SPLIT + 1], (torch.float32, FP8), 4, 2, 24, (0.013, 3.7e-3))
+    got, expected = case.run(cap=cap), case.expected(cap=cap)
+    # Products with codes of fp16 hardware are exact; the reference multiplies K and V first.
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1e-12, 1.0, 1e12, 1e35])
@@ -245,6 +258,7 @@ def test_keys_that_are_not_numbers_show_in_the_output(converts: bool) -> None:
         case = PagedCase([40, 40], kind, 2, 1, 16)
         slot = case.contexts[0].block_table[3] * BLOCK
         keys = case.keys.scales if isinstance(case.keys, ScaledKV) else case.keys
+        assert isinstance(keys, torch.Tensor)
         keys[:, slot] = torch.nan
         assert case.run().isnan().all(dim=-1).all(dim=-1).tolist() == [True, False]
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tandem.kernels.attention_metadata import AttentionParams, SequenceMetadata
+from tandem.kernels.attention_metadata import (
+    AttentionMetadata,
+    AttentionParams,
+    SequenceMetadata,
+)
+from tandem.kernels.operators import Operators
 from tandem.kernels.reference import attention, linear, norm
 from tandem.kernels.reference.activation import act_and_mul
 from tandem.kernels.reference.cache import write_kv
 from tandem.kernels.reference.rope import apply_rotary
+from tandem.kernels.scaled import TensorScaledKV
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -161,6 +167,38 @@ def test_an_fp8_cache_is_attended_in_the_type_of_the_queries(dtype: torch.dtype)
         q = torch.randn(count, 4, 8).to(dtype)
         context = SequenceMetadata(slice(0, count), start, table, BLOCK)
         got = attention.paged_attention(q, keys, values, [context], AttentionParams(8**-0.5))
+        assert got.dtype == dtype
+        close(got, exact_attention(q, kept[0], kept[1], start, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_and_values_of_fp8_have_a_scale_each(dtype: torch.dtype) -> None:
+    """As vLLM has it: K and V are divided by their scales when they are written, and multiplied
+    with them when they are read."""
+    operators = Operators()
+    empty, scales = torch.zeros(2, 2, 80, 8).to(torch.float8_e4m3fn), (0.013, 3.7e-4)
+    keys, values = (TensorScaledKV(*each) for each in zip(empty, scales, strict=True))
+    k, v = torch.randn(2, 30, 2, 8).to(dtype)
+    v *= 0.1  # so that the largest are beyond 448 times the scale
+    table = [9, 2, 17, 4, 11, 0, 19, 7]
+    slots = torch.tensor([table[t // BLOCK] * BLOCK + t % BLOCK for t in range(30)])
+    turned = torch.ones(30, 1, 0), torch.zeros(30, 1, 0)
+    rows = torch.cat([k, k, v], dim=1).to(dtype)
+    operators.rope_and_cache_kv(rows, None, 1e-6, turned, (keys, values), slots)
+    codes = [
+        (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        for x, scale in zip((k, v), scales, strict=True)
+    ]
+    assert (codes[1].float().abs() == 448).any()
+    for held, each in zip((keys, values), codes, strict=True):
+        written = held.values.view(torch.uint8)[:, slots]
+        assert torch.equal(written, each.view(torch.uint8).transpose(0, 1))
+    kept = [(x.float() * scale).to(dtype) for x, scale in zip(codes, scales, strict=True)]
+    for start, count in ((29, 1), (11, 19), (0, 30)):
+        q = torch.randn(count, 4, 8).to(dtype)
+        sequences = [SequenceMetadata(slice(0, count), start, table, BLOCK)]
+        metadata, params = AttentionMetadata(sequences, slots), AttentionParams(8**-0.5)
+        got = operators.paged_attention(q, keys, values, metadata, params)
         assert got.dtype == dtype
         close(got, exact_attention(q, kept[0], kept[1], start, None))
 

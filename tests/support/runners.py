@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 
 from tandem.kernels.operators import Operators
-from tandem.shared.config.kv_dtypes import AUTO, kv_dtype_of
+from tandem.shared.config.kv_dtypes import AUTO, SCALED_AS_A_WHOLE, kv_dtype_of
 from tandem.shared.engine.rank.device import operators_for, prepare
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
+from tandem.shared.kv.layout import UNSCALED
 from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights.kv_scales import read_kv_scales
 from tandem.shared.weights.load import load_model
 
 
@@ -45,15 +47,18 @@ def build_runner(
         operators=operators or operators_for(device),
     )
     weights = str(model.place.dtype).removeprefix("torch.")
+    cached = kv_dtype_of(kv_dtype, weights, model.spec.kv_dtype)
+    scaled = cached in SCALED_AS_A_WHOLE and load_format != "dummy"
     cache = KVCache(
         model.spec,
         num_blocks=num_blocks,
         block_size=block_size,
-        dtype=getattr(torch, kv_dtype_of(kv_dtype, weights)),
+        dtype=getattr(torch, cached),
         device=model.place.device,
         tp_rank=tp.rank,
         tp_size=tp.size,
         operators=model.place.operators,
+        whole_scales=read_kv_scales(model_path, model.spec) if scaled else UNSCALED,
     )
     return runner_of(model, cache, tp)
 

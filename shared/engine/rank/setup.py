@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....kernels.errors import KernelUnavailableError
+from ...config.kv_dtypes import SCALED_AS_A_WHOLE
 from ...errors import StartupError
 from ...handoff.carriers.carrier_option import allows, not_possible
 from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
@@ -26,10 +27,12 @@ from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
 from ...handoff.plane.messages import Event
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
+from ...kv.layout import UNSCALED, WholeScales
 from ...kv.planning import CPU, CUDA, RankMemory, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
 from ...weights import load
+from ...weights.kv_scales import read_kv_scales
 from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
 from .device import device_named, operators_for
@@ -52,6 +55,7 @@ class LoadedModel:
     block_size: int
     kv_dtype: torch.dtype
     tp: TensorParallel
+    kv_scales: WholeScales = UNSCALED
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +79,7 @@ class LoadedModel:
                 tp_rank=self.tp.rank,
                 tp_size=self.tp.size,
                 operators=self.model.place.operators,
+                whole_scales=self.kv_scales,
             )
         except (RuntimeError, MemoryError) as error:
             size = num_blocks * self.bytes_per_block
@@ -125,7 +130,19 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
             f"the weights do not fit: {report(device)}; free its memory, choose another one "
             f"with --d, or split the model over several"
         ) from None
-    return LoadedModel(model, settings.block_size, getattr(torch, formats.kv_dtype), tp)
+    kv_scales = UNSCALED
+    if formats.kv_dtype in SCALED_AS_A_WHOLE and settings.load_format != "dummy":
+        kv_scales = read_kv_scales(settings.model_path, model.spec)
+        _tell(kv_scales)
+    kv_dtype = getattr(torch, formats.kv_dtype)
+    return LoadedModel(model, settings.block_size, kv_dtype, tp, kv_scales)
+
+
+def _tell(kv_scales: WholeScales) -> None:
+    if kv_scales:
+        log.info("KV is cached in fp8 with the checkpoint's scales")
+    else:
+        log.info("KV is cached in fp8 with scale 1: the checkpoint has no scales of K and V")
 
 
 def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:

@@ -121,6 +121,10 @@ class Listener(TransportEnd, Protocol):
     def max_payload(self, peer: PeerKey) -> int:
         """Bytes of payload in a frame that this live peer receives through memory of the host."""
 
+    def kv_scales(self, peer: PeerKey) -> tuple[float, ...]:
+        """The scales of each component of each layer in this live peer's cache; none if all are
+        1."""
+
 
 class Dialer(TransportEnd, Protocol):
     """The receiving rank's end."""

@@ -41,9 +41,11 @@ class CachePort(Protocol):
         out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
+        whole_scales: Sequence[float] = (),
     ) -> None:
         """Write the components of the tokens, each as ``[head][token][dim]``, to ``out``, which has
-        exactly their size in ``dtype`` (the cache's own by default)."""
+        exactly their size in ``dtype`` (the cache's own by default). ``whole_scales``: of each
+        component in fp8; 1 by default."""
 
     def scatter(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 import zmq
 
+from ...kv.layout import scales_in
 from ..carriers.device import Device
 from ..carriers.memfd import host_identity
 from ..carriers.rank_carriers import Kinds, open_carriers
@@ -17,7 +18,7 @@ from ..carriers.transport import Endpoints, Joined, Lost, Notice, Transport, Tra
 from ..carriers.zeromq.curve import fresh_keys
 from ..wire import frame
 from ..wire.frame import HEADER_BYTES, FrameError, Header
-from ..wire.greeting import Greeting, PeerKey
+from ..wire.greeting import Greeting, PeerKey, packed_scales
 from .cache_port import CachePort
 from .commands import Commands
 from .messages import (
@@ -327,4 +328,5 @@ def greeting_of(config: DataPlaneConfig, cache: CachePort, offers: Mapping[str, 
         host=host_identity(),
         offers=offers,
         max_payload=config.slot_bytes,
+        kv_scales=packed_scales(scales_in(cache.layout)),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ...causes import Cause
@@ -69,6 +70,9 @@ class Sender:
         self._end = end
         self._cache, self._stats, self._clock = end.cache, end.stats, end.clock
         self._emit = end.emit
+        # The number of components before each layer.
+        counts = (len(layer.values) for layer in end.cache.layout)
+        self._components = list(accumulate(counts, initial=0))
         self._listener = listener
         self._carriers = end.carriers
         self._transfers: dict[PartKey, Outgoing] = {}
@@ -222,6 +226,7 @@ class Sender:
     def _pack(self, transfer: Outgoing, piece: CellRange, out: Buffer) -> None:
         part = transfer.layout[piece.first_layer]
         step = (piece.end_token - piece.first_token) * part.token_bytes
+        scales = self._listener.kv_scales(transfer.peer)
         for index, layer in enumerate(range(piece.first_layer, piece.end_layer)):
             self._cache.pack(
                 layer,
@@ -231,6 +236,7 @@ class Sender:
                 out[index * step : (index + 1) * step],
                 part.heads,
                 transfer.command.dtype,
+                scales[self._components[layer] : self._components[layer + 1]],
             )
 
     def _count(self, transfer: Outgoing, piece: CellRange, length: int, checksum: int) -> None:

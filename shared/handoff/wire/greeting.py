@@ -7,6 +7,8 @@ carrier's own. The model's fingerprint is compared by the heads over gRPC.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import msgpack
 
 from ...errors import PeerRefusedError, TransferError
-from ...kv.layout import check_kv_dtype
+from ...kv.layout import check_kv_dtype, components_of
 from .frame import FrameError
 
 MAGIC = b"TDMG"
@@ -34,7 +36,9 @@ MAX_FIELDS = 64
 OLD_MAX_PAYLOAD = 1 << 20
 
 CAPABILITY_XXH3 = 1
-CAPABILITIES = CAPABILITY_XXH3
+# Converts KV in fp8 to the scales of its receiver.
+CAPABILITY_KV_SCALES = 2
+CAPABILITIES = CAPABILITY_XXH3 | CAPABILITY_KV_SCALES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,9 @@ class Greeting:
     ``layers``: the shape of each layer's KV, as ``LayerLayout.shape`` has it. ``offers``: what each
     carrier that the rank may use encoded for the peer, by the carrier's name, best first. Two ranks
     of one ``host`` can open each other's memory; empty: no other process can. ``max_payload``:
-    bytes of payload in a frame that the rank receives through memory of the host. Other protocols
-    have neither layers nor offers.
+    bytes of payload in a frame that the rank receives through memory of the host. ``kv_scales``:
+    what each component of each layer is to be multiplied with, as float32 in little-endian order;
+    empty if all are 1. Other protocols have neither layers nor offers.
     """
 
     node_id: str
@@ -76,10 +81,21 @@ class Greeting:
     host: str = ""
     offers: Mapping[str, bytes] = field(default_factory=dict)
     max_payload: int = OLD_MAX_PAYLOAD
+    kv_scales: bytes = b""
 
     @property
     def key(self) -> PeerKey:
         return PeerKey(node_id=self.node_id, epoch=self.epoch, rank=self.rank)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """``kv_scales`` as numbers."""
+        return struct.unpack(f"<{len(self.kv_scales) // 4}f", self.kv_scales)
+
+
+def packed_scales(scales: Sequence[float]) -> bytes:
+    """``Greeting.kv_scales`` of numbers."""
+    return struct.pack(f"<{len(scales)}f", *scales)
 
 
 _LIMITS = {
@@ -131,6 +147,16 @@ def check(mine: Greeting, theirs: Greeting) -> None:
             f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
             f"{theirs.capabilities:#x}; the xxh3 checksum is required"
         )
+    if mine.kv_scales and not theirs.capabilities & CAPABILITY_KV_SCALES:
+        raise PeerRefusedError(
+            f"KV in fp8 has scales here, and {theirs.node_id} runs an older version, which does "
+            f"not know of any; update it"
+        )
+    components = sum(map(components_of, mine.layers))
+    if len(theirs.scales) not in (0, components):
+        raise PeerRefusedError(
+            f"number of KV scales: here {components}, at {theirs.node_id} {len(theirs.scales)}"
+        )
 
 
 def _compare(field_name: str, ours: object, other: object, theirs: Greeting) -> None:
@@ -174,6 +200,9 @@ def _check_value(name: str, kind: str, value: Any) -> None:
     if name == "layers":
         _check_layers(value)
         return
+    if name == "kv_scales":
+        _check_scales(value)
+        return
     if kind == "str":
         _check_text(f"greeting field {name}", value)
         return
@@ -194,6 +223,13 @@ def _check_layers(layers: Any) -> None:
         raise FrameError("greeting field layers must be a list")
     for number, shape in enumerate(layers):
         _check_text(f"greeting field layers[{number}]", shape)
+
+
+def _check_scales(value: Any) -> None:
+    if not isinstance(value, bytes) or len(value) % 4:
+        raise FrameError("greeting field kv_scales must be the bytes of float32 numbers")
+    if not all(0 < scale < math.inf for (scale,) in struct.iter_unpack("<f", value)):
+        raise FrameError("greeting field kv_scales must have positive and finite numbers")
 
 
 def _check_offers(offers: Any) -> None:

@@ -106,9 +106,10 @@ def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
 
 def size(cached: CachedKV) -> int:
     """Bytes."""
-    if isinstance(cached, ScaledKV):
-        return cached.values.nbytes + cached.scales.nbytes
-    return cached.nbytes
+    if isinstance(cached, torch.Tensor):
+        return cached.nbytes
+    scales = cached.scales.nbytes if isinstance(cached, ScaledKV) else 0
+    return cached.values.nbytes + scales
 
 
 def copied(load: AttentionLoad) -> float:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tandem.kernels.reference.cache import write_cache
-from tandem.kernels.scaled import ScaledKV
 from tandem.shared.config.kv_dtypes import BYTES, SCALES
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.planning import bytes_per_block
@@ -153,7 +152,7 @@ def loaded(cache: KVCache, table: list[int], first: int, end: int) -> list[torch
     slots = [table[t // cache.block_size] * cache.block_size + t % cache.block_size
              for t in range(first, end)]  # fmt: skip
     return [
-        (each.dequantized() if isinstance(each, ScaledKV) else each)[:, slots].float()
+        (each if isinstance(each, torch.Tensor) else each.dequantized())[:, slots].float()
         for each in cache.kv[1]
     ]
 

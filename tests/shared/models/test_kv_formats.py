@@ -3,6 +3,7 @@ V."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tandem.shared.handoff.plane.messages import Compare
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.spec import layers_before_routing
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
 from tandem.tests.support.runners import build_runner
 
 from .test_parity import (
@@ -40,21 +42,29 @@ ATOL = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-1, "fp8": 2e-2, "int8":
 
 
 class RoundedCache(transformers.DynamicCache):
-    """A cache of transformers whose K and V have the precision of ``dtype``."""
+    """A cache of transformers whose K and V have the precision of ``dtype``, in fp8 after they were
+    divided by the scales of a layer."""
 
     dtype = torch.float32
+    scales: Sequence[tuple[float, float]] = ()
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any, **more: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *rest: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.dtype == torch.int8 and key_states.shape[-1] != value_states.shape[-1]:
+        if self.scales:
+            k, v = self.scales[layer_idx]
+            key_states, value_states = (
+                self.rounded(key_states / k) * k,
+                self.rounded(value_states / v) * v,
+            )
+        elif self.dtype == torch.int8 and key_states.shape[-1] != value_states.shape[-1]:
             # A latent and its rotated part, which are cached as one vector.
             widths = [key_states.shape[-1], value_states.shape[-1]]
             both = self.rounded(torch.cat([key_states, value_states], dim=-1))
             key_states, value_states = both.split(widths, dim=-1)
         else:
             key_states, value_states = self.rounded(key_states), self.rounded(value_states)
-        return super().update(key_states, value_states, *rest, **more)
+        return super().update(key_states, value_states, layer_idx, *rest)
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
         if self.dtype == torch.int8:
@@ -74,6 +84,21 @@ def rounded_logits(folder: Path, tokens: list[int], dtype: torch.dtype) -> torch
             torch.tensor([tokens]), past_key_values=cache, use_cache=True
         ).logits[0]
     return logits
+
+
+def rounded_run(
+    folder: Path, prompt: list[int], scales: Sequence[tuple[float, float]]
+) -> list[int]:
+    """The greedy tokens of transformers with a cache in fp8 with scales."""
+    cache = RoundedCache(config=reference(folder).config)
+    cache.dtype, cache.scales = torch.float8_e4m3fn, scales
+    drawn: list[int] = []
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            given = torch.tensor([drawn[-1:] or prompt])
+            found = reference(folder)(given, past_key_values=cache, use_cache=True).logits
+            drawn.append(int(found[0, -1].argmax()))
+    return drawn
 
 
 def logits(runner: ModelRunner, tokens: list[int], start: int, table: list[int]) -> torch.Tensor:
@@ -157,6 +182,54 @@ def test_bytes_in_chunks_over_scattered_blocks_and_compiled_give_the_same_tokens
     assert runs[0] == runs[1] == runs[2] and len(set(runs[0])) > STEPS // 2
 
 
+def check_greedy(runner: ModelRunner, folder: Path, scales: Sequence[tuple[float, float]]) -> None:
+    """The tokens that a runner draws are those of transformers with a cache so rounded."""
+    expected = rounded_run(folder, prompt_of(50), scales)
+    assert greedy(runner, prompt_of(50), scattered(5, 70), 7) == expected
+    assert len(set(expected)) > STEPS // 2
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_tokens_with_the_scales_of_a_checkpoint_are_those_of_a_cache_so_rounded(
+    model_root: Path, tmp_path: Path, naming: str
+) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    scales = write_kv_scales(folder, tmp_path / "scaled", NAMINGS[naming])
+    spelling = "fp8" if NAMINGS[naming].config is None else "auto"
+    runner = build_runner(
+        tmp_path / "scaled", dtype="float32", kv_dtype=spelling, block_size=BLOCK, num_blocks=60
+    )
+    check_greedy(runner, folder, scales)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss", "deepseek_v3_dense"])
+def test_attention_of_each_kind_takes_scales(model_root: Path, tmp_path: Path, name: str) -> None:
+    """A cap, a window, sinks, and latents, which have the scale of keys; with compiled kernels
+    where there are any."""
+    folder = tiny_models.cached(name, model_root)
+    scales = write_kv_scales(folder, tmp_path / "scaled", NAMINGS["vllm"])
+    if name == "deepseek_v3_dense":
+        scales = [(k, k) for k, _ in scales]
+    runner = build_runner(
+        tmp_path / "scaled",
+        dtype="float32",
+        kv_dtype="fp8",
+        block_size=BLOCK,
+        num_blocks=60,
+        operators=compiled_operators(),
+    )
+    check_greedy(runner, folder, scales)
+
+
+def test_scales_are_left_out_of_a_cache_that_is_not_fp8(model_root: Path, tmp_path: Path) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    write_kv_scales(folder, tmp_path / "scaled", NAMINGS["modelopt"])
+    runner = build_runner(
+        tmp_path / "scaled", dtype="float32", kv_dtype="float32", block_size=BLOCK, num_blocks=60
+    )
+    assert greedy(runner, prompt_of(50), consecutive(0, 70), 7) == reference_run(folder, 50)[0]
+
+
 class CanaryOfRunners:
     """One short prompt through both runners, whose KV the second then has twice."""
 
@@ -174,7 +247,9 @@ class CanaryOfRunners:
         logits(receiver, self.prompt[: self.end], 0, self.ours)
         for layer in range(len(receiver.cache.layers)):
             out = bytearray(receiver.cache.packed_bytes(layer, self.end))
-            sender.cache.pack(layer, theirs, 0, self.end, out, None, receiver.cache.kv_dtype)
+            scales = [each.scale for each in receiver.cache.layout[layer].values]
+            kv_dtype = receiver.cache.kv_dtype
+            sender.cache.pack(layer, theirs, 0, self.end, out, None, kv_dtype, scales)
             receiver.cache.scatter(layer, self.arrived, 0, self.end, out)
 
     def ratio(self, exact_layers: int | None = None) -> float:
@@ -213,6 +288,40 @@ def test_every_pair_of_formats_passes_the_canary_and_decodes(
     loss = {"fp8": 1.0, "int8": 0.4}
     limit = 1e-4 if here == there else max(loss.get(each, 0.1) for each in (here, there))
     assert (local - remote).abs().max() < limit
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (("scaled", "fp8"), ("scaled", "fp8")),
+        (("scaled", "fp8"), ("plain", "fp8")),
+        (("plain", "fp8"), ("scaled", "fp8")),
+        (("scaled", "fp8"), ("plain", "bfloat16")),
+        (("plain", "bfloat16"), ("scaled", "fp8")),
+        (("other", "fp8"), ("scaled", "fp8")),
+    ],
+    ids=str,
+)
+def test_scales_may_differ_between_the_two_sides(
+    model_root: Path, tmp_path: Path, there: tuple[str, str], here: tuple[str, str]
+) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    write_kv_scales(folder, tmp_path / "scaled", NAMINGS["vllm"], size=30)
+    write_kv_scales(folder, tmp_path / "other", NAMINGS["older vllm"], size=20)
+    folders = {"plain": folder, "scaled": tmp_path / "scaled", "other": tmp_path / "other"}
+    sender, receiver = (
+        build_runner(
+            folders[name], dtype="float32", kv_dtype=spelling, block_size=size, num_blocks=24
+        )
+        for (name, spelling), size in ((there, 8), (here, 4))
+    )
+    canary = CanaryOfRunners(sender, receiver)
+    assert canary.ratio() < 1
+    end = canary.end
+    local, remote = (
+        logits(receiver, canary.prompt[end:], end, table) for table in (canary.ours, canary.arrived)
+    )
+    assert (local - remote).abs().max() < (1e-4 if here == there else 1.0)
 
 
 def test_a_canary_lets_rounding_send_tokens_to_other_experts_and_still_sees_other_weights(

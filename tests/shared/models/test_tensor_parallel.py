@@ -12,8 +12,10 @@ import pytest
 
 from tandem.tests.support.checkpoints import quantized_folders, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, write_gguf
+from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
 from tandem.tests.support.checkpoints.quantized_folders import write_quantized
 
+from .test_kv_formats import rounded_run
 from .test_parity import prompt_of, reference_run
 
 RANK = Path(__file__).with_name("tensor_parallel_rank.py")
@@ -76,6 +78,13 @@ def coded(method: str, root: Path, folder: Path) -> Model:
     return str(saved), prompt_of(50), reference_run(decoded, 50)[0]
 
 
+def scaled(root: Path, folder: Path) -> Model:
+    """A checkpoint for KV in fp8, whose scales all ranks have."""
+    whole = folder_of("qwen3", root)
+    scales = write_kv_scales(whole, folder / "scaled", NAMINGS["modelopt"])
+    return str(folder / "scaled"), prompt_of(50), rounded_run(whole, prompt_of(50), scales)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> None:
     """Most of what ranks cost is their start, so two have all models, quantised ones as well."""
@@ -83,6 +92,7 @@ def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> No
     if size == 2:
         models += [quantised(name, model_root, tmp_path) for name in QUANTISED]
         models += [coded(method, model_root, tmp_path) for method in METHODS]
+        models.append(scaled(model_root, tmp_path))
     first, *others = run_ranks(size, models, tmp_path / "meet")
     assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
     assert all(rank == [{"drawn": [], "scored": 0}] * len(models) for rank in others)

@@ -49,6 +49,7 @@ class _AcceptedPeer:
     heard: float
     offered: dict[str, FrameWriter]
     max_payload: int
+    kv_scales: tuple[float, ...]
     carrier: str = ""
 
     @property
@@ -194,6 +195,9 @@ class ZmqListener:
     def max_payload(self, peer: PeerKey) -> int:
         return self._accepted(peer).max_payload
 
+    def kv_scales(self, peer: PeerKey) -> tuple[float, ...]:
+        return self._accepted(peer).kv_scales
+
     def send_control(self, peer: PeerKey, message: bytes) -> None:
         accepted = self._accepted(peer)
         if not self._reply(accepted.control_id, message):
@@ -307,7 +311,9 @@ class ZmqListener:
         old = self._by_peer.get(theirs.key)
         if old is not None:
             self._lose(old, "the peer connected anew")
-        accepted = _AcceptedPeer(theirs.key, half.control_id, now, offered, theirs.max_payload)
+        accepted = _AcceptedPeer(
+            theirs.key, half.control_id, now, offered, theirs.max_payload, theirs.scales
+        )
         self._by_peer[accepted.peer] = self._by_control[accepted.control_id] = accepted
         self._unknown.greeted(2)
         answer = replace(answer, offers={name: w.offer for name, w in offered.items()})

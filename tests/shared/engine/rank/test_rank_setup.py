@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tandem.shared.kv.planning import RankDevice
 from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights import load
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
 
 GIB = 1 << 30
 
@@ -156,6 +158,19 @@ def test_compiled_kernels_without_numba_say_what_to_install(
     monkeypatch.setattr(jit, "prepare", missing)
     with pytest.raises(StartupError, match=r"numba is missing.*\.\[cpu\].*torch$"):
         operators_for(torch.device("cpu"), cpu_kernels="compiled")
+
+
+@pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "bfloat16"])
+def test_a_cache_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, kv_dtype: str) -> None:
+    folder = tmp_path / "scaled"
+    scales = write_kv_scales(tiny_models.cached("qwen3", tmp_path), folder, NAMINGS["modelopt"])
+    wanted = replace(settings("cpu"), model_path=str(folder))
+    formats = LoadFormats("float32", kv_dtype)
+    cache = rank_setup.load_model(wanted, formats, torch.device("cpu")).runner(4).cache
+    found = [each.scale for layer in cache.layout for each in layer.values]
+    expected = [scale for both in scales for scale in both]
+    assert found == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
+    assert all(isinstance(each, torch.Tensor) for each in cache.kv[0]) == (kv_dtype == "bfloat16")
 
 
 def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(

@@ -259,6 +259,9 @@ class FaultyListener(_Faulty):
     def max_payload(self, peer: PeerKey) -> int:
         return int(self._inner.max_payload(peer))
 
+    def kv_scales(self, peer: PeerKey) -> tuple[float, ...]:
+        return tuple(self._inner.kv_scales(peer))
+
     def send_bulk(self, peer: PeerKey, message: Message, offset: int | None = None) -> SendHandle:
         leaving = Leaving(message, offset)
         self._send(peer, "bulk", leaving)

@@ -86,6 +86,7 @@ class MemoryCache:
         out: Buffer,
         heads: range | None = None,
         dtype: str | None = None,
+        whole_scales: Sequence[float] = (),
     ) -> None:
         if _is_elsewhere(out):
             packed = bytearray(len(out))

@@ -117,6 +117,7 @@ class MemoryLink:
     next_ping: float = 0.0
     live: bool = False
     max_payload: int = 0
+    kv_scales: tuple[float, ...] = ()
 
 
 class _End:
@@ -226,6 +227,9 @@ class MemoryListener(_End):
     def max_payload(self, peer: PeerKey) -> int:
         return self._links[peer].max_payload
 
+    def kv_scales(self, peer: PeerKey) -> tuple[float, ...]:
+        return self._links[peer].kv_scales
+
     def receive_control(self, now: float) -> list[tuple[PeerKey, bytes]]:
         while self._hellos:
             self._greeted(*self._hellos.popleft(), now)
@@ -254,7 +258,7 @@ class MemoryListener(_End):
             return
         self.lose(theirs.key, "the peer connected anew")
         link = MemoryLink(theirs.key, wire, wire.to_listener, wire.to_dialer, now, live=True)
-        link.max_payload = theirs.max_payload
+        link.max_payload, link.kv_scales = theirs.max_payload, theirs.scales
         self._links[theirs.key] = link
         wire.put(wire.to_dialer, greeting.encode(answer))
         self._notices.append(Joined(theirs.key, MEMORY))

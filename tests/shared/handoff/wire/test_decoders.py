@@ -136,6 +136,7 @@ GREETINGS = st.builds(
         st.binary(max_size=80),
         max_size=greeting.MAX_OFFERS,
     ),
+    kv_scales=st.lists(st.floats(0.5, 448, width=32), max_size=6).map(greeting.packed_scales),
 )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +22,30 @@ ME = Greeting(
     dtype="bfloat16",
     layers=["K 64, V 64", "latent 576"],
     offers={"fast": b"how to reach it", "tcp": b""},
+    kv_scales=greeting.packed_scales([0.5, 0.25, 3.0]),
 )
 
 
 def test_a_greeting_survives_the_round_trip() -> None:
-    assert greeting.decode(greeting.encode(ME)) == ME
+    again = greeting.decode(greeting.encode(ME))
+    assert again == ME and again.scales == (0.5, 0.25, 3.0)
+
+
+def test_a_peer_may_have_other_scales_of_kv_or_none() -> None:
+    other = replace(ME, kv_scales=greeting.packed_scales([0.5, 0.25, 4.0]))
+    for mine, theirs in (
+        (ME, other),
+        (ME, replace(ME, kv_scales=b"")),
+        (replace(ME, kv_scales=b""), ME),
+    ):
+        greeting.check(mine, theirs)
+
+
+def test_a_peer_that_knows_of_no_scales_is_refused_where_there_are_some() -> None:
+    older = replace(ME, node_id="p", capabilities=greeting.CAPABILITY_XXH3, kv_scales=b"")
+    with pytest.raises(PeerRefusedError, match="fp8 has scales here, and p runs an older version"):
+        greeting.check(ME, older)
+    greeting.check(replace(ME, kv_scales=b""), older)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +55,7 @@ def test_a_greeting_survives_the_round_trip() -> None:
         ({"layers": ["K 64, V 64"]}, "number of layers: here 2, at d 1"),
         ({"layers": ["K 64, V 64"] * 2}, "KV of layer 1: here latent 576, at d K 64, V 64"),
         ({"dtype": "int3"}, "KV dtype 'int3'; known are float32"),
+        ({"kv_scales": bytes.fromhex("0000803f")}, "number of KV scales: here 3, at d 1"),
     ],
 )
 def test_a_difference_is_refused_by_field_and_both_values(
@@ -89,6 +110,10 @@ def test_garbage_is_refused(garbage: bytes) -> None:
         {"offers": {"x" * (greeting.MAX_NAME_BYTES + 1): b""}},
         {"offers": {"x": bytes(greeting.MAX_OFFER_BYTES + 1)}},
         {"offers": {str(number): b"" for number in range(greeting.MAX_OFFERS + 1)}},
+        {"kv_scales": None},
+        {"kv_scales": [1.0]},
+        {"kv_scales": b"123"},
+        *({"kv_scales": greeting.packed_scales([each])} for each in (0, -1, math.inf, math.nan)),
         {"dtype": msgpack.ExtType(1, b"x")},
         {"dtype": {"a": {}}},
     ],
@@ -101,9 +126,9 @@ def test_a_field_of_the_wrong_kind_is_refused(change: Any) -> None:
 
 def test_a_greeting_of_another_version_is_understood_by_what_both_know() -> None:
     values = msgpack.unpackb(greeting.encode(ME)[4:])
-    del values["offers"], values["full"], values["max_payload"]
+    del values["offers"], values["full"], values["max_payload"], values["kv_scales"]
     older_and_newer = values | {"of_a_later_version": "x"}
-    without_offers = replace(ME, offers={})
+    without_offers = replace(ME, offers={}, kv_scales=b"")
     assert greeting.decode(greeting.MAGIC + msgpack.packb(older_and_newer)) == without_offers
     del values["dtype"], values["rank"]
     with pytest.raises(FrameError, match="greeting without dtype, rank"):

@@ -126,7 +126,14 @@ def compiled_operators() -> Operators:
 
 def logits_of(model: Path, prompt: list[int], operators: Operators | None = None) -> torch.Tensor:
     """The logits of the last of the prompt's tokens, computed in two steps."""
-    runner = build_runner(model, dtype="float32", block_size=4, num_blocks=40, operators=operators)
+    runner = build_runner(
+        model,
+        dtype="float32",
+        kv_dtype="float32",
+        block_size=4,
+        num_blocks=40,
+        operators=operators,
+    )
     table = list(range(40))
     logits = None
     for tokens, start in ((prompt[:-1], 0), (prompt[-1:], len(prompt) - 1)):

@@ -1,0 +1,89 @@
+"""The scales of K and V in a checkpoint, for a cache in fp8.
+
+Each layer has one for K and one for V, under the names of the tools that write them: vLLM and
+llm-compressor (``self_attn.k_scale``, older ``k_proj.output_scale``), ModelOpt
+(``k_proj.k_scale``), and one for both in vLLM's first files (``self_attn.kv_scale``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..kv.layout import UNSCALED, WholeScales
+from ..models.families.wrappers import unwrapped
+from ..models.registry import family_of
+from ..models.spec import DecoderSpec
+from ..models.weight_names import layer_of
+from .locate import is_gguf
+from .safetensors_folder import SafetensorsFolder
+
+_SCALE = re.compile(r"\.(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$")
+_ZERO_POINT = re.compile(r"\.[kv]_zero_point$")
+_REMEDY = "use --kv-cache-dtype bfloat16 or int8, which need no scales of a checkpoint"
+
+
+def read_kv_scales(path: str | Path, spec: DecoderSpec) -> WholeScales:
+    """The scales of a model's KV in fp8; 1 for layers without any, as vLLM has it.
+
+    Latents, which are keys and values at once, have that of K. Raises ``ModelError`` for scales of
+    single heads, and for zero points.
+    """
+    if is_gguf(Path(path)):
+        return UNSCALED
+    folder = SafetensorsFolder(Path(path))
+    config = folder.config()
+    family = family_of(config.values, config.file)
+    found: dict[int, dict[str, float]] = {}
+    with folder:
+        for tensor in folder.names():
+            text = unwrapped(tensor) if family.wrapped else tensor
+            if text is None or layer_of(text) >= len(spec.layers):
+                continue
+            if _ZERO_POINT.search(text) and folder.whole(tensor).any():
+                raise ModelError(
+                    f"{path}: {tensor} is not zero: KV that is quantised asymmetrically is not "
+                    f"supported; {_REMEDY}"
+                )
+            if match := _SCALE.search(text):
+                own = found.setdefault(layer_of(text), {})
+                for component in match[1] or match[2]:
+                    own[component] = _scale(folder, tensor)
+    scales = tuple(
+        _of_components(path, number, found.get(number, {}), len(memory.components))
+        for number, layer in enumerate(spec.layers)
+        for memory in layer.attention.memories
+    )
+    return scales if any(scale != 1.0 for layer in scales for scale in layer) else UNSCALED
+
+
+def _scale(folder: SafetensorsFolder, tensor: str) -> float:
+    values: Any = folder.whole(tensor)
+    if values.numel() != 1:
+        raise ModelError(
+            f"{folder.path}: {tensor} has {values.numel()} scales; KV in fp8 has one for all heads "
+            f"of a layer; {_REMEDY}"
+        )
+    scale = float(values.float().reshape(()))
+    if not 0 < scale < math.inf:
+        raise ModelError(
+            f"{folder.path}: {tensor} is {scale:g}; a scale is positive and finite; {_REMEDY}"
+        )
+    return scale
+
+
+def _of_components(
+    path: str | Path, number: int, own: dict[str, float], components: int
+) -> tuple[float, ...]:
+    """Those of one layer's components: of K and V, or of its latents."""
+    wanted = "kv"[:components]
+    if own and not own.keys() >= set(wanted):
+        lacking = next(each for each in wanted if each not in own)
+        raise ModelError(
+            f"{path}: layer {number} has a {next(iter(own))}_scale and no {lacking}_scale; "
+            f"{_REMEDY}"
+        )
+    return tuple(own.get(each, 1.0) for each in wanted)
