@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .shared.config import EngineConfig
     from .shared.engine.api.engine import Engine
-    from .shared.engine.api.types import Completion, Delta, Embedding, Message
+    from .shared.engine.api.types import (
+        Classification,
+        Completion,
+        Delta,
+        Embedding,
+        Message,
+        Score,
+    )
     from .shared.engine.sampling_params import SamplingParams
     from .shared.engine.structured.params import StructuredOutputs
     from .shared.engine.structured.thinking_budget import ThinkingBudget
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Classification": "shared.engine.api.types",
     "Completion": "shared.engine.api.types",
     "Delta": "shared.engine.api.types",
     "Embedding": "shared.engine.api.types",
@@ -33,11 +41,13 @@ _HOMES = {
     "EngineConfig": "shared.config",
     "Message": "shared.engine.api.types",
     "SamplingParams": "shared.engine.sampling_params",
+    "Score": "shared.engine.api.types",
     "StructuredOutputs": "shared.engine.structured.params",
     "ThinkingBudget": "shared.engine.structured.thinking_budget",
 }
 
 __all__ = [
+    "Classification",
     "Completion",
     "Delta",
     "Embedding",
@@ -45,6 +55,7 @@ __all__ = [
     "EngineConfig",
     "Message",
     "SamplingParams",
+    "Score",
     "StructuredOutputs",
     "ThinkingBudget",
 ]

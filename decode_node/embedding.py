@@ -1,12 +1,10 @@
-"""Vectors of prompts for the router, and scores of pairs of texts: sequences that are computed and
+"""Vectors of prompts for the router, and scores of a classifier: sequences that are computed and
 generate nothing."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..proto import tandem_pb2 as pb
-from ..shared.engine.hidden_states import check_result_size, score_of, vector_of
+from ..shared.engine.hidden_states import check_result_size, scores_of, vector_of
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.errors import RequestError
@@ -15,7 +13,7 @@ from ..shared.models.spec import POOLINGS
 
 def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngine) -> None:
     """Have the only sequence of a request compute its prompt, and keep its hidden states or its
-    score. Raises ``RequestError``."""
+    scores. Raises ``RequestError``."""
     if len(sequences) != 1:
         raise RequestError(f"n is {len(sequences)}; a prompt has one vector", param="n")
     [sequence] = sequences
@@ -27,12 +25,13 @@ def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngin
 
 
 def _score(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
-    engine.check_classifies()
+    scorer = engine.scorer()
     if embed.second_text >= len(sequence.prompt):
         raise RequestError(
             f"second_text is {embed.second_text}; the prompt has {len(sequence.prompt)} tokens"
         )
-    sequence.pooling = "score"
+    check_result_size(engine.resolved.max_num_seqs, len(scorer.labels))
+    sequence.pooling, sequence.classify = scorer.pooling, True
     # Tokenizers number the texts of a pair for models, too, that have one segment only.
     sequence.second_text = embed.second_text if engine.spec.segments > 1 else 0
 
@@ -54,14 +53,9 @@ def _embed(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
 
 
 def embedding_event(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> pb.GenerateEvent:
-    """The vector or the score of a sequence that has been computed."""
+    """The vector or the scores of a sequence that has been computed."""
     if embed.score:
-        classifier = engine.spec.classifier
-        assert classifier is not None, "checked before it was computed"
-        score = score_of(sequence, sigmoid=embed.normalize and classifier.sigmoid)
-        values = np.array([score], dtype="<f4")
+        values = scores_of(sequence, engine.scorer().activation if embed.normalize else "none")
     else:
-        values = vector_of(
-            sequence, normalize=embed.normalize, dimensions=embed.dimensions or None
-        ).astype("<f4")
-    return pb.GenerateEvent(embedding=pb.Embedding(values=values.tobytes()))
+        values = vector_of(sequence, normalize=embed.normalize, dimensions=embed.dimensions or None)
+    return pb.GenerateEvent(embedding=pb.Embedding(values=values.astype("<f4").tobytes()))

@@ -28,7 +28,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class ModelCard(_message.Message):
-    __slots__ = ("name", "path", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "scoring")
+    __slots__ = ("name", "path", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "scoring", "labels")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class ModelCard(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SCORING_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
     fingerprint: str
@@ -43,7 +44,8 @@ class ModelCard(_message.Message):
     vocab_size: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     scoring: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., scoring: _Optional[str] = ...) -> None: ...
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., scoring: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "free_blocks", "total_blocks", "queued_prefill_tokens", "transfers", "prefill_tokens_per_second", "reserved_blocks", "cached_blocks", "owned_blocks", "links", "leases", "block_size", "link_rates")

@@ -55,7 +55,7 @@ class ServedModel:
     """``max_model_len`` is the smallest of all decode nodes, since any may get the request.
     Requests may use the ``aliases`` too. Chat templates get the ``template_variables`` that a
     request does not set. Answers have the ``system_fingerprint``. ``scoring`` is how it scores two
-    texts: as a ``Scoring``, or "" if it does not."""
+    texts: as a ``Scoring``, or "" if it does not. ``labels`` are those of its classifier."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -68,6 +68,7 @@ class ServedModel:
     template_variables: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: frozenset[int] = frozenset()
     scoring: str = ""
+    labels: tuple[str, ...] = ()
 
     def card(self, name: str = "") -> ModelCard:
         """The entry in /v1/models of the model under one of its names."""

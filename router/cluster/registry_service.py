@@ -359,6 +359,7 @@ class Registry(RegistryServicer):
             template_variables=self._options.template_variables,
             eos_token_ids=frozenset(card.eos_token_ids),
             scoring=card.scoring,
+            labels=tuple(card.labels),
         )
 
 

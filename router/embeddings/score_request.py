@@ -1,7 +1,7 @@
 """POST /v1/score and /v1/rerank: from a body to a ``GenerationRequest`` that computes scores.
 
-A cross-encoder reads each pair of texts as one prompt. Of a model for embeddings, each text is a
-prompt, and a score is the cosine of the angle between two vectors.
+A cross-encoder reads each pair of texts as one prompt, in its template if it has one. Of a model
+for embeddings, each text is a prompt, and a score is the cosine of the angle between two vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_one, encode_pair
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
-from .embedding_request import MAX_INPUTS
+from .text_inputs import MAX_INPUTS
 
 _TEXTS = DocumentedAs(str | list[str])
 
@@ -40,7 +40,6 @@ class PairsBody(BodyModel):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "chat_template": (),
         "chat_template_kwargs": ({},),
-        "instruction": ("",),
         "max_chunks_per_doc": (),
         "max_tokens_per_doc": (),
         "mm_processor_kwargs": ({},),
@@ -50,6 +49,7 @@ class PairsBody(BodyModel):
     model: Annotated[str, Field(max_length=1024)] = ""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
     use_activation: bool = True
+    instruction: str | None = None
     priority: Annotated[int, Field(ge=-INT32, le=INT32 - 1), WHOLE] = 0
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     # Accepted without effect: OpenAI uses it for its own accounting.
@@ -189,15 +189,15 @@ def _fields(
     before the texts."""
     cut = read_truncation(asked, most_prompt_tokens(model, 0))
     together = model.scoring == "pair"
+    _check_scores(asked, model, options)
     if together:
         pairs = None
         several = firsts * (len(seconds) // len(firsts))
         prompts = [
-            _pair(first, second, cut, model, names)
+            _pair(first, second, cut, model, names, asked.instruction)
             for first, second in zip(several, seconds, strict=True)
         ]
     else:
-        _check_embeds(model, options)
         pairs = [(i % len(firsts), len(firsts) + i) for i in range(len(seconds))]
         prompts = [
             EncodedPrompt(new_tokens(_encoded(prefix + text, cut, model, name)))
@@ -224,9 +224,23 @@ def _fields(
     }
 
 
-def _check_embeds(model: ServedModel, options: RouterOptions) -> None:
-    """Raise ``RequestError`` for a model whose vectors mean nothing. An operator that sets
-    ``--pooling`` says that they mean something."""
+def _check_scores(asked: PairsBody, model: ServedModel, options: RouterOptions) -> None:
+    """Raise ``RequestError`` for a model that does not score pairs: whose classifier has several
+    labels, or whose vectors mean nothing. An operator that sets ``--pooling`` says that they mean
+    something."""
+    if model.scoring == "pair":
+        return
+    if model.scoring == "labels":
+        raise invalid(
+            f"The model '{model.name}' has a classifier of {len(model.labels)} labels, which "
+            f"scores no pairs of texts; use /classify.",
+            "model",
+            "model_cannot_score",
+        )
+    if asked.instruction:
+        raise invalid(
+            "Invalid 'instruction': this model scores by vectors, which take none.", "instruction"
+        )
     if model.scoring != "vectors" and options.pooling is None:
         raise invalid(
             f"The model '{model.name}' does not score texts: it is neither a cross-encoder nor a "
@@ -237,10 +251,17 @@ def _check_embeds(model: ServedModel, options: RouterOptions) -> None:
 
 
 def _pair(
-    first: str, second: str, cut: Truncation | None, model: ServedModel, names: tuple[str, str]
+    first: str,
+    second: str,
+    cut: Truncation | None,
+    model: ServedModel,
+    names: tuple[str, str],
+    instruction: str | None,
 ) -> EncodedPrompt:
     limit = None if cut is None else cut.tokens
-    tokens, second_text = encode_pair(first, second, model, param=names[1], limit=limit)
+    tokens, second_text = encode_pair(
+        first, second, model, param=names[1], limit=limit, instruction=instruction
+    )
     _check(tokens, model, names[1])
     return EncodedPrompt(new_tokens(tokens), second_text=second_text)
 

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, and documents by their scores, as surfaces."""
+"""Scores of pairs of texts, documents by their scores, and labels of texts, as surfaces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from .classify_request import parse_classify
+from .classify_response import ClassifyResponse
 from .score_request import parse_rerank, parse_score
 from .score_response import RerankResponse, ScoreResponse
 
@@ -33,3 +35,15 @@ class Rerank:
 
     def response(self, request: GenerationRequest, created: int) -> RerankResponse:
         return RerankResponse(request, created)
+
+
+class Classify:
+    """POST /classify."""
+
+    path = "/classify"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_classify(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> ClassifyResponse:
+        return ClassifyResponse(request, created)

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
-from ..embeddings.embedding_request import MAX_INPUTS
 from ..embeddings.embedding_response import EmbeddingResponse
+from ..embeddings.text_inputs import MAX_INPUTS
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions

@@ -101,15 +101,28 @@ def encode_text(
 
 
 def encode_pair(
-    first: str, second: str, model: ServedModel, *, param: str, limit: int | None
+    first: str,
+    second: str,
+    model: ServedModel,
+    *,
+    param: str,
+    limit: int | None,
+    instruction: str | None = None,
 ) -> tuple[list[int], int]:
     """The tokens of two texts that the model reads together, cut to ``limit`` tokens if there is
-    one, and the place of the second segment."""
+    one, and the place of the second segment. An ``instruction`` is for models with a template."""
     truncated = limit is not None
-    for text in (first, second):
+    for text in (first, second, instruction or ""):
         check_length(len(text), model, param=param, truncated=truncated)
     try:
-        return model.tokenizer.encode_pair(first, second, limit=limit, most=_most(model, truncated))
+        return model.tokenizer.encode_pair(
+            first,
+            second,
+            limit=limit,
+            most=_most(model, truncated),
+            instruction=instruction,
+            variables=model.template_variables,
+        )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param=param) from None
 

@@ -1,20 +1,25 @@
-"""vLLM's scores of pairs of texts, and Jina's and Cohere's reranking."""
+"""vLLM's scores of pairs of texts and labels of texts, and Jina's and Cohere's reranking."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from ..embeddings.classify_request import ClassifyBody
+from ..embeddings.classify_response import ClassifyAnswer
 from ..embeddings.score_request import RerankBody, ScoreBody, TextObject
 from ..embeddings.score_response import RerankAnswer, ScoreList
-from ..embeddings.score_surface import Rerank, Score
+from ..embeddings.score_surface import Classify, Rerank, Score
 from ..openai.answers import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse
 from .services import Exchange, RouterServices
 
-SCORE, RERANK = Score(), Rerank()
-MODELS = (ScoreBody, ScoreList, RerankBody, RerankAnswer, TextObject)
+SCORE, RERANK, CLASSIFY = Score(), Rerank(), Classify()
+MODELS = (
+    *(ScoreBody, ScoreList, RerankBody, RerankAnswer, TextObject),
+    *(ClassifyBody, ClassifyAnswer),
+)
 
 router = APIRouter(
     tags=["scores"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
@@ -34,3 +39,10 @@ async def score(exchange: Exchange, services: RouterServices) -> Response:
 async def rerank(exchange: Exchange, services: RouterServices) -> Response:
     """Documents by how well they fit a query, the best first."""
     return GenerationResponse(exchange, services.handler, RERANK)
+
+
+@router.post("/v1/classify", **documented(ClassifyBody, ClassifyAnswer))
+@router.post(CLASSIFY.path, **documented(ClassifyBody, ClassifyAnswer))
+async def classify(exchange: Exchange, services: RouterServices) -> Response:
+    """Scores of texts for the labels of a classifier."""
+    return GenerationResponse(exchange, services.handler, CLASSIFY)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RequestError
+from ..models.spec import ScoreActivation
 from .sequence import Sequence
 
 # One step returns at most one vector for each running sequence.
@@ -40,10 +39,16 @@ def vector_of(
     return vector
 
 
-def score_of(sequence: Sequence, *, sigmoid: bool) -> float:
-    """The score of a pair of texts that has been computed: the classifier's logit or its
-    sigmoid."""
+def scores_of(sequence: Sequence, activation: ScoreActivation) -> NDArray[np.float64]:
+    """The scores of a text that has been classified, one for each label: what ``activation`` makes
+    of the logits."""
     [part] = sequence.hidden
-    [logit] = np.frombuffer(part, dtype=np.float32).tolist()
-    # The other form would overflow far below zero.
-    return logit if not sigmoid else 0.5 * (1.0 + math.tanh(0.5 * logit))
+    logits = np.frombuffer(part, dtype=np.float32).astype(np.float64)
+    match activation:
+        case "sigmoid":
+            # The other form would overflow far below zero.
+            return 0.5 * (1.0 + np.tanh(0.5 * logits))
+        case "softmax":
+            raised: NDArray[np.float64] = np.exp(logits - logits.max())
+            return raised / raised.sum()
+    return logits

@@ -62,9 +62,8 @@ class SamplerSpec:
 
 
 # The hidden states of a row that are returned, as one vector: of the first or of the last token, or
-# the sum over all tokens. Final ones, after the model's last norm. Of the first token also the
-# classifier's score alone.
-HiddenStates = Literal["first", "last", "sum", "score"]
+# the sum over all tokens. Final ones, after the model's last norm.
+HiddenStates = Literal["first", "last", "sum"]
 
 # In place of a token id that is not known yet.
 PLACEHOLDER = 0
@@ -81,8 +80,9 @@ class SequenceStep:
     ``masked``: draw once the ``TokenMasks`` of the step are there.
     ``prompt_logprobs``: return logprobs of the tokens that follow each computed position
     (``prompt_targets`` has them; shorter than ``tokens`` by one in the last chunk).
-    ``hidden``: return hidden states. ``second_text``: the position at which the second segment of
-    a pair of texts begins; 0 if all tokens are of the first.
+    ``hidden``: return hidden states, or with ``classify`` the classifier's logits of them (instead
+    of the sum, of their mean: the step has the whole prompt then). ``second_text``: the position at
+    which the second segment of a pair of texts begins; 0 if all tokens are of the first.
     """
 
     sequence_id: int
@@ -95,6 +95,7 @@ class SequenceStep:
     placeholder: bool = False
     masked: bool = False
     hidden: HiddenStates | None = None
+    classify: bool = False
     second_text: int = 0
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..models.spec import Readout
+from ..models.spec import Pooling
 from .plan import PositionLogprobs
 from .sampling_params import SamplingParams
 from .structured.constraint import Constraint
@@ -60,10 +60,10 @@ class Sequence:
     stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
     and never samples. ``siblings`` are the other choices of the same request: they share the
     prompt's full blocks and start when this one's prompt is computed. ``constraint`` is the grammar
-    that its outputs follow. With ``pooling``, ``hidden``
-    collects the hidden states of chunks. ``second_text`` is the position at which the second
-    segment of a pair of texts begins, if any. A ``private`` sequence takes no block from the prefix
-    index and enters none into it.
+    that its outputs follow. With ``pooling``, ``hidden`` collects the hidden states of chunks, or
+    the classifier's logits if it is to ``classify``. ``second_text`` is the position at which the
+    second segment of a pair of texts begins, if any. A ``private`` sequence takes no block from the
+    prefix index and enters none into it.
     """
 
     sequence_id: int
@@ -76,7 +76,8 @@ class Sequence:
     salt: str = ""
     compute_until: int | None = None
     private: bool = False
-    pooling: Readout | None = None
+    pooling: Pooling | None = None
+    classify: bool = False
     second_text: int = 0
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
@@ -143,7 +144,7 @@ class Sequence:
     @property
     def wants_every_position(self) -> bool:
         """True if no position may be skipped because its KV is cached."""
-        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls", "score")
+        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions ``[start, end)``."""

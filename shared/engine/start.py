@@ -18,7 +18,7 @@ from ..kv.block_pool import BlockPool
 from ..kv.layout import heads_by_rank
 from ..kv.planning import NodeDevice, RankMemory, ResolvedEngine, resolve_engine
 from ..models.fingerprint import model_fingerprint
-from ..models.spec import DecoderSpec, Scoring, tensor_parallel_problem
+from ..models.spec import DecoderSpec, Scorer, Scoring, tensor_parallel_problem
 from ..process.cores import share_of_cores
 from ..process.threads import in_thread
 from ..telemetry.logs import log_settings
@@ -73,9 +73,9 @@ class NodeEngine:
 
     def check_generates(self) -> None:
         """Raise ``RequestError`` if the model has no head to generate with."""
-        if self.spec.classifier is not None:
-            raise self._only_scores("model_cannot_generate")
         if not self.generates:
+            if self.spec.classifier is not None:
+                raise self._only_scores("model_cannot_generate")
             raise RequestError(
                 f"The model {self.name} has no lm_head, so that it serves embeddings only; use "
                 f"/v1/embeddings.",
@@ -84,23 +84,37 @@ class NodeEngine:
             )
 
     def check_embeds(self) -> None:
-        """Raise ``RequestError`` if the model scores pairs of texts and embeds none."""
+        """Raise ``RequestError`` if the model scores or labels texts and embeds none."""
         if self.spec.classifier is not None:
             raise self._only_scores("model_cannot_embed")
 
-    def check_classifies(self) -> None:
-        """Raise ``RequestError`` if the model has no classifier to score a pair of texts with."""
+    def scorer(self) -> Scorer:
+        """What scores or labels texts. Raises ``RequestError`` if the model has nothing of it."""
         if self.spec.classifier is None:
             raise RequestError(
-                f"The model {self.name} has no classifier that scores pairs of texts.",
+                f"The model {self.name} has no classifier that scores or labels texts.",
+                param="model",
+                code="model_cannot_score",
+            )
+        return self.spec.classifier
+
+    def check_scores(self) -> None:
+        """Raise ``RequestError`` if the model scores no pair of texts."""
+        if self.scoring is None:
+            self.scorer()
+        if self.scoring == "labels":
+            raise RequestError(
+                f"The model {self.name} has a classifier of {len(self.scorer().labels)} labels, "
+                f"which scores no pairs of texts; use /classify.",
                 param="model",
                 code="model_cannot_score",
             )
 
     def _only_scores(self, code: str) -> RequestError:
+        routes = "/v1/score, /v1/rerank or /classify" if self.scoring == "pair" else "/classify"
         return RequestError(
-            f"The model {self.name} is a cross-encoder, which scores pairs of texts only; use "
-            f"/v1/score or /v1/rerank.",
+            f"The model {self.name} has a classifier, which only scores or labels texts; use "
+            f"{routes}.",
             param="model",
             code=code,
         )
@@ -241,7 +255,7 @@ def _tell_what_is_unusual(config: EngineConfig, model: ObtainedModel) -> None:
             ", ".join(sorted(ignored)),
             model.source.config().file,
         )
-    if not model.generates:
+    if not model.generates and model.spec.classifier is None:
         log.warning("%s has no lm_head: it serves embeddings only", model.path)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from ...kernels.reference.activation import activate
 from ...kernels.signatures import CosSin, FeedForward, LayerKV, Queries
 from ..errors import StartupError
 from .batch import ForwardBatch
@@ -24,6 +25,7 @@ from .layers.vocabulary import VocabParallel
 from .parallel import WeightPlacement, WeightSlot, replicated
 from .spec import (
     AttentionSpec,
+    ClassifierSpec,
     DecoderSpec,
     DenseSpec,
     LayerSpec,
@@ -32,6 +34,7 @@ from .spec import (
     NormLayout,
     PositionTable,
     ProjectionSpec,
+    TokenScoreSpec,
     tensor_parallel_problem,
 )
 
@@ -86,26 +89,37 @@ class Projection(Part):
 
 
 class Classifier(Part):
-    """The head that scores a pair of texts, which every rank has in full. It computes in float32,
+    """The head that scores or labels texts, which every rank has in full. It computes in float32,
     for it is small, and scores are compared."""
 
-    def __init__(self, place: WeightPlacement, hidden: int) -> None:
-        self.dense, self.dense_bias = place.empty(hidden, hidden), place.empty(hidden)
-        self.out, self.out_bias = place.empty(1, hidden), place.empty(1)
-        self.slots = {
-            place.name(name): replicated(target)
-            for name, target in (
-                ("dense.weight", self.dense),
-                ("dense.bias", self.dense_bias),
-                ("out.weight", self.out),
-                ("out.bias", self.out_bias),
-            )
-        }
+    def __init__(self, place: WeightPlacement, spec: ClassifierSpec, model: DecoderSpec) -> None:
+        hidden, self.layer, self.eps = model.hidden_size, spec.layer, model.norm_eps
+        self.weights = {"out.weight": place.empty(len(spec.labels), hidden)}
+        if spec.bias:
+            self.weights["out.bias"] = place.empty(len(spec.labels))
+        if spec.layer is not None:
+            self.weights["dense.weight"] = place.empty(hidden, hidden)
+            if spec.layer.bias:
+                self.weights["dense.bias"] = place.empty(hidden)
+            if spec.layer.normed:
+                self.weights["norm.weight"] = place.empty(hidden)
+        self.slots = {place.name(name): replicated(each) for name, each in self.weights.items()}
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logit [rows] of each row, a first token's hidden state."""
-        x = F.linear(hidden.float(), self.dense.float(), self.dense_bias.float()).tanh()
-        return F.linear(x, self.out.float(), self.out_bias.float())[:, 0]
+        """The logits [rows, labels] of pooled hidden states [rows, hidden]."""
+        x = hidden.float()
+        if self.layer is not None:
+            x = self._linear("dense", x)
+            kind = self.layer.activation
+            x = x.tanh() if kind == "tanh" else activate(x, kind)
+            if self.layer.normed:
+                x = F.layer_norm(x, x.shape[-1:], self.weights["norm.weight"].float(), eps=self.eps)
+        return self._linear("out", x)
+
+    def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        bias = self.weights.get(f"{name}.bias")
+        weight = self.weights[f"{name}.weight"].float()
+        return F.linear(x, weight, None if bias is None else bias.float())
 
     def own_slots(self) -> dict[str, WeightSlot]:
         return self.slots
@@ -124,7 +138,7 @@ class Layer(Part):
         after = (NormLayout.POST, NormLayout.SANDWICH, NormLayout.RESIDUAL)
         self.attention_norm = norm("attention_norm", *before, NormLayout.PARALLEL_SHARED)
         self.attention = _attention(place.at("attention"), spec.attention, hidden, eps)
-        self.mlp_norm = norm("mlp_norm", *before)
+        self.mlp_norm = norm("mlp_norm", *before, NormLayout.PRE_MLP)
         self.mlp = _feed_forward(place.at("mlp"), spec.mlp, hidden, eps)
         self.post_attention_norm = norm("post_attention_norm", *after)
         self.post_mlp_norm = norm("post_mlp_norm", *after)
@@ -307,8 +321,8 @@ class Decoder:
             self.projections.append(Projection(place.at(f"projections.{index}"), projection))
             load(self.projections[-1])
         self.classifier: Classifier | None = None
-        if spec.classifier is not None:
-            self.classifier = Classifier(place.at("classifier"), spec.hidden_size)
+        if isinstance(spec.classifier, ClassifierSpec):
+            self.classifier = Classifier(place.at("classifier"), spec.classifier, spec)
             load(self.classifier)
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and spec.has_head and not tied:
@@ -379,10 +393,18 @@ class Decoder:
             vectors = projection(vectors)
         return vectors
 
-    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The classifier's logit [rows] of each row."""
-        assert self.classifier is not None, "the node refuses what needs a classifier"
-        return self.classifier(hidden)
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The classifier's logits [rows, labels] in fp32, or those of one token or two as a score,
+        which are on rank 0 only."""
+        spec = self.spec.classifier
+        if not isinstance(spec, TokenScoreSpec):
+            assert self.classifier is not None, "the node refuses what needs a classifier"
+            return self.classifier(hidden)
+        logits = self.logits(hidden)
+        if logits is None:
+            return None
+        score = logits[:, spec.true]
+        return (score if spec.false is None else score - logits[:, spec.false])[:, None]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[rows, vocabulary] in fp32 on rank 0, nothing on the others."""

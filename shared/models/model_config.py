@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, shown
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ..text.pair_template import QWEN3_ANSWERS, is_qwen3_reranker
+from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
 
 _MODE = "pooling_mode_"
 # Of sentence-transformers.
-_MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 # The key of a config for the linear layers over a pooled vector.
 PROJECTIONS = "dense_modules"
+# The key for the tokens whose logits are a score.
+LOGIT_SCORE = "logit_score"
+_ACTIVATION = "activation_fn"
+_ANSWERS = "classifier_from_token"
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,8 @@ def read_config(folder: Path) -> ModelConfig:
     values = read_json(file) | beside
     for key, value in _read_modules(folder).items():
         values.setdefault(key, value)
+    if LOGIT_SCORE not in values and (answers := _answers(values, folder)) is not None:
+        values[LOGIT_SCORE] = _tokens_of(answers, folder)
     return ModelConfig(values, str(file), more, str(generation))
 
 
@@ -56,7 +65,44 @@ def _read_modules(folder: Path) -> dict[str, Any]:
             found["pooling_type"] = mode
         if kind == "Dense":
             found.setdefault(PROJECTIONS, []).append(read_json(file))
+        if kind == "LogitScore":
+            found[LOGIT_SCORE] = read_json(file)
+    file = folder / "config_sentence_transformers.json"
+    if file.is_file() and (name := read_json(file).get(_ACTIVATION)) is not None:
+        found["sentence_transformers"] = {_ACTIVATION: name}
     return found
+
+
+def _answers(values: dict[str, Any], folder: Path) -> list[Any] | tuple[str, ...] | None:
+    """The answers whose logits are a score: as vLLM's keys name them, or those of a Qwen3-Reranker,
+    which is told by its name only. ``None`` for any other model."""
+    answers = values.get(_ANSWERS)
+    if answers is None:
+        names = values.get("architectures")
+        plain = isinstance(names, list) and names[:1] == ["Qwen3ForCausalLM"]
+        return QWEN3_ANSWERS if plain and is_qwen3_reranker(folder) else None
+    file, method = folder / "config.json", values.get("method")
+    if values.get("is_original_qwen3_reranker") is True:
+        method = "from_2_way_softmax"
+    wanted = {"from_2_way_softmax": 2, "no_post_processing": 1}.get(str(method))
+    if wanted is None:
+        known = "from_2_way_softmax or no_post_processing"
+        raise ModelError(f"{file}: method is {shown(method)}; supported: {known}")
+    if not isinstance(answers, list) or len(answers) != wanted:
+        raise ModelError(
+            f"{file}: {_ANSWERS} is {shown(answers)}; supported: {wanted} with {method}"
+        )
+    return answers
+
+
+def _tokens_of(answers: Sequence[Any], folder: Path) -> dict[str, Any]:
+    """``LogitScore``'s table of one answer, or of one against the other, which is the first."""
+    vocabulary = read_tokenizer_files(folder).vocabulary()
+    for answer in answers:
+        if not isinstance(answer, str) or answer not in vocabulary:
+            raise ModelError(f"{folder}: the answer {shown(answer)} is no token of its tokenizer")
+    *false, true = [vocabulary[answer] for answer in answers]
+    return {"true_token_id": true, "false_token_id": false[0] if false else None}
 
 
 def dense_folders(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from ..errors import ModelError, shown
 from .config import Config
 from .families import (
     bert,
+    classifier,
     cohere,
     deepseek,
     ernie4_5,
@@ -33,6 +34,7 @@ from .families import (
     minimax_m2,
     mistral,
     mixtral,
+    modernbert,
     mpnet,
     olmo2,
     opt,
@@ -49,9 +51,9 @@ from .families import (
 )
 from .families.wrappers import is_wrapper, text_values
 from .kinds import kind_of, kind_of_parts
-from .model_config import ModelConfig
+from .model_config import LOGIT_SCORE, ModelConfig
 from .quantization import QUANTIZATION_KEYS, Quantization, read_quantization
-from .spec import QUANTIZED, DecoderSpec
+from .spec import QUANTIZED, ClassifierSpec, DecoderSpec, Scorer, TokenScoreSpec
 from .weight_names import WeightNames
 
 
@@ -61,7 +63,8 @@ class Family:
 
     ``more_layers``: a checkpoint may have layers after the config's last, which predict further
     tokens and are not used. ``keys`` are the family's own names of keys in a config. ``wrapped``:
-    the model is the text part of one of images.
+    the model is the text part of one of images. ``head`` reads what scores or labels texts instead
+    of generating them.
     """
 
     architecture: str
@@ -71,12 +74,13 @@ class Family:
     more_layers: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     wrapped: bool = False
+    head: Callable[[Config], Scorer] | None = None
 
 
 # Families of which no GGUF files are read.
 NOT_IN_GGUF = frozenset(
-    {"BertModel", "MinistralForCausalLM", "MPNetModel", "OPTForCausalLM", "RobertaModel"}
-    | {"XLMRobertaModel"}
+    {"BertModel", "MinistralForCausalLM", "ModernBertModel", "MPNetModel", "OPTForCausalLM"}
+    | {"RobertaModel", "XLMRobertaModel"}
 )
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
@@ -91,6 +95,7 @@ _FAMILIES = (
     Family("RobertaModel", "roberta", bert.read_roberta, bert.WEIGHTS),
     Family("XLMRobertaModel", "xlm-roberta", bert.read_roberta, bert.WEIGHTS),
     Family("MPNetModel", "mpnet", mpnet.read, mpnet.WEIGHTS),
+    Family("ModernBertModel", "modernbert", modernbert.read, modernbert.WEIGHTS),
     Family("CohereForCausalLM", "cohere", cohere.read, cohere.WEIGHTS),
     Family("Cohere2ForCausalLM", "cohere2", cohere.read_cohere2, cohere.WEIGHTS),
     Family(
@@ -172,28 +177,37 @@ _OLDER = {
     # With a head that fills gaps in texts, which is not used.
     **{
         f"{name}ForMaskedLM": FAMILIES[f"{name}Model"]
-        for name in ("Bert", "Roberta", "XLMRoberta", "MPNet")
+        for name in ("Bert", "ModernBert", "Roberta", "XLMRoberta", "MPNet")
     },
 }
-# Encoders with a head that scores pairs of texts.
-_CLASSIFIERS = {
-    f"{name}ForSequenceClassification": dataclasses.replace(
-        FAMILIES[f"{name}Model"], read=read, weights=weights
-    )
-    for name, read, weights in (
-        ("Bert", bert.read_classifier, bert.BERT_CLASSIFIER),
-        ("Roberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
-        ("XLMRoberta", bert.read_roberta_classifier, bert.ROBERTA_CLASSIFIER),
-    )
-}
+_CAUSAL = re.compile("(ForCausalLM|LMHeadModel)$")
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
     (
         "Gemma3TextModel"  # Gemma3Model has a vision tower
         if family is FAMILIES["Gemma3ForCausalLM"]
-        else re.sub("(ForCausalLM|LMHeadModel)$", "Model", family.architecture)
+        else _CAUSAL.sub("Model", family.architecture)
     ): family
     for family in _FAMILIES
+}
+# Those with a head that scores or labels texts.
+_CLASSIFIERS = {
+    f"{name}ForSequenceClassification": dataclasses.replace(
+        FAMILIES[f"{name}Model"], head=head, weights=weights
+    )
+    for name, head, weights in (
+        ("Bert", classifier.read_encoder_head, bert.BERT_CLASSIFIER),
+        ("ModernBert", modernbert.read_head, modernbert.CLASSIFIER),
+        ("MPNet", classifier.read_encoder_head, mpnet.CLASSIFIER),
+        ("Roberta", classifier.read_encoder_head, bert.ROBERTA_CLASSIFIER),
+        ("XLMRoberta", classifier.read_encoder_head, bert.ROBERTA_CLASSIFIER),
+    )
+} | {
+    re.sub("Model$", "ForSequenceClassification", name): dataclasses.replace(
+        family, head=classifier.read_decoder_head, weights=family.weights | classifier.SCORE_WEIGHTS
+    )
+    for name, family in _HEADLESS.items()
+    if _CAUSAL.search(family.architecture)
 }
 
 # A supported one, for those who ask for another encoder.
@@ -205,6 +219,10 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     images, that of its text part."""
     if is_wrapper(values):
         inside = text_values(values)
+        if LOGIT_SCORE in values:
+            raise ModelError(
+                f"{file}: it is a reranker of images; use one of texts, Qwen3-Reranker"
+            )
         if inside["model_type"] in _BY_MODEL_TYPE:
             return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
@@ -214,13 +232,21 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     if isinstance(wanted, str) and wanted in known:
         kind = kind_of_parts(values)
         if not kind:
-            return known[wanted]
+            return _with_token_score(known[wanted], values)
     else:
         kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
         f"{file}: architectures is {shown(names)} and model_type {shown(model_type)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
     )
+
+
+def _with_token_score(family: Family, values: dict[str, Any]) -> Family:
+    """The family of a decoder whose next token is a score, if its files say so. It keeps the head
+    that it generates with."""
+    if LOGIT_SCORE not in values:
+        return family
+    return dataclasses.replace(FAMILIES[family.architecture], head=classifier.read_token_score)
 
 
 def spec_of(
@@ -240,10 +266,18 @@ def spec_of(
     or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
     quantization = read_quantization(values, _NUMBERS + or_gguf)
     values = values.without(QUANTIZATION_KEYS)
+    head = None if family.head is None else family.head(values)
+    if head is not None:
+        values = values.without(classifier.HEAD_KEYS)
     spec = family.read(values.aliased(family.keys))
     if quantization is not None and quantization.method != "none":
         spec = dataclasses.replace(spec, dtype=QUANTIZED)
     _check_model_type(family, config, spec, values)
+    if isinstance(head, TokenScoreSpec) and not spec.has_head:
+        raise ModelError(f"{config.file}: {LOGIT_SCORE} needs a decoder, and it is an encoder")
+    if isinstance(head, ClassifierSpec):
+        spec = dataclasses.replace(spec, tie_embeddings=False, has_head=False)
+    spec = dataclasses.replace(spec, classifier=head)
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(
         spec,

@@ -18,11 +18,11 @@ from ...kernels.activations import Activation
 # The hidden state of the last token or of the first, or the mean over all.
 Pooling = Literal["last", "cls", "mean"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-# What a sequence that generates nothing computes: a vector, or the score of a classifier.
-Readout = Pooling | Literal["score"]
-# How a model scores two texts: read together by its classifier, or by the angle between the vectors
-# of an embedding model.
-Scoring = Literal["pair", "vectors"]
+# How a model scores two texts: read together by its classifier of one label, or by the angle
+# between the vectors of an embedding model. A classifier of several "labels" scores no pair.
+Scoring = Literal["pair", "labels", "vectors"]
+# What makes scores of a classifier's logits.
+ScoreActivation = Literal["sigmoid", "softmax", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,11 +320,13 @@ class NormKind(Enum):
 
 
 class NormLayout(Enum):
-    """The norms of a layer: before attention and feed-forward, after both, or before and after
-    both. In parallel, both see the layer's input, each through a norm of its own or through one
-    norm, and both are added to it. Residual norms are over the sums with the input."""
+    """The norms of a layer: before attention and feed-forward, before the latter only, after both,
+    or before and after both. In parallel, both see the layer's input, each through a norm of its
+    own or through one norm, and both are added to it. Residual norms are over the sums with the
+    input."""
 
     PRE = "pre"
+    PRE_MLP = "pre, of the feed-forward only"
     POST = "post"
     RESIDUAL = "residual"
     SANDWICH = "sandwich"
@@ -374,11 +376,40 @@ class ProjectionSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierSpec:
-    """A head with one label: a layer with tanh over the first token's hidden state, and one more.
-    Scores are its logits, or their ``sigmoid``."""
+class ClassifierLayer:
+    """The layer of a classifier before its last: linear, an activation and, if ``normed``, a
+    LayerNorm without a bias."""
 
-    sigmoid: bool
+    activation: Literal["tanh"] | Activation
+    bias: bool = True
+    normed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierSpec:
+    """A head over the hidden state that ``pooling`` makes of a text: linear with a logit for each
+    of ``labels``, after a ``layer`` if it has one. ``activation`` makes scores of the logits."""
+
+    labels: tuple[str, ...]
+    activation: ScoreActivation
+    pooling: Pooling
+    layer: ClassifierLayer | None = None
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenScoreSpec:
+    """The next token's logit as a score: that of the token ``true``, less that of ``false`` if
+    there is one. ``activation`` makes a score of it."""
+
+    true: int
+    false: int | None
+    activation: ScoreActivation
+    labels: tuple[str, ...] = ("LABEL_0",)
+    pooling: Pooling = "last"
+
+
+Scorer = ClassifierSpec | TokenScoreSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,7 +433,7 @@ class DecoderSpec:
     many rows is added to all embeddings, and with ``embedding_norm``, their sum is normalised.
     ``pooling`` makes a vector of a text's hidden states, and ``projections`` change it; ``embeds``
     says that the model was trained for that. One without a head does nothing else, and one with a
-    ``classifier`` scores pairs of texts instead.
+    ``classifier`` scores or labels texts instead.
     """
 
     vocab_size: int
@@ -425,7 +456,7 @@ class DecoderSpec:
     pooling: Pooling = "last"
     projections: tuple[ProjectionSpec, ...] = ()
     embeds: bool = False
-    classifier: ClassifierSpec | None = None
+    classifier: Scorer | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     dtype: str = "bfloat16"
@@ -445,7 +476,7 @@ class DecoderSpec:
     def scoring(self) -> Scoring | None:
         """How it scores two texts; ``None`` for a model that generates text."""
         if self.classifier is not None:
-            return "pair"
+            return "pair" if len(self.classifier.labels) == 1 else "labels"
         return "vectors" if self.embeds or self.bidirectional else None
 
     @property

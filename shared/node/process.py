@@ -281,6 +281,7 @@ class _Description:
             vocab_size=engine.spec.vocab_size,
             eos_token_ids=engine.spec.eos_token_ids,
             scoring=engine.scoring or "",
+            labels=() if engine.spec.classifier is None else engine.spec.classifier.labels,
         )
 
     def unready(self) -> str:

@@ -12,6 +12,7 @@ import re
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -21,6 +22,7 @@ from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .literal_text import literal_tokenizer
+from .pair_template import RERANK, shows_pairs
 from .special_tokens import SpecialTokens, special_tokens
 from .text_prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .tokenizer_files import TemplateText, TokenizerFiles
@@ -66,6 +68,9 @@ class Tokenizer:
         self.prompts = prompts
         self.template = template
         self.tool_template = tool_template or template
+        self.pair_template = (
+            template if template and shows_pairs(template.source) else self.named_template(RERANK)
+        )
         self.texts = TokenTexts(raw)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
@@ -135,14 +140,33 @@ class Tokenizer:
         return ids
 
     def encode_pair(
-        self, first: str, second: str, *, limit: int | None = None, most: int
+        self,
+        first: str,
+        second: str,
+        *,
+        limit: int | None = None,
+        most: int,
+        instruction: str | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[list[int], int]:
         """Encode two texts as the model reads them together, and the place at which the second
-        segment begins; 0 if there is one segment. With a ``limit``, tokens are taken from the end
-        of the longer text until the pair fits.
+        segment begins; 0 if there is one segment. A model with a template of pairs reads a query
+        and a document by that, after an ``instruction``, or else its default prompt if it has one.
+        With a ``limit``, tokens are taken from the end of the longer text until the pair fits.
 
-        Raises ``TooManyTokensError`` if there are more than ``most``.
+        Raises ``TooManyTokensError`` if there are more than ``most``, and ``RequestError`` for an
+        instruction that a model has no template for.
         """
+        if self.pair_template is not None:
+            opening = self.prompts.default if instruction is None else instruction
+            pair = _TemplatePair(self, self.pair_template, opening, variables or {}, most)
+            return pair.tokens(first, second, limit), 0
+        if instruction:
+            raise RequestError(
+                "Invalid 'instruction': this model reads pairs without one, as it has no template "
+                "of the roles query and document.",
+                param="instruction",
+            )
         one, other = self._parts([first, second], most)
         if limit is not None:
             around = self._raw.num_special_tokens_to_add(True)
@@ -183,6 +207,16 @@ class Tokenizer:
 
         opening = self.encode("", add_special_tokens=True) if add_special_tokens else []
         return self.fill_in_middle.prompt(before, after, encode, opening)
+
+    @cached_property
+    def around_a_text(self) -> tuple[list[int], list[int]]:
+        """The special tokens that are put before and after a text."""
+        encoded = self._raw.encode("x")
+        added = encoded.special_tokens_mask
+        before = next((place for place, special in enumerate(added) if not special), len(added))
+        after = next((n for n, special in enumerate(reversed(added)) if not special), 0)
+        ids: list[int] = encoded.ids
+        return ids[:before], ids[len(ids) - after :]
 
     def fewest_tokens(self, characters: int) -> int:
         """A lower bound for any text of this length, to reject a prompt without encoding it."""
@@ -308,6 +342,71 @@ class Tokenizer:
                 plain.append(piece)
         add(self._raw, "".join(plain))
         return tokens
+
+
+class _TemplatePair:
+    """Pairs of a query and a document in a template, after an ``instruction`` unless it is empty.
+    Texts of more than ``most`` tokens are refused."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        instruction: str,
+        variables: Mapping[str, Any],
+        most: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._opening = [{"role": "system", "content": instruction}] if instruction else []
+        self._variables = {**variables, **({"instruction": instruction} if instruction else {})}
+        self._most = most
+
+    def tokens(self, query: str, document: str, limit: int | None) -> list[int]:
+        """The tokens of a pair, of whose texts so much is cut off that they fit the ``limit``."""
+        tokens = self._encode(query, document)
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        # With the places of tokens in the text, which the faster way leaves out.
+        one, other = (
+            self._tokenizer._raw.encode(text, add_special_tokens=False)
+            for text in (query, document)
+        )
+        room = len(one) + len(other)
+        # A text that is cut may have other tokens at its end, and more.
+        while room and len(tokens) > limit:
+            room = max(0, room - (len(tokens) - limit))
+            kept = _longest_first(len(one), len(other), room)
+            tokens = self._encode(_cut(query, one, kept[0]), _cut(document, other, kept[1]))
+        if len(tokens) > limit:
+            raise RequestError(
+                f"Invalid value for 'truncate_prompt_tokens': the model's template alone has "
+                f"{len(tokens)} tokens.",
+                param="truncate_prompt_tokens",
+            )
+        return tokens
+
+    def _encode(self, query: str, document: str) -> list[int]:
+        pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        tokenizer = self._tokenizer
+        guard = _Guard(tokenizer._special)
+        rendered = self._template.render(
+            guard.hide(self._opening + pair), template_kwargs=guard.hide(self._variables)
+        )
+        # A template either writes the special tokens around a prompt, or leaves them to the
+        # tokenizer.
+        around = "bos_token" not in self._template.source
+        if not guard.found(rendered):
+            return _encode(tokenizer._raw, rendered, around, self._most)
+        before, after = tokenizer.around_a_text if around else ([], [])
+        return before + tokenizer._encode_guarded(rendered, guard, self._most) + after
+
+
+def _cut(text: str, encoded: Any, tokens: int) -> str:
+    """The beginning of a text that has so many of its tokens."""
+    return (
+        text if tokens >= len(encoded) else text[: encoded.offsets[tokens - 1][1]] if tokens else ""
+    )
 
 
 class _Guard:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ModelError
 from .model_files import read_json_object, read_text
+from .pair_template import QWEN3_TEMPLATE, RERANK, is_qwen3_reranker
 from .vocabulary.files import read_vocabulary
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -79,6 +80,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     vocabulary = read_vocabulary(folder, config)
     if not templates and vocabulary.template is not None:
         templates = {DEFAULT: TemplateText(vocabulary.template, vocabulary.origin)}
+    if is_qwen3_reranker(folder):
+        templates.setdefault(RERANK, TemplateText(QWEN3_TEMPLATE, "Qwen3-Reranker's template"))
     return TokenizerFiles(
         vocabulary.tokenizer,
         vocabulary.origin,

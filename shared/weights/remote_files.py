@@ -15,7 +15,7 @@ from ..text.vocabulary.files import TOKENIZER_FILES
 # Everything that says what a model is, and what its texts are.
 DESCRIPTION = ("*.json", "*.jinja", *TOKENIZER_FILES)
 # The folders that belong to a model; others have other formats of it.
-_BELONGING = re.compile(r"[^/]*$|(additional_chat_templates|\d_(Pooling|Dense))/")
+_BELONGING = re.compile(r"[^/]*$|(additional_chat_templates|\d_(Pooling|Dense|LogitScore))/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
-from tandem.shared.models.spec import ClassifierSpec
+from tandem.shared.models.spec import ClassifierSpec, Pooling, ScoreActivation
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import FakeNode
@@ -69,42 +69,54 @@ async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
         await events_of(node, asked)
 
 
-def cross_encoder(*, sigmoid: bool, segments: int = 2) -> FakeNode:
+def cross_encoder(
+    *, activation: ScoreActivation = "sigmoid", segments: int = 2, pooling: Pooling = "cls"
+) -> FakeNode:
     node = FakeNode("d", 7)
-    classifier = ClassifierSpec(sigmoid=sigmoid)
+    classifier = ClassifierSpec(labels=("LABEL_0",), activation=activation, pooling=pooling)
     spec = replace(node.engine.spec, classifier=classifier, segments=segments)
     node.engine = replace(node.engine, spec=spec, generates=False)
     return node
 
 
-@pytest.mark.parametrize("sigmoid", [False, True])
-@pytest.mark.parametrize("normalize", [False, True])
-async def test_a_pair_becomes_a_score(sigmoid: bool, normalize: bool) -> None:
+@pytest.mark.parametrize(
+    ("activation", "normalize", "wanted"),
+    [
+        ("sigmoid", True, 1 / (1 + math.exp(-3))),
+        ("sigmoid", False, 3),
+        ("none", True, 3),
+        ("softmax", True, 1),
+    ],
+)
+async def test_a_pair_becomes_a_score(
+    activation: ScoreActivation, normalize: bool, wanted: float
+) -> None:
     asked = request(pooling="", score=True, second_text=8, normalize=normalize)
-    events = await events_of(cross_encoder(sigmoid=sigmoid), asked)
+    events = await events_of(cross_encoder(activation=activation), asked)
     [score] = struct.unpack("<f", events[2].embedding.values)
     # The fake ranks' logit is 3.
-    assert score == pytest.approx(1 / (1 + math.exp(-3)) if sigmoid and normalize else 3)
+    assert score == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(("segments", "second"), [(2, 8), (1, 0)])
 def test_only_models_with_two_segments_number_the_texts(segments: int, second: int) -> None:
     sequence = Sequence(1, list(range(20)), SamplingParams())
-    engine = cross_encoder(sigmoid=True, segments=segments).engine
+    engine = cross_encoder(segments=segments, pooling="last").engine
     make_embedding([sequence], pb.Embed(score=True, second_text=8), engine)
-    assert (sequence.pooling, sequence.second_text) == ("score", second)
+    assert (sequence.pooling, sequence.classify) == ("last", True)
+    assert sequence.second_text == second
     assert sequence.compute_until == 20
 
 
 async def test_a_cross_encoder_does_nothing_else() -> None:
-    node = cross_encoder(sigmoid=True)
-    with pytest.raises(AbortedError, match="is a cross-encoder, which scores pairs of texts only"):
+    node = cross_encoder()
+    with pytest.raises(AbortedError, match="has a classifier, which only scores or labels texts"):
         await events_of(node, request())
     asked = request()
     asked.ClearField("embed")
-    with pytest.raises(AbortedError, match="is a cross-encoder"):
+    with pytest.raises(AbortedError, match="use /v1/score, /v1/rerank or /classify"):
         await events_of(node, asked)
     with pytest.raises(AbortedError, match="second_text is 20; the prompt has 20 tokens"):
         await events_of(node, request(score=True, second_text=20))
-    with pytest.raises(AbortedError, match="has no classifier that scores pairs"):
+    with pytest.raises(AbortedError, match="has no classifier that scores or labels texts"):
         await events_of(FakeNode("d", 7), request(score=True))

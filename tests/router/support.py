@@ -137,11 +137,11 @@ def score(prompt: Sequence[int]) -> float:
     return sum(prompt) % 64 / 64
 
 
-def embedded(request: pb.GenerateRequest) -> list[pb.GenerateEvent]:
-    """The events of a prompt that becomes a vector, or of a pair that becomes a score."""
+def embedded(request: pb.GenerateRequest, labels: int) -> list[pb.GenerateEvent]:
+    """The events of a prompt that becomes a vector, or scores of so many labels."""
     values = vector(request.prompt)[: request.embed.dimensions or None]
     if request.embed.score:
-        values = [score(request.prompt)]
+        values = [score(request.prompt[label:]) for label in range(labels)]
     packed = struct.pack(f"<{len(values)}f", *values)
     vector_event = pb.GenerateEvent(embedding=pb.Embedding(values=packed))
     return [admitted(), usage(request), vector_event, finished(0)]
@@ -186,6 +186,7 @@ class FakeDecodeNode(DecodeServicer):
         self.delay = 0.0
         self.prefill_node = ""
         self.packs = True  # logprobs, as older nodes do not
+        self.labels = 1
         self.capabilities: frozenset[str] = CAPABILITIES
         self.server: grpc.aio.Server | None = None
         self.port = 0
@@ -237,7 +238,7 @@ class FakeDecodeNode(DecodeServicer):
         self, request: pb.GenerateRequest, context: Any
     ) -> AsyncIterator[pb.GenerateEvent]:
         if request.HasField("embed"):
-            for event in embedded(request):
+            for event in embedded(request, self.labels):
                 yield event
             return
         sampling = request.sampling
@@ -338,17 +339,19 @@ class Cluster:
         role: pb.Role = pb.ROLE_DECODE,
         node_type: type[FakeDecodeNode] | None = None,
         scoring: str = "",
+        labels: Sequence[str] = ("LABEL_0",),
     ) -> FakeDecodeNode:
         """A node that has joined; one without ``capabilities`` is of an older version, and one that
         prefills is only seen by the router."""
         node = (node_type or FakeDecodeNode)(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
-        node.capabilities = capabilities
+        node.capabilities, node.labels = capabilities, len(labels)
         await node.start()
         self.nodes.append(node)
         request = node.join_request(self.model)
         request.model.max_model_len = self.context
         request.model.scoring = scoring
+        request.model.labels.extend(labels)
         request.role = role
         await self.registry.Join(request)
         node.beat = asyncio.create_task(self._beat(node))

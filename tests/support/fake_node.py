@@ -102,7 +102,7 @@ class FakeRanks:
             [Sampled(row.sequence_id, [self.says or 0]) for row in drawn],
             failed={row.sequence_id: self.fails for row in rows},
             hidden={
-                row.sequence_id: HIDDEN[:4] if row.hidden == "score" else HIDDEN
+                row.sequence_id: HIDDEN[:4] if row.classify else HIDDEN
                 for row in plan.sequences
                 if row.hidden
             },

@@ -1,4 +1,4 @@
-"""Vectors of prompts for the Python API: requests and results."""
+"""Vectors and scores of prompts for the Python API: requests and results."""
 
 from __future__ import annotations
 
@@ -6,39 +6,89 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import RequestError
-from ...models.spec import POOLINGS, Pooling
+from ...models.spec import POOLINGS, Pooling, ScoreActivation, Scorer
 from ...text.tokenizer import Tokenizer
-from ..hidden_states import vector_of
+from ..hidden_states import scores_of, vector_of
 from ..sequence import Sequence as EngineSequence
 from .prompts import check_list, token_ids
-from .types import Embedding, Prompt
+from .types import Classification, Embedding, Prompt, Score
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    """A tokenized prompt, and the form of its vector. ``normalize``: of length 1."""
+class PoolingRequest:
+    """A tokenized prompt of which a vector is made, or which is to be classified. ``second_text``:
+    see ``Sequence``."""
 
     tokens: list[int]
     pooling: Pooling
-    normalize: bool
+    classify: bool = False
+    second_text: int = 0
 
 
 def embedding_requests(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str, *, normalize: bool
-) -> list[EmbeddingRequest]:
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str
+) -> list[PoolingRequest]:
     """Raises ``RequestError``."""
     check_list(prompts)
     if pooling not in POOLINGS:
         raise RequestError(
             f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling"
         )
-    return [EmbeddingRequest(token_ids(tokenizer, one), pooling, normalize) for one in prompts]
+    return [PoolingRequest(token_ids(tokenizer, one), pooling) for one in prompts]
+
+
+def classification_requests(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], scorer: Scorer
+) -> list[PoolingRequest]:
+    """Raises ``RequestError``."""
+    check_list(prompts)
+    return [PoolingRequest(token_ids(tokenizer, one), scorer.pooling, True) for one in prompts]
+
+
+def text_pairs(firsts: str | Sequence[str], seconds: str | Sequence[str]) -> list[tuple[str, str]]:
+    """One text and any number, or as many of both, as pairs. Raises ``RequestError``."""
+    one, other = ([each] if isinstance(each, str) else list(each) for each in (firsts, seconds))
+    if not all(isinstance(text, str) for text in (*one, *other)):
+        raise RequestError("texts to score must be strings", param="texts_2")
+    if len(one) not in (1, len(other)) or not other:
+        raise RequestError(
+            f"there are {len(one)} first texts and {len(other)} second ones; give one and any "
+            f"number, or as many of both",
+            param="texts_1",
+        )
+    return list(zip(one * (len(other) // len(one)), other, strict=True))
 
 
 def embedding_of(sequence: EngineSequence, *, normalize: bool) -> Embedding:
     """The vector of a sequence that has been computed, with its tokens."""
     return Embedding(
         values=[float(value) for value in vector_of(sequence, normalize=normalize)],
+        prompt_tokens=len(sequence.prompt),
+        cached_tokens=sequence.cached,
+    )
+
+
+def score_of(sequence: EngineSequence, activation: ScoreActivation) -> Score:
+    """The score of a pair that has been computed, by a classifier of one label."""
+    [value] = scores_of(sequence, activation).tolist()
+    return Score(value=value, prompt_tokens=len(sequence.prompt), cached_tokens=sequence.cached)
+
+
+def cosine(first: Embedding, second: Embedding) -> Score:
+    """The score of two texts by their vectors, which have length 1."""
+    return Score(
+        value=sum(a * b for a, b in zip(first.values, second.values, strict=True)),
+        prompt_tokens=first.prompt_tokens + second.prompt_tokens,
+        cached_tokens=first.cached_tokens + second.cached_tokens,
+    )
+
+
+def classification_of(sequence: EngineSequence, scorer: Scorer) -> Classification:
+    """The scores of a text that has been computed, and its best label."""
+    scores = scores_of(sequence, scorer.activation)
+    return Classification(
+        label=scorer.labels[int(scores.argmax())],
+        probs=scores.tolist(),
         prompt_tokens=len(sequence.prompt),
         cached_tokens=sequence.cached,
     )

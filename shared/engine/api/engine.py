@@ -13,16 +13,27 @@ from types import TracebackType
 from typing import Any
 
 from ...config import EngineConfig
-from ...errors import UnavailableError, UsageError
+from ...errors import RequestError, UnavailableError, UsageError
 from ...models.spec import Pooling
 from ...text.tokenizer import Tokenizer
 from ..sampling_params import SamplingParams
-from .embeddings import embedding_requests
+from .embeddings import (
+    PoolingRequest,
+    classification_of,
+    classification_requests,
+    cosine,
+    embedding_of,
+    embedding_requests,
+    score_of,
+    text_pairs,
+)
 from .engine_thread import GRACE_SECONDS, EngineThread
 from .prompts import Request, paired, plain, request_of
-from .types import Completion, Delta, Embedding, Messages, Prompt
+from .types import Classification, Completion, Delta, Embedding, Messages, Prompt, Score
 
 DEFAULT_TIMEOUT = 3600.0
+# Texts that are truncated may be longer than the context, but not at any price.
+MOST_CONTEXTS = 4
 
 
 class Engine:
@@ -111,9 +122,12 @@ class Engine:
         ``timeout`` seconds end it.
         """
         thread = self._running()
-        chosen = pooling or thread.runner.engine.spec.pooling
-        requests = embedding_requests(thread.runner.tokenizer, prompts, chosen, normalize=normalize)
-        return thread.call(thread.runner.embed_all(requests, timeout), timeout)
+        runner = thread.runner
+        runner.engine.check_embeds()
+        chosen = pooling or runner.engine.spec.pooling
+        requests = embedding_requests(runner.tokenizer, prompts, chosen)
+        computed = thread.call(runner.pool_all(requests, timeout), timeout)
+        return [embedding_of(sequence, normalize=normalize) for sequence in computed]
 
     def encode(
         self,
@@ -124,6 +138,65 @@ class Engine:
     ) -> list[Embedding]:
         """The final hidden states as the model computes them; see ``embed``."""
         return self.embed(prompts, pooling=pooling, normalize=False, timeout=timeout)
+
+    def score(
+        self,
+        texts_1: str | Sequence[str],
+        texts_2: str | Sequence[str],
+        *,
+        instruction: str | None = None,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> list[Score]:
+        """A score for each pair: of one text and any number, or of as many of both.
+
+        A model with a classifier of one label reads each pair together (a query and a document): in
+        its template, if it has one, after an ``instruction``. Its scores are logits unless
+        ``use_activation``. Tokens are taken from the longer text of a pair that has more than
+        ``truncate_prompt_tokens``. For a model of embeddings, which has none of these options, a
+        score is the cosine of both vectors.
+        """
+        thread = self._running()
+        engine, pairs = thread.runner.engine, text_pairs(texts_1, texts_2)
+        engine.check_scores()
+        if engine.spec.classifier is None:
+            if instruction or not use_activation or truncate_prompt_tokens is not None:
+                raise RequestError(
+                    "instruction, use_activation and truncate_prompt_tokens are for models with a "
+                    "classifier; this one scores by the vectors of texts"
+                )
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            prompt = thread.runner.tokenizer.prompts.default
+            vectors = self.embed([prompt + text for text in texts], timeout=timeout)
+            by_text = dict(zip(texts, vectors, strict=True))
+            return [cosine(by_text[first], by_text[second]) for first, second in pairs]
+        requests = [self._pair_request(pair, instruction, truncate_prompt_tokens) for pair in pairs]
+        computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
+        activation = engine.spec.classifier.activation if use_activation else "none"
+        return [score_of(sequence, activation) for sequence in computed]
+
+    def _pair_request(
+        self, pair: tuple[str, str], instruction: str | None, limit: int | None
+    ) -> PoolingRequest:
+        runner = self._running().runner
+        most = runner.engine.resolved.max_model_len
+        tokens, second = runner.tokenizer.encode_pair(
+            *pair, limit=limit, most=most if limit is None else MOST_CONTEXTS * most,
+            instruction=instruction,
+        )  # fmt: skip
+        second = second if runner.engine.spec.segments > 1 else 0
+        return PoolingRequest(tokens, runner.engine.scorer().pooling, True, second)
+
+    def classify(
+        self, prompts: Sequence[Prompt], *, timeout: float = DEFAULT_TIMEOUT
+    ) -> list[Classification]:
+        """The scores of each prompt for the labels of a model with a classifier."""
+        thread = self._running()
+        scorer = thread.runner.engine.scorer()
+        requests = classification_requests(thread.runner.tokenizer, prompts, scorer)
+        computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
+        return [classification_of(sequence, scorer) for sequence in computed]
 
     def apply_chat_template(
         self,

@@ -12,12 +12,12 @@ from ...text.tokenizer import Tokenizer
 from ..hidden_states import check_result_size
 from ..request import build_sequences
 from ..sampling_params import SamplingParams
-from ..sequence import FinishReason, StepOutput
+from ..sequence import FinishReason, Sequence, StepOutput
 from ..start import NodeEngine
-from .embeddings import EmbeddingRequest, embedding_of
+from .embeddings import PoolingRequest
 from .prompts import Request
 from .sequence_text import SequenceText
-from .types import Completion, Embedding
+from .types import Completion
 
 T = TypeVar("T")
 
@@ -44,13 +44,13 @@ class RequestRunner:
         async with self._slots(request.params.n, timeout):
             return await self._generate(request)
 
-    async def embed_all(self, requests: list[EmbeddingRequest], timeout: float) -> list[Embedding]:
+    async def pool_all(self, requests: list[PoolingRequest], timeout: float) -> list[Sequence]:
         """Run all requests at once; the first failure cancels the others."""
-        return await _all([self._embed_in_turn(request, timeout) for request in requests])
+        return await _all([self._pool_in_turn(request, timeout) for request in requests])
 
-    async def _embed_in_turn(self, request: EmbeddingRequest, timeout: float) -> Embedding:
+    async def _pool_in_turn(self, request: PoolingRequest, timeout: float) -> Sequence:
         async with self._slots(1, timeout):
-            return await self._embed(request)
+            return await self._pool(request)
 
     @contextlib.asynccontextmanager
     async def _slots(self, n: int, timeout: float) -> AsyncIterator[None]:
@@ -104,15 +104,16 @@ class RequestRunner:
             for sequence in sequences:
                 core.cancel(sequence)
 
-    async def _embed(self, request: EmbeddingRequest) -> Embedding:
-        self.engine.check_embeds()
+    async def _pool(self, request: PoolingRequest) -> Sequence:
         core, spec = self.engine.core, self.engine.spec
-        check_result_size(self.engine.resolved.max_num_seqs, spec.vector_size)
+        size = len(self.engine.scorer().labels) if request.classify else spec.vector_size
+        check_result_size(self.engine.resolved.max_num_seqs, size)
         core.admit(len(request.tokens), 0)
         [sequence] = build_sequences(
             core, request.tokens, SamplingParams(), vocab_size=spec.vocab_size
         )
         sequence.compute_until, sequence.pooling = len(request.tokens), request.pooling
+        sequence.classify, sequence.second_text = request.classify, request.second_text
         # Bounded by one output for each chunk.
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
         core.submit(sequence, outputs.put_nowait)
@@ -121,7 +122,7 @@ class RequestRunner:
                 pass
             if output.finish_reason is FinishReason.ERROR:
                 raise UnavailableError(f"the computation failed: {sequence.error}")
-            return embedding_of(sequence, normalize=request.normalize)
+            return sequence
         finally:
             core.cancel(sequence)
             core.release_held(sequence)

@@ -52,6 +52,25 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How well two texts fit."""
+
+    value: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """A score of one text for each label of the model, and the label with the best one."""
+
+    label: str
+    probs: list[float]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
     """The hidden state of one prompt, a vector as long as the model is wide."""
 

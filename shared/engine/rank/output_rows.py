@@ -68,20 +68,26 @@ def pooled_states(
     pools: list[SequenceStep],
     hidden: torch.Tensor,
     projected: Callable[[torch.Tensor], torch.Tensor],
-    scores: Callable[[torch.Tensor], torch.Tensor],
+    scores: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> dict[int, bytes]:
     """What ``projected`` makes of the sum of each sequence's pooled rows, one row or all of its
-    own, or ``scores`` of its row, as packed float32."""
+    own, or ``scores`` of their mean, as packed float32. Without scores that are on another rank."""
     counts = [len(one.tokens) if one.hidden == "sum" else 1 for one in pools]
-    parts = hidden.split(counts) if pools else ()
-    sums = [
-        scores(part) if one.hidden == "score" else projected(part.float().sum(dim=0))
-        for one, part in zip(pools, parts, strict=True)
+    parts = list(zip(pools, hidden.split(counts) if pools else (), strict=True))
+    vectors = [
+        (one, projected(part.sum(0, dtype=torch.float32)))
+        for one, part in parts
+        if not one.classify
     ]
-    return {
-        one.sequence_id: total.cpu().numpy().tobytes()
-        for one, total in zip(pools, sums, strict=True)
-    }
+    scored = [(one, _mean(part)) for one, part in parts if one.classify]
+    logits = scores(torch.cat([row for _, row in scored])) if scored else None
+    if logits is not None:
+        vectors += zip((one for one, _ in scored), logits, strict=True)
+    return {one.sequence_id: vector.cpu().numpy().tobytes() for one, vector in vectors}
+
+
+def _mean(rows: torch.Tensor) -> torch.Tensor:
+    return rows if len(rows) == 1 else rows.mean(0, keepdim=True, dtype=torch.float32)
 
 
 def not_finite(sequences: list[SequenceStep], hidden: torch.Tensor) -> dict[int, str]:

@@ -110,10 +110,11 @@ class ModelRunner:
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
+        model = self.model
+        # On all ranks, which have parts of the logits that scores may be made of.
+        states = pooled_states(rows.pools, pooled, model.projected, model.scores)
         if self.tp.rank == 0:
             result.failed.update(not_finite(rows.computes, others))
-            model = self.model
-            states = pooled_states(rows.pools, pooled, model.projected, model.scores)
             result.hidden.update(states)
 
     def _sample(self, rows: list[SequenceStep], hidden: torch.Tensor, result: StepResult) -> None:

@@ -29,6 +29,7 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
         prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
         prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
         hidden=_hidden(sequence, start, end),
+        classify=sequence.classify,
         second_text=sequence.second_text,
     )
 
@@ -37,8 +38,8 @@ def _hidden(sequence: Sequence, start: int, end: int) -> HiddenStates | None:
     """The hidden states that the sequence needs of its tokens ``[start, end)``."""
     if sequence.pooling == "mean":
         return "sum"
-    if sequence.pooling in ("cls", "score") and start == 0:
-        return "first" if sequence.pooling == "cls" else "score"
+    if sequence.pooling == "cls" and start == 0:
+        return "first"
     return "last" if sequence.pooling == "last" and end == sequence.target else None
 
 

@@ -1,6 +1,6 @@
 """BERT, RoBERTa and XLM-R: encoders, whose tokens see those after them, with norms over the sums of
-attention and feed-forward with their inputs; for vectors of texts, or with a head that scores pairs
-of them."""
+attention and feed-forward with their inputs; for vectors of texts, or with a head that scores or
+labels them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from ..config import Config
 from ..spec import (
-    ClassifierSpec,
     DecoderSpec,
     NormKind,
     NormLayout,
@@ -60,7 +59,7 @@ WEIGHTS: WeightNames = {
     **{f"{body}.{name}": to for body in ("bert", "roberta") for name, to in _ENCODER.items()},
     **_HEADS,
 }
-# Heads that score a pair of texts; BERT's first layer is the one that its encoder comes with.
+# Heads that score or label texts; BERT's first layer is the one that its encoder comes with.
 BERT_CLASSIFIER: WeightNames = {
     **{f"bert.{name}": to for name, to in _ENCODER.items()},
     **{f"bert.pooler.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
@@ -70,11 +69,6 @@ ROBERTA_CLASSIFIER: WeightNames = {
     **{f"roberta.{name}": to for name, to in _ENCODER.items()},
     **{f"classifier.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
     **{f"classifier.out_proj.{kind}": f"classifier.out.{kind}" for kind in _BOTH},
-}
-# Where sentence-transformers keeps the function that makes scores of logits, and those read.
-_ACTIVATIONS = {
-    "torch.nn.modules.activation.Sigmoid": True,
-    "torch.nn.modules.linear.Identity": False,
 }
 # RoBERTa's positions begin after the number of its padding token, which is one.
 ROBERTA_OFFSET = 2
@@ -91,36 +85,9 @@ def read_roberta(config: Config) -> DecoderSpec:
     return read_encoder(config, ROBERTA_OFFSET)
 
 
-def read_classifier(config: Config) -> DecoderSpec:
-    """Read a config of BERT with a head."""
-    return read_encoder(config, 0, _read_head(config))
-
-
-def read_roberta_classifier(config: Config) -> DecoderSpec:
-    """Read a config of RoBERTa or XLM-R with a head."""
-    config.one_of("pad_token_id", (1,), 1)
-    return read_encoder(config, ROBERTA_OFFSET, _read_head(config))
-
-
-def _read_head(config: Config) -> ClassifierSpec:
-    labels = config.get("id2label")
-    count = len(labels) if isinstance(labels, dict) else config.get("num_labels", 2)
-    if count != 1:
-        raise config.refusal(
-            "num_labels", count, "1: of models with a classifier, those that score pairs of texts"
-        )
-    table = config.get("sentence_transformers", {})
-    older = config.get("sbert_ce_default_activation_function")
-    name = table.get("activation_fn", older) if isinstance(table, dict) else table
-    if name is not None and name not in _ACTIVATIONS:
-        raise config.refusal("sentence_transformers", name, " or ".join(_ACTIVATIONS))
-    return ClassifierSpec(sigmoid=_ACTIVATIONS.get(name, True))
-
-
 def read_encoder(
     config: Config,
     offset: int,
-    classifier: ClassifierSpec | None = None,
     position_bias: PositionBias | None = None,
 ) -> DecoderSpec:
     """Read a config of any of them, whose positions begin at ``offset``; one with a bias of scores
@@ -150,7 +117,6 @@ def read_encoder(
         segments=config.integer("type_vocab_size", 2) if position_bias is None else 0,
         embedding_norm=True,
         pooling="cls",
-        classifier=classifier,
     )
     # The rows before the first position are of no token.
     return replace(spec, max_position=rows - offset, tie_embeddings=False, has_head=False)

@@ -12,7 +12,6 @@ from ..spec import (
     POOLINGS,
     Activation,
     AttentionSpec,
-    ClassifierSpec,
     DecoderSpec,
     DenseSpec,
     DynamicScaling,
@@ -212,7 +211,6 @@ class Others(TypedDict, total=False):
     segments: int
     embedding_norm: bool
     pooling: Pooling
-    classifier: ClassifierSpec | None
     token_inputs: TokenInputs | None
     embedding_scale: float
     logit_scale: float
@@ -253,7 +251,6 @@ def read_decoder(
         pooling=config.one_of("pooling_type", POOLINGS, others.get("pooling", "last")),
         projections=_projections(config),
         embeds=config.get("pooling_type") is not None,
-        classifier=others.get("classifier"),
         token_inputs=others.get("token_inputs"),
         embedding_scale=scale,
         logit_scale=others.get("logit_scale", 1.0),
@@ -277,6 +274,8 @@ def _projections(config: Config) -> tuple[ProjectionSpec, ...]:
         identity = "torch.nn.modules.linear.Identity"
         table.one_of("activation_function", (identity,), "torch.nn.modules.activation.Tanh")
         table.one_of("in_features", (width,))
+        table.one_of("module_output_name", ("sentence_embedding",), "sentence_embedding")
+        table.one_of("use_residual", (False,), False)
         made.append(ProjectionSpec(inputs=width, outputs=table.integer("out_features")))
         width = made[-1].outputs
     return tuple(made)

@@ -1,4 +1,5 @@
-"""MPNet: an encoder like RoBERTa, with a bias of scores by distance and without segments."""
+"""MPNet: an encoder like RoBERTa, with a bias of scores by distance and without segments; also with
+a head that scores or labels texts."""
 
 from __future__ import annotations
 
@@ -37,6 +38,11 @@ WEIGHTS: WeightNames = {
         for name in ("dense", "layer_norm", "decoder")
         for kind in _BOTH
     },
+}
+CLASSIFIER: WeightNames = {
+    **{f"mpnet.{name}": to for name, to in _ENCODER.items()},
+    **{f"classifier.dense.{kind}": f"classifier.dense.{kind}" for kind in _BOTH},
+    **{f"classifier.out_proj.{kind}": f"classifier.out.{kind}" for kind in _BOTH},
 }
 
 

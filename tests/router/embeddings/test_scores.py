@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from tokenizers import Tokenizer, processors
@@ -23,6 +25,7 @@ from tandem.tests.router.support import (
     held_briefly,
     make_model,
     score,
+    until,
     usage,
     vector,
 )
@@ -155,7 +158,15 @@ async def test_pairs_are_cut_as_the_request_says(pairs: Cluster) -> None:
         ("/rerank", {"query": "a", "documents": []}, "documents"),
         ("/rerank", {"query": "a", "documents": [{"image": "b"}]}, "documents[0]"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": "2"}, "top_n"),
+        ("/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents"),
+        ("/rerank", {"query": ["a"], "documents": ["b"]}, "query"),
         ("/rerank", {"query": "a", "documents": ["b"], "rank_fields": ["c"]}, "rank_fields"),
+        ("/rerank", {"query": "a", "documents": ["b"], "instruction": "Find"}, "instruction"),
+        ("/score", {**PAIR, "instruction": 5}, "instruction"),
+        ("/score", {**PAIR, "truncate_prompt_tokens": CONTEXT + 1}, "truncate_prompt_tokens"),
+        ("/score", {**PAIR, "use_activation": "no"}, "use_activation"),
+        ("/classify", {"input": "a"}, "model"),
     ],
 )  # fmt: skip
 async def test_invalid_bodies_are_rejected(
@@ -166,6 +177,118 @@ async def test_invalid_bodies_are_rejected(
     error = response.json()["error"]
     assert error["param"] == param, json.dumps(error)
     assert not vectors.node.requests
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ 'do ' if m.role == 'system' else '' }}"
+    "{% if m.role in ('system', 'query', 'document') %}{{ m.content }}<|end|>{% endif %}"
+    "{% endfor %}{{ unit | default('') }}"
+)
+
+
+def encoded(c: Cluster, text: str) -> list[int]:
+    raw = Tokenizer.from_file(str(c.model / "tokenizer.json"))
+    ids: list[int] = raw.encode(text).ids
+    return ids
+
+
+async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None:
+    """Given by the operator, as users of vLLM do, with variables; an instruction stands before."""
+    options: dict[str, Any] = {"chat_template": TEMPLATE}
+    options |= {"default_chat_template_kwargs": '{"unit": "one"}'}
+    async with cluster(tmp_path, nodes=0, **options) as c:
+        await c.add(scoring="pair")
+        await post(c, "/rerank", query="hello", documents=["world", "<|end|>"])
+        prompts = [list(request.prompt) for request in c.node.requests]
+        assert encoded(c, "hello<|end|>world<|end|>one") in prompts
+        # What a document says is text.
+        end = encoded(c, "<|end|>")
+        assert sorted(prompt.count(end[0]) for prompt in prompts) == [2, 2]
+        await post(c, "/score", **PAIR, instruction="find")
+        assert list(c.node.requests[-1].prompt) == encoded(c, "do find<|end|>a<|end|>b<|end|>one")
+        assert c.node.requests[-1].embed.second_text == 0
+
+
+async def test_a_reranker_by_name_has_the_template_of_its_card(tmp_path: Path) -> None:
+    """Of the node's files, which a router far away gets from the node."""
+    async with cluster(tmp_path, nodes=0) as c:
+        named = tmp_path / "Qwen3-Reranker-0.6B"
+        named.symlink_to(c.model)
+        c.model = named
+        await c.add(scoring="pair")
+        await post(c, "/score", **PAIR)
+        text = c.router.registry.model().tokenizer.decode(c.node.requests[-1].prompt)
+        assert "<Query>: a" in text and "<Document>: b" in text
+        assert text.endswith("<think>\n\n</think>\n\n")
+
+
+async def test_more_documents_than_there_are_is_all_of_them(pairs: Cluster) -> None:
+    answer = await post(pairs, "/rerank", query="hello", documents=TEXTS, top_n=99)
+    assert len(answer["results"]) == len(TEXTS)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+async def test_texts_get_the_label_of_their_best_score(path: str, tmp_path: Path) -> None:
+    labels = ("no", "maybe", "yes")
+    async with cluster(tmp_path, nodes=0) as c:
+        await c.add(scoring="labels", labels=labels)
+        inputs = [c.encode(text) for text in TEXTS[:3]]
+        answer = await post(c, path, input=TEXTS[:3], model="tiny")
+        for index, (prompt, item) in enumerate(zip(inputs, answer["data"], strict=True)):
+            probs = [score(prompt[label:]) for label in range(3)]
+            best = labels[probs.index(max(probs))]
+            assert item == {"index": index, "label": best, "probs": probs, "num_classes": 3}
+        assert answer["object"] == "list" and answer["id"].startswith("classify-")
+        assert answer["usage"]["total_tokens"] == sum(map(len, inputs))
+        assert await post(c, path, input=inputs, use_activation=False)
+        assert {request.embed.normalize for request in c.node.requests[-3:]} == {False}
+        for body, param in (
+            ({"input": []}, "input"),
+            ({"input": ["a", ""]}, "input"),
+            ({"input": [[1], "a"]}, "input"),
+            ({"input": ["a"] * 2049}, "input"),
+            ({"input": "one two three " * CONTEXT}, "input"),
+            ({"input": "a", "messages": []}, "messages"),
+            ({}, "input"),
+        ):
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == param
+        for route, given in (("/score", PAIR), ("/rerank", {"query": "a", "documents": ["b"]})):
+            error = (await c.client.post(route, json=given)).json()["error"]
+            assert (error["code"], error["param"]) == ("model_cannot_score", "model")
+            assert "has a classifier of 3 labels" in error["message"]
+
+
+async def test_a_full_node_refuses_the_whole_request(pairs: Cluster) -> None:
+    """Some of whose pairs it has, which it ends."""
+
+    async def full(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        if len(pairs.node.requests) > 20:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        yield admitted()
+        await asyncio.sleep(3600)
+
+    pairs.node.script = full
+    response = await pairs.client.post("/rerank", json={"query": "a", "documents": ["b"] * 50})
+    assert response.status_code == 503, response.text
+    assert response.json()["error"]["code"] == "overloaded"
+    await until(lambda: not pairs.node.active)
+
+
+async def test_a_client_that_leaves_ends_all_pairs(pairs: Cluster) -> None:
+    async def stuck(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        yield admitted()
+        await asyncio.sleep(3600)
+
+    pairs.node.script = stuck
+    body = {"query": "a", "documents": ["b"] * 50}
+    task = asyncio.create_task(pairs.client.post("/rerank", json=body))
+    await until(lambda: pairs.node.active > 0)
+    task.cancel()
+    await until(lambda: not pairs.node.active and not pairs.router.metrics.requests.total())
+    pairs.node.script = None
+    assert len((await post(pairs, "/rerank", **body))["results"]) == 50
 
 
 async def test_a_model_that_generates_text_scores_none(tmp_path: Path) -> None:

@@ -175,6 +175,15 @@ async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) 
             check(document, answer_schema(document, path, "post"), answer.json())
 
 
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+async def test_labels_are_as_documented(path: str, tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        await c.add(scoring="labels", labels=("no", "yes"))
+        document = await document_of(c)
+        answer = await c.client.post(path, json={"input": ["a", "hi"]})
+        check(document, answer_schema(document, path, "post"), answer.json())
+
+
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/chat/completions", {**CHAT, **USAGE, **ALL_TOKENS}),
     ("/v1/completions", {**TEXT, **USAGE, "logprobs": 1, "return_token_ids": True}),

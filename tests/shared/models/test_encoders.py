@@ -19,7 +19,7 @@ from tandem.shared.errors import ModelError
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.model_config import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
-from tandem.shared.models.spec import ClassifierSpec, Pooling
+from tandem.shared.models.spec import Pooling, ScoreActivation
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
@@ -95,17 +95,20 @@ def test_vectors_are_pooled_as_the_model_says(pooling: Pooling | None, tmp_path:
         np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", tiny_models.CROSS_ENCODERS)
-def test_scores_are_those_of_transformers(name: str, model_root: Path) -> None:
+@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("name", [*tiny_models.CROSS_ENCODERS, *tiny_models.DECODING_SCORERS])
+def test_scores_are_those_of_transformers(name: str, labels: int, tmp_path: Path) -> None:
     """Of several pairs in one step, as a rank returns them; BERT knows which text is the second."""
-    folder = tiny_models.cached(name, model_root)
+    folder = tmp_path / name
+    tiny_models.build(name, folder, num_labels=labels)
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=60)
     kinds = runner.model.spec.segments
     pairs = [(prompt, 1 + len(prompt) // 2 if kinds > 1 else 0) for prompt in prompts()[1:]]
     steps = [
         SequenceStep(
             index, prompt, 0, list(range(20 * index, 20 * index + 20)), False,
-            hidden="score", second_text=second,
+            hidden="last" if name in tiny_models.DECODING_SCORERS else "first", classify=True,
+            second_text=second,
         )
         for index, (prompt, second) in enumerate(pairs)
     ]  # fmt: skip
@@ -113,41 +116,50 @@ def test_scores_are_those_of_transformers(name: str, model_root: Path) -> None:
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for index, (prompt, second) in enumerate(pairs):
         segments = [int(0 < second <= place) for place in range(len(prompt))]
+        kinds = {"token_type_ids": torch.tensor([segments])} if second else {}
         with torch.inference_mode():
-            wanted = model(torch.tensor([prompt]), token_type_ids=torch.tensor([segments])).logits
+            wanted = model(torch.tensor([prompt]), **kinds).logits
         score = np.frombuffer(found[index], np.float32)
         np.testing.assert_allclose(score, wanted[0], atol=1e-5)
 
 
-def test_a_classifier_of_several_labels_is_refused(model_root: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_models.cached("bert_scorer", model_root), tmp_path / "nli"))
-    values = json.loads((folder / "config.json").read_text())
-    labels = {"id2label": {"0": "no", "1": "yes", "2": "maybe"}}
-    (folder / "config.json").write_text(json.dumps({**values, **labels}))
-    with pytest.raises(ModelError, match="num_labels is 3; supported: 1"):
-        build_runner(folder, num_blocks=4)
-
-
 @pytest.mark.parametrize(
-    ("function", "sigmoid"),
-    [(None, True), ("linear.Identity", False), ("activation.Sigmoid", True)],
+    ("keys", "activation"),
+    [
+        ({}, "sigmoid"),
+        ({"sentence_transformers": "linear.Identity"}, "none"),
+        ({"sentence_transformers": "activation.Sigmoid", "problem_type": "regression"}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+        ({"problem_type": "single_label_classification"}, "sigmoid"),
+        ({"num_labels": 3}, "softmax"),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, "sigmoid"),
+    ],
 )
-def test_scores_are_logits_if_the_model_says_so(
-    function: str | None, sigmoid: bool, model_root: Path
+def test_a_models_files_say_what_makes_scores_of_logits(
+    keys: dict[str, Any], activation: ScoreActivation, model_root: Path
 ) -> None:
     folder = tiny_models.cached("bert_scorer", model_root)
-    values = json.loads((folder / "config.json").read_text())
-    if function is not None:
-        values["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{function}"}
+    values = json.loads((folder / "config.json").read_text()) | keys
+    if name := keys.get("sentence_transformers"):
+        values["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{name}"}
+    if "num_labels" in keys:
+        del values["id2label"]
     classifier = spec_of(ModelConfig(values)).classifier
-    assert classifier == ClassifierSpec(sigmoid=sigmoid)
+    assert classifier is not None and classifier.activation == activation
 
 
 def test_a_model_tells_how_it_scores(model_root: Path) -> None:
     folders = {name: tiny_models.cached(name, model_root) for name in ("bert_scorer", "bert")}
+    tiny_models.build("mpnet_scorer", model_root / "labels", num_labels=2)
+    folders["labels"] = model_root / "labels"
     folders["qwen3"] = tiny_models.cached("qwen3", model_root)
     found = {name: spec_of(read_config(folder)).scoring for name, folder in folders.items()}
-    assert found == {"bert_scorer": "pair", "bert": "vectors", "qwen3": None}
+    assert found == {
+        "bert_scorer": "pair",
+        "bert": "vectors",
+        "labels": "labels",
+        "qwen3": None,
+    }
 
 
 def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:

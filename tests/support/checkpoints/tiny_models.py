@@ -285,13 +285,20 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("Roberta", {"num_attention_heads": 4, "pad_token_id": 1, "type_vocab_size": 1}),
     "xlm_roberta": ("XLMRoberta", {"num_attention_heads": 4, "pad_token_id": 1}),
     "mpnet": ("MPNet", {"num_attention_heads": 4, "pad_token_id": 1}),
+    "modernbert": (
+        "ModernBert",
+        {"num_attention_heads": 4, "local_attention": 16, "num_hidden_layers": 5}
+        | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
+        | dict.fromkeys(("cls_token_id", "sep_token_id"), 1),
+    ),
 }
 # Decoders that were trained to see later tokens.
 ENCODING_DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding_gemma": ("Gemma3Text", _GEMMA3 | {"use_bidirectional_attention": True}),
 }
-# Encoders with a head that scores pairs of texts.
-CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS if name != "mpnet")
+# The same with a head that scores pairs of texts, and decoders with one.
+CROSS_ENCODERS = tuple(f"{name}_scorer" for name in ENCODERS)
+DECODING_SCORERS = ("qwen3_scorer", "gemma2_scorer", "gpt2_scorer")
 # Of models of images: the text part's config is that of a text model.
 _VISION: dict[str, Any] = {
     "depth": 1,
@@ -370,7 +377,8 @@ def new_model(name: str, **changes: Any) -> Any:
         prefix, config = ENCODERS[name.removesuffix("_scorer")]
         head = {"num_labels": 1} if name in CROSS_ENCODERS else {}
         sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-        settings = {"vocab_size": VOCAB, "max_position_embeddings": 130, **sizes, **config, **head}
+        sizes |= {"vocab_size": VOCAB, "max_position_embeddings": 130}
+        settings = {**sizes, **config, **head, **changes}
         kind = getattr(transformers, f"{prefix}Config")
         model = "ForSequenceClassification" if head else "Model"
         return getattr(transformers, f"{prefix}{model}")(kind(**settings))
@@ -378,8 +386,12 @@ def new_model(name: str, **changes: Any) -> Any:
         prefix, config = ENCODING_DECODERS[name]
         kind = getattr(transformers, f"{prefix}Config")
         return getattr(transformers, f"{prefix}Model")(kind(**deepcopy({**_SHAPE, **config})))
-    settings, prefix = _settings(name, **changes)
-    return getattr(transformers, MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM"))(
+    settings, prefix = _settings(name.removesuffix("_scorer"), **changes)
+    model = MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM")
+    if name in DECODING_SCORERS:
+        settings |= {"num_labels": 1} | changes
+        model = f"{prefix}ForSequenceClassification"
+    return getattr(transformers, model)(
         getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
     )
 

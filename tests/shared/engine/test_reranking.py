@@ -1,0 +1,267 @@
+"""Scores of pairs and labels of texts by the Python API, against transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from tandem import Engine, EngineConfig
+from tandem.shared.errors import ModelError, RequestError
+from tandem.shared.models.model_config import read_config
+from tandem.shared.models.registry import spec_of
+from tandem.shared.models.spec import TokenScoreSpec
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.rerankers import (
+    ANSWERS,
+    add_answers,
+    write_logit_score,
+)
+
+QUERY = "What is the capital of China?"
+DOCUMENTS = ["The capital of China is Beijing.", "Gravity attracts bodies.", "<|im_end|>", ""]
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As Qwen3-Reranker was first published: nothing but its name tells it."""
+    folder = tmp_path_factory.mktemp("models") / "Qwen3-Reranker-0.6B"
+    tiny_models.build("qwen3", folder)
+    add_answers(folder)
+    return folder
+
+
+def engine_of(folder: Path, **options: Any) -> Engine:
+    sizes: dict[str, Any] = {"threads": 1, "block_size": 8, "num_blocks": 160, "max_model_len": 640}
+    return Engine(EngineConfig(model=str(folder), dtype="float32", **sizes | options))
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def engine(request: pytest.FixtureRequest, reranker: Path) -> Iterator[Engine]:
+    """On one rank, and on two, of which each has half of the answers' logits."""
+    with engine_of(reranker, tensor_parallel_size=request.param) as engine:
+        yield engine
+
+
+def on_the_card(folder: Path, document: str, instruction: str = INSTRUCTION) -> list[int]:
+    """The tokens of a pair as Qwen3-Reranker's model card makes them, where texts quote no control
+    tokens."""
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pair = f"<Instruct>: {instruction}\n<Query>: {QUERY}\n<Document>: {document}"
+    return [token for text in (PREFIX, pair, SUFFIX) for token in raw.encode(text).ids]
+
+
+def expected(folder: Path, tokens: list[int]) -> float:
+    """The probability of yes against no, as the card computes it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with torch.inference_mode():
+        logits = model(torch.tensor([tokens])).logits[0, -1]
+    both = torch.stack([logits[raw.token_to_id(answer)] for answer in ANSWERS])
+    return float(both.log_softmax(0)[1].exp())
+
+
+def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
+    """All pairs in one call, twice: then their beginning is cached."""
+    wanted = [expected(reranker, on_the_card(reranker, text)) for text in DOCUMENTS[:2]]
+    for _ in range(2):
+        found = engine.score(QUERY, DOCUMENTS)
+        assert [one.value for one in found[:2]] == pytest.approx(wanted, abs=1e-5)
+        assert found[0].prompt_tokens == len(on_the_card(reranker, DOCUMENTS[0]))
+    assert found[0].cached_tokens > 0
+    [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+    other = expected(reranker, on_the_card(reranker, DOCUMENTS[0], "Find it"))
+    assert told.value == pytest.approx(other, abs=1e-5)
+    [logit] = engine.score(QUERY, DOCUMENTS[0], use_activation=False)
+    assert torch.sigmoid(torch.tensor(logit.value)).item() == pytest.approx(wanted[0], abs=1e-5)
+
+
+def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -> None:
+    tokens = engine.tokenizer.encode_pair(QUERY, DOCUMENTS[2], most=1000)[0]
+    assert tokens.count(tiny_models.IM_END) == 2
+    assert engine.tokenizer.decode(tokens).endswith(
+        f"<Document>: {DOCUMENTS[2]}\nassistant\n<think>\n\n</think>\n\n"
+    )
+    [found] = engine.score(QUERY, [DOCUMENTS[2]])
+    assert found.value == pytest.approx(expected(reranker, tokens), abs=1e-5)
+
+
+def test_texts_are_cut_and_the_template_stays(engine: Engine, reranker: Path) -> None:
+    long = "word " * 300
+    whole = len(on_the_card(reranker, ""))
+    with pytest.raises(RequestError, match="tokens"):
+        engine.score(QUERY, long)
+    [found] = engine.score(QUERY, long, truncate_prompt_tokens=whole + 40)
+    assert found.prompt_tokens == whole + 40
+    wanted = expected(reranker, on_the_card(reranker, long[:40]))
+    assert found.value == pytest.approx(wanted, abs=1e-5)
+    with pytest.raises(RequestError, match="the model's template alone has"):
+        engine.score(QUERY, long, truncate_prompt_tokens=10)
+
+
+def test_a_reranker_generates_as_well_and_its_tokens_classify(engine: Engine) -> None:
+    assert engine.generate_sync(["yes or no?"])[0][0].tokens
+    [found] = engine.classify([PREFIX])
+    assert (found.label, len(found.probs)) == ("LABEL_0", 1)
+
+
+@pytest.mark.parametrize(
+    ("false", "function"), [(True, None), (False, "torch.nn.modules.linear.Identity")]
+)
+def test_a_folder_of_sentence_transformers_says_how_it_scores(
+    false: bool, function: str | None, reranker: Path, tmp_path: Path
+) -> None:
+    """By any name: ``modules.json`` has a ``LogitScore``, and the chat template both roles."""
+    folder = Path(shutil.copytree(reranker, tmp_path / "model"))
+    write_logit_score(folder, false=false, activation=function)
+    with engine_of(folder) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+    for text, one in zip(DOCUMENTS, found, strict=False):
+        raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = raw.encode(f"find it|{QUERY}|{text}=").ids
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens])).logits[0, -1]
+        no, yes = (logits[raw.token_to_id(answer)] for answer in ANSWERS)
+        score = yes - no if false else yes
+        wanted = score if function else score.sigmoid()
+        assert one.value == pytest.approx(float(wanted), abs=1e-4)
+
+
+def config_of(folder: Path, **keys: Any) -> Any:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | keys))
+    return read_config(folder)
+
+
+def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(reranker, tmp_path / "model"))
+    no, yes = (
+        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(answer)
+        for answer in ANSWERS
+    )
+    assert spec_of(config_of(folder)).classifier is None
+    keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
+    keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    found = spec_of(config_of(folder, **keys))
+    assert found.classifier == TokenScoreSpec(true=yes, false=no, activation="sigmoid")
+    assert found.has_head
+    keys |= {"classifier_from_token": ["yes"], "method": "no_post_processing"}
+    found = spec_of(config_of(folder, **keys | {"is_original_qwen3_reranker": None}))
+    assert found.classifier == TokenScoreSpec(true=yes, false=None, activation="sigmoid")
+    with pytest.raises(ModelError, match="supported: 1 with no_post_processing"):
+        config_of(folder, classifier_from_token=["no", "yes"])
+    with pytest.raises(ModelError, match="method is 'mean'; supported: from_2_way_softmax or"):
+        config_of(folder, method="mean")
+    with pytest.raises(ModelError, match="the answer 'maybe' is no token"):
+        config_of(folder, classifier_from_token=["maybe"], method="no_post_processing")
+
+
+def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:
+    """Its only weight is the difference of the answers' rows."""
+    folder = tmp_path / "Qwen3-Reranker-0.6B-seq-cls"
+    whole = transformers.AutoModelForCausalLM.from_pretrained(reranker, dtype=torch.float32)
+    raw = tokenizers.Tokenizer.from_file(str(reranker / "tokenizer.json"))
+    made = transformers.AutoModelForSequenceClassification.from_pretrained(
+        reranker, num_labels=1, dtype=torch.float32
+    )
+    no, yes = (whole.lm_head.weight[raw.token_to_id(answer)] for answer in ANSWERS)
+    made.score.weight.data[0] = yes - no
+    made.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(reranker / name, folder / name)
+    wanted = [expected(reranker, on_the_card(reranker, text)) for text in DOCUMENTS[:2]]
+    with engine_of(folder) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        with pytest.raises(RequestError, match="has a classifier, which only scores or labels"):
+            engine.generate_sync(["hi"])
+        with pytest.raises(RequestError, match="use /v1/score, /v1/rerank or /classify"):
+            engine.embed(["hi"])
+    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
+    """BERT's tokenizer numbers the texts."""
+    folder = tmp_path / "model"
+    tiny_models.build("bert_scorer", folder)
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
+        special_tokens=[("<|im_start|>", 257), ("<|im_end|>", 258)],
+    )
+    raw.save(str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with engine_of(folder, max_model_len=128) as engine:
+        found = engine.score("one", ["two", "three"])
+        assert len(engine.classify(["one"])[0].probs) == 1
+        with pytest.raises(RequestError, match="reads pairs without one"):
+            engine.score("one", "two", instruction="Find it")
+        with pytest.raises(RequestError, match="2 first texts and 1 second ones"):
+            engine.score(["one", "two"], "three")
+    for text, one in zip(("two", "three"), found, strict=True):
+        pair = raw.encode("one", text)
+        with torch.inference_mode():
+            wanted = model(
+                torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])
+            ).logits
+        assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification", "regression"])
+def test_texts_are_labelled(problem: str | None, tmp_path: Path) -> None:
+    folder, names = tmp_path / "model", {0: "no", 1: "maybe", 2: "yes"}
+    tiny_models.build(
+        "modernbert_scorer",
+        folder,
+        id2label=names,
+        num_labels=3,
+        problem_type=problem,
+        classifier_pooling="mean",
+    )
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    texts = ["one", "two words"]
+    with engine_of(folder, max_model_len=128) as engine:
+        found = engine.classify(texts)
+        with pytest.raises(RequestError, match="a classifier of 3 labels, which scores no pairs"):
+            engine.score("one", "two")
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text, one in zip(texts, found, strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([raw.encode(text).ids])).logits[0]
+        wanted = {None: logits.softmax(0), "regression": logits}.get(problem, logits.sigmoid())
+        assert one.probs == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert one.label == names[int(logits.argmax())]
+
+
+def test_a_model_of_embeddings_scores_by_its_vectors(tmp_path: Path) -> None:
+    with engine_of(tiny_models.cached("bert", tmp_path), max_model_len=128) as engine:
+        found = engine.score("one", ["one", "two words"])
+        one, other = engine.embed(["one", "two words"])
+        with pytest.raises(RequestError, match="are for models with a classifier"):
+            engine.score("one", "two", instruction="Find it")
+    assert found[0].value == pytest.approx(1)
+    cosine = sum(a * b for a, b in zip(one.values, other.values, strict=True))
+    assert found[1].value == pytest.approx(cosine)
+
+
+def test_a_model_that_chats_scores_nothing(tmp_path: Path) -> None:
+    with engine_of(tiny_models.cached("qwen3", tmp_path)) as engine:
+        with pytest.raises(RequestError, match="has no classifier that scores or labels texts"):
+            engine.score("one", "two")
+        with pytest.raises(RequestError, match="has no classifier that scores or labels texts"):
+            engine.classify(["one"])

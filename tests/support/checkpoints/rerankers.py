@@ -1,0 +1,57 @@
+"""Decoders whose next token is an answer, with files as rerankers are published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+
+ANSWERS = ("no", "yes")
+PAIR_TEMPLATE = (
+    "{{ messages[0].content }}|{% for message in messages[1:] %}"
+    "{{ message.content }}{{ '|' if message.role == 'query' else '' }}"
+    "{% if message.role == 'document' and add_generation_prompt %}={% endif %}{% endfor %}"
+)
+
+
+def add_answers(folder: Path) -> None:
+    """Give the tokenizer of a tiny model a token for each answer."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    values = json.loads(tokenizer.to_str())
+    vocabulary, merges = values["model"]["vocab"], []
+    # In the places of bytes that no text has.
+    unused = sorted(vocabulary, key=vocabulary.__getitem__)[-3:]
+    for byte, (left, right) in zip(unused, (("n", "o"), ("y", "e"), ("ye", "s")), strict=True):
+        merges.append([left, right])
+        vocabulary[left + right] = vocabulary.pop(byte)
+    values["model"]["merges"] = merges
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+
+
+def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> None:
+    """Write what sentence-transformers saves of a reranker that is made of a decoder, without its
+    ``false`` answer or with it."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    no, yes = map(tokenizer.token_to_id, ANSWERS)
+    places = (
+        ("", "base.modules.transformer.Transformer"),
+        (
+            "1_LogitScore",
+            "cross_encoder.modules.logit_score.LogitScore",
+        ),
+    )
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.{kind}"}
+        for number, (path, kind) in enumerate(places)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    tokens = {"true_token_id": yes, "false_token_id": no if false else None}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    config = {"model_type": "CrossEncoder", "prompts": {"find": "find it"}}
+    config |= {"default_prompt_name": "find"} | (
+        {"activation_fn": activation} if activation else {}
+    )
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
