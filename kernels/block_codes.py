@@ -17,10 +17,10 @@ from .block_formats import SCALE_BYTES, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
 # The numbers that codes of 4 bits stand for.
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _SCALES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 # Floats with a sign, two bits of an exponent and one of a mantissa, doubled.
-_FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+FLOATS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 # The quantiles of a normal distribution.
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -33,10 +33,11 @@ _FP4 = (
     *(0.3333333432674408, 0.5, 0.1666666716337204, 0.25),
 )
 FP4 = (*_FP4, *(-each for each in _FP4))
+E2M1 = tuple(each / 2 for each in FLOATS)
 _LEVELS: dict[str, tuple[float, ...]] = {
     "nf4": NF4,
     "fp4": FP4,
-    "e2m1": tuple(each / 2 for each in _FLOATS),
+    "e2m1": E2M1,
 }
 
 
@@ -176,13 +177,13 @@ def _q6_k(blocks: torch.Tensor) -> GroupedCodes:
 
 def _iq4_nl(blocks: torch.Tensor) -> GroupedCodes:
     scale, codes = _fields(blocks, 2, 16)
-    return _halves(codes, _half(scale), levels=_IQ4)
+    return _halves(codes, _half(scale), levels=IQ4)
 
 
 def _iq4_xs(blocks: torch.Tensor) -> GroupedCodes:
     scale, high, low, codes = _fields(blocks, 2, 2, 4, 128)
     scales = (_in_order(low, 4) | _in_order(high, 2) << 4).view(torch.int8) - 32
-    return _halves(codes.unflatten(-1, (8, 16)), _half(scale).float() * scales, levels=_IQ4)
+    return _halves(codes.unflatten(-1, (8, 16)), _half(scale).float() * scales, levels=IQ4)
 
 
 def _mxfp4(blocks: torch.Tensor) -> GroupedCodes:
@@ -190,13 +191,13 @@ def _mxfp4(blocks: torch.Tensor) -> GroupedCodes:
     # Half a power of two, as the numbers are doubled: bits of an fp32, the least two denormal.
     wide = exponent.int()
     bits = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23)
-    return _halves(codes, bits.view(torch.float32), levels=_FLOATS)
+    return _halves(codes, bits.view(torch.float32), levels=FLOATS)
 
 
 def _nvfp4(blocks: torch.Tensor) -> GroupedCodes:
     scales, codes = _fields(blocks, 4, 32)
     wide = _half_floats(blocks.device).index_select(0, scales.flatten().int()).view(scales.shape)
-    return _halves(codes.unflatten(-1, (4, 8)), wide, levels=_FLOATS)
+    return _halves(codes.unflatten(-1, (4, 8)), wide, levels=FLOATS)
 
 
 @cache

@@ -1,15 +1,16 @@
 """Weights in panels of ``LANES`` outputs, for products of bytes.
 
 A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
-the index of a byte in a table first. 32 neighbouring inputs are a block, 4 of them a word. A panel
-has the words of its outputs side by side, 64 bytes: one register of AVX-512.
+the index of a number in a table first, and floats of 8 bits (e4m3) are numbers themselves. 32
+neighbouring inputs are a block, 4 of them a word. A panel has the words of its outputs side by
+side, 64 bytes: one register of AVX-512.
 
 A weight is one array of bytes, a section after the other:
 
     codes    [panels, blocks, bits of a code, LANES, 4]
-    scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
+    scales   [panels, blocks or fewer, groups of a block, scale and minimum or zero, LANES]
     supers   [panels, blocks / 8, scale and minimum, LANES], fp16
-    levels   [4, 16]
+    levels   [bytes of a level, 4, 16]
 
 Codes are divided into planes of neighbouring bits, which need no more space than the file's. A byte
 of a plane of n bits has the codes of 8 / n words: word j of the plane those of words j, j + n, ...
@@ -18,11 +19,13 @@ of a plane of n bits has the codes of 8 / n words: word j of the plane those of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from typing import Literal
 
 import torch
 
+from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4
+from ..block_formats import BlockFormat, GroupFormat, Scale
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
 
@@ -37,9 +40,17 @@ LINE = 64
 # Weights that are brought into panels at a time.
 _PIECE = 1 << 20
 
-# A scale is fp16; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of its
-# super-block; or MXFP4's exponent. A minimum is of the same kind, or the upper half of the byte.
-ScaleKind = Literal["fp16", "int8", "halves", "exponent"]
+# A scale is a number; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of
+# its super-block; or MXFP4's exponent. A minimum is of the same kind, or the byte's upper half.
+ScaleKind = Literal["fp16", "bf16", "fp32", "int8", "halves", "exponent"]
+_DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "int8": torch.int8,
+    "halves": torch.uint8,
+    "exponent": torch.uint8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +61,18 @@ class Layout:
     planes: tuple[tuple[int, int], ...]
     zero: int = 0
     minimums: bool = False
+    # A group has a zero of its own, an int8 that is added to ``zero``.
+    zeros: bool = False
     # Inputs that share a scale.
     group: int = BLOCK
     scales: ScaleKind = "fp16"
-    levels: bool = False
+    # The numbers that codes stand for, and the one of which they are multiplied as multiples.
+    levels: tuple[float, ...] = ()
+    unit: float = 1.0
     # Where a block in the file has the fp16 factors of its scales and minimums.
     supers: tuple[int, ...] = ()
+    # Codes are e4m3.
+    floats: bool = False
 
     @property
     def groups(self) -> int:
@@ -68,15 +85,34 @@ class Layout:
         return max(1, self.group // BLOCK)
 
     @property
+    def adds(self) -> bool:
+        """True if the sums of activations are multiplied by a number of each group."""
+        return self.minimums or self.zeros
+
+    @property
+    def level_bytes(self) -> int:
+        """Bytes of a multiple of the levels' unit, of which the lowest are first."""
+        return (2 if self.zero > 1 << 7 else 1) if self.levels else 0
+
+    @property
     def code_bytes(self) -> int:
         """Bytes of a panel's codes of a block."""
         return LINE * sum(width for width, _ in self.planes)
 
     @property
+    def numbers(self) -> int:
+        """Scale, and minimum of the same type, of a group."""
+        return 2 if self.minimums and self.scales != "halves" else 1
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a panel's scales of one group."""
+        return LANES * _DTYPES[self.scales].itemsize
+
+    @property
     def scale_bytes(self) -> int:
-        """Bytes of a panel's scales and minimums of one group."""
-        size = 2 if self.scales == "fp16" else 1
-        return LANES * size * (2 if self.minimums and self.scales != "halves" else 1)
+        """Bytes of a panel's scales, and minimums or zeros, of one group."""
+        return self.number_bytes * self.numbers + LANES * self.zeros
 
     @property
     def super_bytes(self) -> int:
@@ -88,35 +124,84 @@ class Layout:
         scales = panels * blocks * self.code_bytes
         supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
         levels = supers + panels * (blocks // SUPER) * self.super_bytes
-        end = levels + LINE * self.levels
+        end = levels + LINE * self.level_bytes
         return scales, supers, levels, -(-end // LINE) * LINE
 
 
-_NIBBLES = ((4, 0),)
-_FIVE = ((4, 0), (1, 4))
-# By the names of the formats. Some take more bytes here than in the file: scales of 6 bits are
+_PLANES = {
+    2: ((2, 0),),
+    3: ((2, 0), (1, 2)),
+    4: ((4, 0),),
+    5: ((4, 0), (1, 4)),
+    6: ((4, 0), (2, 4)),
+    8: ((8, 0),),
+}
+_NIBBLES, _FIVE = _PLANES[4], _PLANES[5]
+# GGUF's formats by their names. Some take more bytes here than in the file: scales of 6 bits are
 # bytes (Q3_K 3.6 %, Q4_K 2.8 %, Q5_K 2.3 %, IQ4_XS 1.5 %), those of 8 bits are fp16 (NVFP4 11 %),
 # and digits to the base of three have 2 bits each (TQ1_0 22 %).
 LAYOUTS = {
-    "Q8_0": Layout(((8, 0),), zero=128),
+    "Q8_0": Layout(_PLANES[8], zero=128),
     "Q4_0": Layout(_NIBBLES, zero=8),
     "Q4_1": Layout(_NIBBLES, minimums=True),
     "Q5_0": Layout(_FIVE, zero=16),
     "Q5_1": Layout(_FIVE, minimums=True),
-    "Q2_K": Layout(((2, 0),), minimums=True, group=16, scales="halves", supers=(80, 82)),
-    "Q3_K": Layout(((2, 0), (1, 2)), zero=4, group=16, scales="int8", supers=(108,)),
+    "Q2_K": Layout(_PLANES[2], minimums=True, group=16, scales="halves", supers=(80, 82)),
+    "Q3_K": Layout(_PLANES[3], zero=4, group=16, scales="int8", supers=(108,)),
     "Q4_K": Layout(_NIBBLES, minimums=True, scales="int8", supers=(0, 2)),
     "Q5_K": Layout(_FIVE, minimums=True, scales="int8", supers=(0, 2)),
-    "Q6_K": Layout(((4, 0), (2, 4)), zero=32, group=16, scales="int8", supers=(208,)),
-    "IQ4_NL": Layout(_NIBBLES, zero=128, levels=True),
-    "IQ4_XS": Layout(_NIBBLES, zero=128, levels=True, scales="int8", supers=(0,)),
-    "MXFP4": Layout(_NIBBLES, zero=128, levels=True, scales="exponent"),
-    "NVFP4": Layout(_NIBBLES, zero=128, group=16, levels=True),
-    "TQ1_0": Layout(((2, 0),), zero=1, group=256),
-    "TQ2_0": Layout(((2, 0),), zero=1, group=256),
-    "Q2_0": Layout(((2, 0),), zero=1, group=64),
+    "Q6_K": Layout(_PLANES[6], zero=32, group=16, scales="int8", supers=(208,)),
+    "IQ4_NL": Layout(_NIBBLES, zero=128, levels=IQ4),
+    "IQ4_XS": Layout(_NIBBLES, zero=128, levels=IQ4, scales="int8", supers=(0,)),
+    "MXFP4": Layout(_NIBBLES, zero=128, levels=FLOATS, scales="exponent"),
+    "NVFP4": Layout(_NIBBLES, zero=128, group=16, levels=FLOATS),
+    "TQ1_0": Layout(_PLANES[2], zero=1, group=256),
+    "TQ2_0": Layout(_PLANES[2], zero=1, group=256),
+    "Q2_0": Layout(_PLANES[2], zero=1, group=64),
     "Q1_0": Layout(((1, 1),), zero=1, group=128),
 }
+_SCALES: dict[Scale, ScaleKind] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
+# Floats of 4 bits are multiples of a half, and bitsandbytes' of 1 / 192. Those of nf4 are no
+# multiples of anything: they are rounded to 16 bits.
+_LEVELS = {
+    "e2m1": (E2M1, 1 / 2, 1 << 7),
+    "fp4": (FP4, 1 / 192, 1 << 15),
+    "nf4": (NF4, 1 / ((1 << 15) - 1), 1 << 15),
+}
+
+
+@cache
+def layout_of(format: BlockFormat) -> Layout | None:
+    """The layout of a format's panels, if it has any."""
+    if not isinstance(format, GroupFormat):
+        return LAYOUTS.get(format.name)
+    group, bits = format.values, format.bits
+    if bits not in _PLANES or (group % BLOCK and group != BLOCK // 2):
+        return None
+    scales = _SCALES[format.scale]
+    if format.codes == "e4m3":
+        # Tiles of floats have one scale for a block.
+        floats = Layout(_PLANES[8], group=group, scales=scales, floats=True)
+        return floats if group % BLOCK == 0 else None
+    if format.codes != "int":
+        levels, unit, zero = _LEVELS[format.codes]
+        return Layout(
+            _PLANES[bits], zero=zero, group=group, scales=scales, levels=levels, unit=unit
+        )
+    signed = {"none": 1 << bits - 1, "zero": 128 if bits == 8 else 0, "minimum": 0}
+    return Layout(
+        _PLANES[bits],
+        zero=signed[format.offset],
+        minimums=format.offset == "minimum",
+        zeros=format.offset == "zero",
+        group=group,
+        scales=scales,
+    )
+
+
+def has_layout(weight: QuantizedWeight) -> bool:
+    """Return whether a weight can be brought into panels."""
+    return layout_of(weight.format) is not None and weight.inputs % BLOCK == 0
 
 
 class Panels:
@@ -128,14 +213,16 @@ class Panels:
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
         scales, supers, levels, _ = layout.sections(self._count, blocks)
         self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
-        kinds = {"fp16": torch.float16, "int8": torch.int8}
-        kind = kinds.get(layout.scales, torch.uint8)
-        shape = self._count, blocks // layout.sharing, layout.groups, -1, LANES
-        self._scales = data[scales:supers].view(kind).view(shape)
+        shape = self._count, blocks // layout.sharing, layout.groups, layout.scale_bytes
+        records = data[scales:supers].view(shape)
+        numbers = layout.numbers * layout.number_bytes
+        kind = _DTYPES[layout.scales]
+        self._scales = records[..., :numbers].view(kind).unflatten(-1, (-1, LANES))
+        self._zeros = records[..., numbers:].view(torch.int8)
         self._supers = data[supers:levels].view(torch.float16)
         if layout.supers:
             self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
-        self._levels = data[levels : levels + LINE * layout.levels].view(torch.int8)
+        self._levels = data[levels : levels + LINE * layout.level_bytes]
 
     def sections(self) -> list[torch.Tensor]:
         """Codes, scales and supers as unsigned integers [panels, entries, LANES]; a layout without
@@ -152,10 +239,7 @@ class Panels:
         """Bring a weight, or only its codes or scales, into panels by torch: the reference of
         ``block_packing.pack``. Outputs that fill the last panel are zero."""
         if self.layout.levels:
-            levels = weight.part(slice(1)).taken_apart().levels
-            assert levels is not None
-            table = torch.tensor(levels) + self.layout.zero
-            self._levels[:] = table.byte().view(torch.int8).repeat(LINE // len(table))
+            self._levels[:] = _table(self.layout)
         if not codes and not scales:
             return
         step = max(1, _PIECE // (LANES * weight.inputs))
@@ -176,7 +260,15 @@ class Panels:
         # Of groups that have the same scale, the first.
         scales = grouped.scales[:, :: layout.group // grouped.group]
         scales = scales.unflatten(1, (-1, layout.groups))
-        minimums = grouped.minimums
+        minimums = grouped.minimums if layout.minimums else None
+        if layout.zeros:
+            assert grouped.zeros is not None
+            self._zeros[where] = _across(grouped.zeros.view(scales.shape).to(torch.int8))
+        if layout.floats:
+            # Kernels have no number for the code of NaN.
+            wrong = grouped.codes.view(torch.uint8) & 0x7F == 0x7F
+            groups = wrong.unflatten(1, (*scales.shape[1:], -1)).any(-1)
+            scales = scales.masked_fill(groups, torch.nan)
         if layout.supers:
             pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]
             supers = torch.cat([pair.view(torch.float16) for pair in pairs], dim=-1)
@@ -231,10 +323,12 @@ class Panels:
                 bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
                 plane = torch.cat(bits, dim=2) << position
             made.append(plane)
-        codes = reduce(torch.bitwise_or, made)
-        if layout.levels:
-            codes = self._levels[:16].view(torch.uint8)[codes.int()]
-        numbers = (codes.flatten(1) - layout.zero).view(torch.int8)
+        codes = reduce(torch.bitwise_or, made).flatten(1)
+        middle = 128 if layout.planes == _PLANES[8] else layout.zero
+        if layout.floats:
+            codes = codes.view(torch.float8_e4m3fn)
+        else:
+            codes = (codes if layout.levels else codes - middle).view(torch.int8)
         found = self._scales[panels, ..., lanes]
         if layout.scales == "halves":
             found = torch.cat([found & 15, found >> 4], dim=-1)
@@ -247,8 +341,24 @@ class Panels:
             supers = self._supers[panels, ..., lanes].float()
             scales = scales * supers.repeat_interleave(SUPER, dim=1)[:, :, None]
         minimums = scales[..., 1].flatten(1) if layout.minimums else None
-        group = layout.group
-        return GroupedCodes(numbers, scales[..., 0].flatten(1), minimums, group).values()
+        zeros = self._zeros[panels, ..., lanes].flatten(1) if layout.zeros else None
+        return GroupedCodes(
+            codes,
+            scales[..., 0].flatten(1),
+            minimums,
+            layout.group,
+            0 if layout.levels or layout.floats else layout.zero - middle,
+            layout.levels or None,
+            zeros,
+        ).values()
+
+
+def _table(layout: Layout) -> torch.Tensor:
+    """The levels' multiples of their unit, byte by byte, each in every quarter of a line."""
+    exact = torch.tensor(layout.levels, dtype=torch.float64) / layout.unit
+    multiples = exact.round().int() + layout.zero
+    places = [multiples >> 8 * place & 0xFF for place in range(layout.level_bytes)]
+    return torch.cat([place.byte().repeat(LINE // len(place)) for place in places])
 
 
 def _across(parts: torch.Tensor) -> torch.Tensor:

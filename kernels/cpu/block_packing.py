@@ -27,6 +27,8 @@ from .vector import put_moved_bits, take_words
 
 _ONE = 0x3C  # the upper byte of 1 in fp16
 _SAMPLES = 64
+# Tables grow with the square of the unit. Units of more inputs are left to the reference.
+_LONGEST = 256
 # The number of the section of factors.
 _SUPERS = 2
 
@@ -66,6 +68,9 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     multiple of ``BLOCK`` and of the layout's ``group``.
     """
     assert weight.order is None
+    if _unit(weight.format, panels.layout) > _LONGEST:
+        panels.fill(weight)
+        return
     if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
         weight = _in_two_bits(weight)
     tables = tables_of(weight.format, panels.layout)
@@ -87,7 +92,7 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
 @cache
 def tables_of(format: BlockFormat, layout: Layout) -> Tables:
     """Found by packing units that differ in one bit; random ones show whether that is all."""
-    unit = lcm(format.values, BLOCK * layout.sharing, BLOCK * SUPER if layout.supers else BLOCK)
+    unit = _unit(format, layout)
     nbytes = format.bytes_of(unit)
     blocks = torch.zeros(unit // format.values, format.nbytes, dtype=torch.uint8)
     factors = torch.zeros_like(blocks, dtype=torch.bool)
@@ -118,9 +123,14 @@ def tables_of(format: BlockFormat, layout: Layout) -> Tables:
             entries[0] ^ np.bitwise_xor.reduce(changed[each]) for each in flips[1 + 8 * nbytes :]
         ]
         constants = entries[0] ^ np.bitwise_xor.reduce(changed[of_base])
-        alike = np.array_equal(expected, random_ones)
+        # Zeros lie between the scales.
+        alike = np.array_equal(expected, random_ones) and not (layout.zeros and number)
         found.append(_moves(changed, constants, nbytes, words) if alike else None)
     return Tables(nbytes, np.array(list(words), np.int64), tuple(found))
+
+
+def _unit(format: BlockFormat, layout: Layout) -> int:
+    return lcm(format.values, BLOCK * layout.sharing, BLOCK * SUPER if layout.supers else BLOCK)
 
 
 def _moves(changed: np.ndarray, constants: np.ndarray, nbytes: int, words: dict[int, int]) -> Moves:

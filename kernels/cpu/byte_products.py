@@ -1,4 +1,5 @@
-"""``x @ w.T`` of activations that are rounded to int8 with weights in panels of codes.
+"""``x @ w.T`` of activations that are rounded to int8 with weights in panels of codes, and of bf16
+with those of e4m3.
 
     x [*, in] fp32   w in panels (``block_layouts.py``)   ->   out [rows, outputs] fp32
 
@@ -17,10 +18,11 @@ from numba import prange
 
 from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
-from .block_layouts import BLOCK, LANES, LAYOUTS, Panels
+from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
 from .block_packing import pack
-from .byte_tile import TILES, call_address, multiply_tile, quantise_block
-from .jit import array, compile_address, kernel
+from .byte_tile import TILES, call_address, quantise_block, tile_product
+from .float_tile import round_block
+from .jit import array, compile_address, kernel, multiplies_pairs
 
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
@@ -32,6 +34,11 @@ GROUP_FIELDS = 3
 # Where a tile's rows are: the first in ``sources`` and ``out``, their number, the number that it is
 # filled to, and the rows of all tiles before it.
 TILE_FIELDS = 4
+
+
+# What tiles need of activations: codes with scales and minus the zero times their sums; the same
+# with plain sums; or bf16.
+_ZEROS, _SUMS, _ROUNDED = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,9 @@ class PanelWeights:
 
     def __init__(self, format: BlockFormat, count: int, outputs: int, inputs: int) -> None:
         self.outputs = outputs
-        self._layout = LAYOUTS[format.name]
+        layout = layout_of(format)
+        assert layout is not None, format
+        self._layout = layout
         self._inputs = inputs
         panels = -(-outputs // LANES)
         self._nbytes = self._layout.sections(panels, inputs // BLOCK)[-1]
@@ -72,7 +81,7 @@ class PanelWeights:
         self._bias = np.zeros((1, panels * LANES), np.float32)
         fitting = _SHARE * panels // max(1, self._nbytes)
         self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
-        self._address, self._function = _compiled(format.name)
+        self._address, self._function = _compiled(layout)
         self.constants = self._constant_arguments()
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
@@ -92,8 +101,8 @@ class PanelWeights:
         layout, bias = self._layout, self._bias
         return (
             self._address,
+            _ROUNDED if layout.floats else _SUMS if layout.adds else _ZEROS,
             layout.zero,
-            int(layout.minimums),
             layout.groups,
             self._data.data_ptr(),
             self._nbytes,
@@ -154,27 +163,30 @@ def _quantise(
     tile: np.ndarray,
     row: int,
     sources: np.ndarray,
+    kind: int,
     zero: int,
-    minimums: int,
     groups: int,
     codes: np.ndarray,
     scales: np.ndarray,
     offsets: np.ndarray,
 ) -> None:
-    """A row of a tile. The offset of a group's sum is ``-zero`` times the sum of its codes, or, for
-    the minimum, the sum's fp32 value as bits: the exact sum would not match the codes."""
+    """A row of a tile, of a ``kind``. The offset of a group's sum is ``-zero`` times the sum of its
+    codes, or that sum's fp32 value as bits: the exact sum would not match the codes."""
     blocks = x.shape[1] // BLOCK
     source, place, filled = sources[tile[0] + row], tile[3] * blocks, tile[2]
     flat = x.reshape(-1)
     for block in range(blocks):
         to = place + block * filled + row
         at = source * x.shape[1] + block * BLOCK
+        if kind == _ROUNDED:
+            round_block(flat, at, codes, to)
+            continue
         scale, first, second = quantise_block(flat, at, codes, scales, to)
         if groups == 1:
             first += second
         for group in range(groups):
             number = second if group else first
-            if minimums:
+            if kind == _SUMS:
                 offsets[groups * to + group] = np.float32(scale * np.float32(number)).view(np.int32)
             else:
                 offsets[groups * to + group] = -zero * number
@@ -183,8 +195,8 @@ def _quantise(
 @kernel(parallel=True, exact=True)
 def multiply_groups(
     multiply_panel: int,
+    kind: int,
     zero: int,
-    minimums: int,
     groups: int,
     weights: int,
     nbytes: int,
@@ -203,17 +215,17 @@ def multiply_groups(
     blocks = x.shape[1] // BLOCK
     last = tiles[len(tiles) - 1]
     places = (last[2] + last[3]) * blocks
-    codes = np.empty(places * BLOCK, np.int8)
+    codes = np.empty(places * BLOCK * (2 if kind == _ROUNDED else 1), np.int8)
     scales = np.empty(places, np.float32)
     offsets = np.empty(places * groups, np.int32)
     if len(sources) <= FEW:
         for t in range(len(tiles)):
             for row in range(tiles[t, 1]):
-                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+                _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
     else:
         for t in prange(len(tiles)):
             for row in range(tiles[t, 1]):
-                _quantise(x, tiles[t], row, sources, zero, minimums, groups, codes, scales, offsets)
+                _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
     panels = (outputs + LANES - 1) // LANES
     shares = (panels + share - 1) // share
     step = out.shape[1]
@@ -251,9 +263,9 @@ def multiply_groups(
 
 
 @cache
-def _compiled(format: str) -> tuple[int, object]:
-    """The function that multiplies a tile with a panel of a format."""
-    kind = list(LAYOUTS).index(format)
+def _compiled(layout: Layout) -> tuple[int, object]:
+    """The function that multiplies a tile with a panel of a layout."""
+    multiply_tile = tile_product(layout)
 
     def multiply_panel(
         filled: int,
@@ -272,7 +284,6 @@ def _compiled(format: str) -> tuple[int, object]:
         lanes: int,
     ) -> None:
         multiply_tile(
-            kind,
             filled,
             weight,
             panels,
@@ -289,4 +300,4 @@ def _compiled(format: str) -> tuple[int, object]:
             lanes,
         )
 
-    return compile_address(multiply_panel, 14, variant=format)
+    return compile_address(multiply_panel, 14, variant=f"{layout} {multiplies_pairs()}")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .block_layouts import BLOCK, LANES, LAYOUTS, LINE, SUPER, WORDS, Layout
+from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
 
 # Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
 # Weights are requested so many bytes before they are multiplied.
 _AHEAD = 1024
 
-_BYTE, _SHORT, _WORD, _LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_FLOAT, _HALF, _BIT = ir.FloatType(), ir.HalfType(), ir.IntType(1)
-_WORDS, _FLOATS = ir.VectorType(_WORD, LANES), ir.VectorType(_FLOAT, LANES)
-_BYTES = ir.VectorType(_BYTE, LINE)
+# Types of LLVM, and what a register has of them.
+BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+FLOAT, HALF = ir.FloatType(), ir.HalfType()
+LINE_WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
+BYTES = ir.VectorType(BYTE, LINE)
 # Of the largest code of an activation.
 _LARGEST = 127
 
@@ -35,104 +38,117 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
     signature = found(x, types.intp, codes, scales, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        emit = _Emitter(builder)
+        emit = Emitter(builder)
         source, target, scale_at = (
-            _bytes(context, builder, signature, args, index) for index in (0, 2, 3)
+            memory(context, builder, signature, args, index) for index in (0, 2, 3)
         )
-        begin = builder.mul(args[1], _LONG(4))
-        halves = [emit.load(source, begin, _FLOATS, 64 * half) for half in range(2)]
+        begin = builder.mul(args[1], LONG(4))
+        halves = [emit.load(source, begin, FLOATS, 64 * half) for half in range(2)]
         sizes = [
-            builder.and_(builder.bitcast(half, _WORDS), _all(_WORDS, 0x7FFFFFFF)) for half in halves
+            builder.and_(builder.bitcast(half, LINE_WORDS), all_of(LINE_WORDS, 0x7FFFFFFF))
+            for half in halves
         ]
-        larger = emit.call("llvm.umax.v16i32", _WORDS, *sizes)
-        largest = emit.call("llvm.vector.reduce.umax.v16i32", _WORD, larger)
-        most = builder.bitcast(largest, _FLOAT)
-        scale = builder.fmul(most, ir.Constant(_FLOAT, 1 / _LARGEST))
-        inverse = builder.fdiv(ir.Constant(_FLOAT, _LARGEST), most)
-        none = builder.icmp_unsigned("==", largest, _WORD(0))
-        factor = emit.everywhere(builder.select(none, ir.Constant(_FLOAT, 0.0), inverse))
+        larger = emit.call("llvm.umax.v16i32", LINE_WORDS, *sizes)
+        largest = emit.call("llvm.vector.reduce.umax.v16i32", WORD, larger)
+        most = builder.bitcast(largest, FLOAT)
+        scale = builder.fmul(most, ir.Constant(FLOAT, 1 / _LARGEST))
+        inverse = builder.fdiv(ir.Constant(FLOAT, _LARGEST), most)
+        none = builder.icmp_unsigned("==", largest, WORD(0))
+        factor = emit.everywhere(builder.select(none, ir.Constant(FLOAT, 0.0), inverse))
         sums = []
         for half, numbers in enumerate(halves):
             # Rounds to the nearest; what is no number becomes the least integer, whose byte is 0.
             rounded = emit.call(
                 "llvm.x86.avx512.mask.cvtps2dq.512",
-                _WORDS,
+                LINE_WORDS,
                 builder.fmul(numbers, factor),
-                _all(_WORDS, 0),
-                _SHORT(-1),
-                _WORD(4),
+                all_of(LINE_WORDS, 0),
+                SHORT(-1),
+                WORD(4),
             )
-            narrow = builder.trunc(rounded, ir.VectorType(_BYTE, LANES))
-            emit.store(narrow, target, builder.mul(args[4], _LONG(BLOCK)), LANES * half)
-            wide = builder.sext(narrow, _WORDS)
-            sums.append(emit.call("llvm.vector.reduce.add.v16i32", _WORD, wide))
-        emit.store(scale, scale_at, builder.mul(args[4], _LONG(4)))
+            narrow = builder.trunc(rounded, ir.VectorType(BYTE, LANES))
+            emit.store(narrow, target, builder.mul(args[4], LONG(BLOCK)), LANES * half)
+            wide = builder.sext(narrow, LINE_WORDS)
+            sums.append(emit.call("llvm.vector.reduce.add.v16i32", WORD, wide))
+        emit.store(scale, scale_at, builder.mul(args[4], LONG(4)))
         return context.make_tuple(builder, signature.return_type, (scale, *sums))
 
     return signature, generate
 
 
-@intrinsic(prefer_literal=True)
-def multiply_tile(
-    typing: Any,
-    kind: Any,
-    rows: Any,
-    weight: Any,
-    panels: Any,
-    panel: Any,
-    bias: Any,
-    codes: Any,
-    scales: Any,
-    offsets: Any,
-    place: Any,
-    blocks: Any,
-    out: Any,
-    out_step: Any,
-    count: Any,
-    lanes: Any,
-) -> Any:
-    """``out = x @ panel + bias`` for a tile of ``rows``, which are one of ``TILES``, and a panel of
-    the literal ``kind``, a place in ``LAYOUTS``.
+@cache
+def tile_product(layout: Layout) -> Callable[..., None]:
+    """The intrinsic that multiplies a tile with a panel of a layout.
+
+    ``out = x @ panel + bias`` for a tile of ``rows``, which are one of ``TILES``.
 
     Arrays are addresses; ``bias`` and ``out`` are those of the panel's first output. x is, for each
     tile, [blocks, rows, 32] int8 ``codes``, with fp32 ``scales``, and ``offsets`` of the sums of
-    each group; ``place`` rows are before this tile. Of it, ``count`` rows and ``lanes`` outputs are
-    written. The sums stay in registers, and each is taken in the order of its inputs, whatever the
-    tile: a row's product does not depend on its neighbours.
+    each group; or bf16 ``codes`` alone (``float_tile.py``). ``place`` rows are before this tile. Of
+    it, ``count`` rows and ``lanes`` outputs are written. The sums stay in registers, and each is
+    taken in the order of its inputs, whatever the tile: a row's product does not depend on its
+    neighbours.
     """
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    layout = list(LAYOUTS.values())[kind.literal_value]
-    signature = types.void(kind, *(types.intp,) * 14)
+    from .float_tile import FloatTile
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        addresses = [builder.inttoptr(args[at], _BYTE.as_pointer()) for at in (2, 5, 6, 7, 8, 11)]
-        weight, bias, codes, scales, offsets, out = addresses
-        panels, panel, place, blocks = (args[at] for at in (3, 4, 9, 10))
-        out_step, count, lanes = args[12:]
-        emit = _Emitter(builder)
-        added = emit.load(bias, _LONG(0), _FLOATS)
-        numbers = ir.Constant(_WORDS, list(range(LANES)))
-        end = builder.append_basic_block("end")
-        sizes = [builder.append_basic_block(f"rows{size}") for size in TILES]
-        chosen = builder.switch(args[1], sizes[-1])
-        for size, block in zip(TILES, sizes, strict=True):
-            chosen.add_case(_LONG(size), block)
-            builder.position_at_end(block)
-            tile = _Tile(emit, layout, size)
-            tile.find_weight(weight, panels, panel, blocks)
-            tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
-            for row, total in enumerate(tile.sum(blocks)):
-                exists = builder.icmp_signed("<", _LONG(row), count)
-                most = builder.trunc(builder.select(exists, lanes, _LONG(0)), _WORD)
-                mask = builder.icmp_signed("<", numbers, emit.everywhere(most))
-                at = builder.mul(builder.mul(_LONG(row), out_step), _LONG(4))
-                emit.store_masked(builder.fadd(total, added), out, at, mask)
-            builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
+    kind = FloatTile if layout.floats else Tile
+    # With a second byte of each level, twice as many registers have codes.
+    most = TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
 
-    return signature, generate
+    @intrinsic
+    def multiply_tile(
+        typing: Any,
+        rows: Any,
+        weight: Any,
+        panels: Any,
+        panel: Any,
+        bias: Any,
+        codes: Any,
+        scales: Any,
+        offsets: Any,
+        place: Any,
+        blocks: Any,
+        out: Any,
+        out_step: Any,
+        count: Any,
+        lanes: Any,
+    ) -> Any:
+        signature = types.void(*(types.intp,) * 14)
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            addresses = [
+                builder.inttoptr(args[at], BYTE.as_pointer()) for at in (1, 4, 5, 6, 7, 10)
+            ]
+            weight, bias, codes, scales, offsets, out = addresses
+            panels, panel, place, blocks = (args[at] for at in (2, 3, 8, 9))
+            out_step, count, lanes = args[11:]
+            emit = Emitter(builder)
+            added = emit.load(bias, LONG(0), FLOATS)
+            numbers = ir.Constant(LINE_WORDS, list(range(LANES)))
+            end = builder.append_basic_block("end")
+            sizes = [builder.append_basic_block(f"rows{size}") for size in TILES]
+            chosen = builder.switch(args[0], sizes[-1])
+            for size, block in zip(TILES, sizes, strict=True):
+                chosen.add_case(LONG(size), block)
+                builder.position_at_end(block)
+                for first in range(0, size, most):
+                    some = range(first, min(size, first + most))
+                    tile = kind(emit, layout, some, size)
+                    tile.find_weight(weight, panels, panel, blocks)
+                    tile.find_rows(codes, scales, offsets, builder.mul(place, blocks))
+                    for row, total in zip(some, tile.sum(blocks), strict=True):
+                        exists = builder.icmp_signed("<", LONG(row), count)
+                        most_lanes = builder.trunc(builder.select(exists, lanes, LONG(0)), WORD)
+                        mask = builder.icmp_signed("<", numbers, emit.everywhere(most_lanes))
+                        at = builder.mul(builder.mul(LONG(row), out_step), LONG(4))
+                        emit.store_masked(builder.fadd(total, added), out, at, mask)
+                builder.branch(end)
+            builder.position_at_end(end)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return multiply_tile
 
 
 @intrinsic
@@ -143,24 +159,24 @@ def call_address(typing: Any, address: Any, arguments: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         values = cgutils.unpack_tuple(builder, args[1])
-        kind = ir.FunctionType(ir.VoidType(), [_LONG] * len(values))
+        kind = ir.FunctionType(ir.VoidType(), [LONG] * len(values))
         builder.call(builder.inttoptr(args[0], kind.as_pointer()), values)
         return context.get_dummy_value()
 
     return signature, generate
 
 
-def _bytes(context: Any, builder: Any, signature: Any, args: Any, index: int) -> Any:
+def memory(context: Any, builder: Any, signature: Any, args: Any, index: int) -> Any:
     """An array's memory."""
     array = context.make_array(signature.args[index])(context, builder, args[index])
-    return builder.bitcast(array.data, _BYTE.as_pointer())
+    return builder.bitcast(array.data, BYTE.as_pointer())
 
 
-def _all(kind: Any, number: float) -> Any:
+def all_of(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count)
 
 
-class _Emitter:
+class Emitter:
     """Instructions that tiles and activations share. Offsets are bytes."""
 
     def __init__(self, builder: Any) -> None:
@@ -173,11 +189,11 @@ class _Emitter:
         )
 
     def fma(self, left: Any, right: Any, added: Any) -> Any:
-        return self.call("llvm.fma.v16f32", _FLOATS, left, right, added)
+        return self.call("llvm.fma.v16f32", FLOATS, left, right, added)
 
     def _at(self, base: Any, offset: Any, kind: Any, more: int) -> Any:
         builder = self.builder
-        place = builder.gep(base, [builder.add(offset, _LONG(more)) if more else offset])
+        place = builder.gep(base, [builder.add(offset, LONG(more)) if more else offset])
         return builder.bitcast(place, kind.as_pointer())
 
     def load(self, base: Any, offset: Any, kind: Any, more: int = 0, align: int = 1) -> Any:
@@ -190,40 +206,39 @@ class _Emitter:
 
     def store_masked(self, value: Any, base: Any, offset: Any, mask: Any) -> None:
         at = self._at(base, offset, value.type, 0)
-        self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, at, _WORD(4), mask)
+        self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, at, WORD(4), mask)
 
     def prefetch(self, base: Any, offset: Any, more: int) -> None:
-        at = self._at(base, offset, _BYTE, more)
-        self.call("llvm.prefetch.p0", ir.VoidType(), at, _WORD(0), _WORD(3), _WORD(1))
+        at = self._at(base, offset, BYTE, more)
+        self.call("llvm.prefetch.p0", ir.VoidType(), at, WORD(0), WORD(3), WORD(1))
 
     def everywhere(self, scalar: Any) -> Any:
         """A vector with the scalar in each lane."""
         kind = ir.VectorType(scalar.type, LANES)
         undefined = ir.Constant(kind, ir.Undefined)
-        one = self.builder.insert_element(undefined, scalar, _WORD(0))
-        return self.builder.shuffle_vector(one, undefined, _all(_WORDS, 0))
+        one = self.builder.insert_element(undefined, scalar, WORD(0))
+        return self.builder.shuffle_vector(one, undefined, all_of(LINE_WORDS, 0))
 
     def halves(self, base: Any, offset: Any, more: int = 0) -> Any:
         """16 fp16 numbers in fp32."""
-        loaded = self.load(base, offset, ir.VectorType(_SHORT, LANES), more)
-        return self.builder.fpext(
-            self.builder.bitcast(loaded, ir.VectorType(_HALF, LANES)), _FLOATS
-        )
+        loaded = self.load(base, offset, ir.VectorType(SHORT, LANES), more)
+        return self.builder.fpext(self.builder.bitcast(loaded, ir.VectorType(HALF, LANES)), FLOATS)
 
     def small(self, base: Any, offset: Any, more: int, *, signed: bool) -> Any:
         """16 bytes as words."""
-        loaded = self.load(base, offset, ir.VectorType(_BYTE, LANES), more)
-        return (self.builder.sext if signed else self.builder.zext)(loaded, _WORDS)
+        loaded = self.load(base, offset, ir.VectorType(BYTE, LANES), more)
+        return (self.builder.sext if signed else self.builder.zext)(loaded, LINE_WORDS)
 
 
-class _Tile:
-    """Emits the sums of a tile."""
+class Tile:
+    """Emits the sums of some rows of a tile."""
 
-    def __init__(self, emit: _Emitter, layout: Layout, rows: int) -> None:
+    def __init__(self, emit: Emitter, layout: Layout, rows: range, size: int) -> None:
         self.emit = emit
         self.builder = emit.builder
         self.layout = layout
         self.rows = rows
+        self.size = size
 
     def find_weight(self, weight: Any, panels: Any, panel: Any, blocks: Any) -> None:
         """Find the panel's part of each section (``Layout.sections``)."""
@@ -231,17 +246,21 @@ class _Tile:
         self.weight = weight
         before = builder.mul(panel, blocks)
         all_blocks = builder.mul(panels, blocks)
-        self.codes_at = builder.mul(before, _LONG(layout.code_bytes))
-        scales = builder.mul(all_blocks, _LONG(layout.code_bytes))
-        record = _LONG(layout.groups * layout.scale_bytes)
-        sharing = _LONG(layout.sharing)
+        self.codes_at = builder.mul(before, LONG(layout.code_bytes))
+        scales = builder.mul(all_blocks, LONG(layout.code_bytes))
+        record = LONG(layout.groups * layout.scale_bytes)
+        sharing = LONG(layout.sharing)
         self.scales_at = builder.add(scales, builder.mul(builder.udiv(before, sharing), record))
         supers = builder.add(scales, builder.mul(builder.udiv(all_blocks, sharing), record))
-        step = _LONG(layout.super_bytes)
-        self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, _LONG(SUPER)), step))
+        step = LONG(layout.super_bytes)
+        self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, LONG(SUPER)), step))
+        self.levels: list[Any] = []
         if layout.levels:
-            levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, _LONG(SUPER)), step))
-            self.levels = self.emit.load(weight, levels, _BYTES)
+            levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, LONG(SUPER)), step))
+            self.levels = [
+                self.emit.load(weight, levels, BYTES, LINE * place)
+                for place in range(layout.level_bytes)
+            ]
 
     def find_rows(self, codes: Any, scales: Any, offsets: Any, first: Any) -> None:
         """Find the tile's rows, before which are so many blocks of rows."""
@@ -255,15 +274,12 @@ class _Tile:
         test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
         builder.branch(test)
         builder.position_at_end(test)
-        at = builder.phi(_LONG)
-        sums = [builder.phi(_FLOATS) for _ in range(self.rows)]
+        at = builder.phi(LONG)
+        sums = [builder.phi(FLOATS) for _ in self.rows]
         builder.cbranch(builder.icmp_signed("<", at, blocks), body, after)
         builder.position_at_end(body)
-        words = self._words(at)
-        scales, minimums = self._scales(at)
-        added = [self._add(at, row, words, scales, minimums, sums[row]) for row in range(self.rows)]
-        following = [builder.add(at, _LONG(1)), *added]
-        begun = [_LONG(0), *[_all(_FLOATS, 0.0)] * self.rows]
+        following = [builder.add(at, LONG(1)), *self.add_block(at, sums)]
+        begun = [LONG(0), *[all_of(FLOATS, 0.0)] * len(self.rows)]
         for phi, early, late in zip((at, *sums), begun, following, strict=True):
             phi.add_incoming(early, before)
             phi.add_incoming(late, builder.block)
@@ -271,22 +287,35 @@ class _Tile:
         builder.position_at_end(after)
         return sums
 
-    def _words(self, at: Any) -> list[Any]:
-        """The codes of a block, a register for each word."""
+    def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
+        """Add the products of a block to the rows' sums."""
+        codes = self._codes(self.load_lines(at))
+        words = [self._multiples(codes, place) for place in range(len(self.levels))] or [codes]
+        scales, added = self.load_scales(at)
+        return [
+            self._add(at, row, words, scales, added, total)
+            for row, total in zip(self.rows, sums, strict=True)
+        ]
+
+    def load_lines(self, at: Any) -> list[Any]:
+        """The bytes of a block's codes."""
         builder, emit, layout = self.builder, self.emit, self.layout
-        base = builder.add(self.codes_at, builder.mul(at, _LONG(layout.code_bytes)))
+        base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
         lines = range(0, layout.code_bytes, LINE)
-        raw = [emit.load(self.weight, base, _WORDS, more, align=LINE) for more in lines]
+        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
         for more in lines:
             emit.prefetch(self.weight, base, more + _AHEAD)
+        return raw
+
+    def _codes(self, raw: list[Any]) -> list[Any]:
+        """The codes of a block, a register for each word."""
+        builder, layout = self.builder, self.layout
         words: list[Any] = [None] * WORDS
         for width, position in layout.planes:
             plane, raw = raw[:width], raw[width:]
             for word in range(WORDS):
                 bits = self._bits(plane[word % width], width, word // width, position)
                 words[word] = bits if words[word] is None else builder.or_(words[word], bits)
-        if layout.levels:
-            words = [self._level(word) for word in words]
         return words
 
     def _bits(self, line: Any, width: int, place: int, position: int) -> Any:
@@ -295,95 +324,125 @@ class _Tile:
             return line
         builder, right = self.builder, width * place - position
         if right > 0:
-            line = builder.lshr(line, _all(_WORDS, right))
+            line = builder.lshr(line, all_of(LINE_WORDS, right))
         elif right < 0:
-            line = builder.shl(line, _all(_WORDS, -right))
+            line = builder.shl(line, all_of(LINE_WORDS, -right))
         mask = ((1 << width) - 1) << position
-        return builder.and_(line, _all(_WORDS, mask * 0x01010101))
+        return builder.and_(line, all_of(LINE_WORDS, mask * 0x01010101))
 
-    def _level(self, word: Any) -> Any:
-        indices = self.builder.bitcast(word, _BYTES)
-        found = self.emit.call("llvm.x86.avx512.pshuf.b.512", _BYTES, self.levels, indices)
-        return self.builder.bitcast(found, _WORDS)
+    def _multiples(self, codes: list[Any], place: int) -> list[Any]:
+        """A byte of the levels' multiples of their unit."""
+        builder, emit, table = self.builder, self.emit, self.levels[place]
+        found = [
+            emit.call("llvm.x86.avx512.pshuf.b.512", BYTES, table, builder.bitcast(word, BYTES))
+            for word in codes
+        ]
+        return [builder.bitcast(each, LINE_WORDS) for each in found]
 
-    def _scales(self, at: Any) -> tuple[list[Any], list[Any]]:
-        """Scales and minimums of a block's groups, in fp32."""
+    def load_scales(self, at: Any) -> tuple[list[Any], list[Any]]:
+        """Scales of a block's groups, and what is added for each activation, in fp32."""
         builder, layout = self.builder, self.layout
-        shared = builder.udiv(at, _LONG(layout.sharing))
-        record = _LONG(layout.groups * layout.scale_bytes)
+        shared = builder.udiv(at, LONG(layout.sharing))
+        record = LONG(layout.groups * layout.scale_bytes)
         base = builder.add(self.scales_at, builder.mul(shared, record))
         found: tuple[list[Any], list[Any]] = [], []
         for group in range(layout.groups):
             for number in range(2 if layout.minimums else 1):
                 found[number].append(self._scale(base, group * layout.scale_bytes, number))
         if layout.supers:
-            step = builder.mul(builder.udiv(at, _LONG(SUPER)), _LONG(layout.super_bytes))
+            step = builder.mul(builder.udiv(at, LONG(SUPER)), LONG(layout.super_bytes))
             supers = builder.add(self.supers_at, step)
             for number, each in enumerate(found):
                 if each:
                     factor = self.emit.halves(self.weight, supers, number * LANES * 2)
                     each[:] = [builder.fmul(one, factor) for one in each]
-        return found
+        scales, added = found
+        if layout.zeros:
+            more = range(
+                layout.number_bytes, layout.scale_bytes * layout.groups, layout.scale_bytes
+            )
+            added = [
+                builder.fmul(self._zero(base, place), scale)
+                for place, scale in zip(more, scales, strict=True)
+            ]
+        if layout.unit != 1:
+            scales = [builder.fmul(each, all_of(FLOATS, layout.unit)) for each in scales]
+        return scales, added
+
+    def _zero(self, base: Any, more: int) -> Any:
+        """Minus a group's zero."""
+        builder = self.builder
+        own = self.emit.small(self.weight, base, more, signed=True)
+        whole = builder.sub(all_of(LINE_WORDS, -self.layout.zero), own)
+        return builder.sitofp(whole, FLOATS)
 
     def _scale(self, base: Any, more: int, number: int) -> Any:
         """A group's scale, or with ``number`` its minimum, without their factor."""
         builder, emit, weight = self.builder, self.emit, self.weight
         kind = self.layout.scales
+        own = more + number * self.layout.number_bytes
         if kind == "fp16":
-            return emit.halves(weight, base, more + number * LANES * 2)
+            return emit.halves(weight, base, own)
+        if kind == "fp32":
+            return emit.load(weight, base, FLOATS, own)
+        if kind == "bf16":
+            bits = emit.load(weight, base, ir.VectorType(SHORT, LANES), own)
+            wide = builder.shl(builder.zext(bits, LINE_WORDS), all_of(LINE_WORDS, 16))
+            return builder.bitcast(wide, FLOATS)
         if kind == "int8":
-            whole = emit.small(weight, base, more + number * LANES, signed=True)
-            return builder.sitofp(whole, _FLOATS)
+            whole = emit.small(weight, base, own, signed=True)
+            return builder.sitofp(whole, FLOATS)
         wide = emit.small(weight, base, more, signed=False)
         if kind == "halves":
             half = (
-                builder.lshr(wide, _all(_WORDS, 4))
+                builder.lshr(wide, all_of(LINE_WORDS, 4))
                 if number
-                else builder.and_(wide, _all(_WORDS, 15))
+                else builder.and_(wide, all_of(LINE_WORDS, 15))
             )
-            return builder.sitofp(half, _FLOATS)
+            return builder.sitofp(half, FLOATS)
         # A power of two, of which the least two are denormal.
-        normal = builder.shl(builder.sub(wide, _all(_WORDS, 1)), _all(_WORDS, 23))
-        denormal = builder.shl(_all(_WORDS, 0x00200000), wide)
-        least = builder.icmp_unsigned("<", wide, _all(_WORDS, 2))
-        return builder.bitcast(builder.select(least, denormal, normal), _FLOATS)
+        normal = builder.shl(builder.sub(wide, all_of(LINE_WORDS, 1)), all_of(LINE_WORDS, 23))
+        denormal = builder.shl(all_of(LINE_WORDS, 0x00200000), wide)
+        least = builder.icmp_unsigned("<", wide, all_of(LINE_WORDS, 2))
+        return builder.bitcast(builder.select(least, denormal, normal), FLOATS)
 
     def _add(
         self,
         at: Any,
         row: int,
-        words: list[Any],
+        words: list[list[Any]],
         scales: list[Any],
-        minimums: list[Any],
+        added: list[Any],
         total: Any,
     ) -> Any:
-        """Add the products of a block to a row's sums."""
+        """Add the products of a block to a row's sums. ``words`` are those of each byte of levels,
+        or of the codes."""
         builder, emit, groups = self.builder, self.emit, self.layout.groups
-        number = builder.add(self.first, builder.mul(at, _LONG(self.rows)))
-        x_at = builder.mul(number, _LONG(BLOCK))
-        scale_at = builder.mul(number, _LONG(4))
-        offset_at = builder.mul(number, _LONG(4 * groups))
-        x_scale = emit.everywhere(emit.load(self.x_scales, scale_at, _FLOAT, 4 * row, 4))
+        number = builder.add(self.first, builder.mul(at, LONG(self.size)))
+        x_at = builder.mul(number, LONG(BLOCK))
+        scale_at = builder.mul(number, LONG(4))
+        offset_at = builder.mul(number, LONG(4 * groups))
+        x_scale = emit.everywhere(emit.load(self.x_scales, scale_at, FLOAT, 4 * row, 4))
+        each = WORDS // groups
         for group in range(groups):
             more = 4 * (row * groups + group)
-            if self.layout.zero:
-                offset = emit.load(self.x_offsets, offset_at, _WORD, more, 4)
-                products = emit.everywhere(offset)
-            else:
-                products = _all(_WORDS, 0)
-            each = WORDS // groups
-            for word in range(group * each, (group + 1) * each):
-                x = emit.load(self.codes, x_at, _WORD, BLOCK * row + 4 * word, 4)
-                products = emit.call(
-                    "llvm.x86.avx512.vpdpbusd.512",
-                    _WORDS,
-                    products,
-                    words[word],
-                    emit.everywhere(x),
-                )
+            products: Any = all_of(LINE_WORDS, 0)
+            if self.layout.zero and not added:
+                products = emit.everywhere(emit.load(self.x_offsets, offset_at, WORD, more, 4))
+            xs = [
+                emit.everywhere(emit.load(self.codes, x_at, WORD, BLOCK * row + 4 * word, 4))
+                for word in range(group * each, (group + 1) * each)
+            ]
+            for place, bytes_of in enumerate(words):
+                found = products if place == 0 else all_of(LINE_WORDS, 0)
+                for word, x in zip(bytes_of[group * each :], xs, strict=False):
+                    found = emit.call("llvm.x86.avx512.vpdpbusd.512", LINE_WORDS, found, word, x)
+                if place:
+                    found = builder.add(products, builder.shl(found, all_of(LINE_WORDS, 8 * place)))
+                products = found
             factor = builder.fmul(scales[group], x_scale)
-            total = emit.fma(builder.sitofp(products, _FLOATS), factor, total)
-            if minimums:
-                offset = emit.load(self.x_offsets, offset_at, _FLOAT, more, 4)
-                total = emit.fma(minimums[group], emit.everywhere(offset), total)
+            total = emit.fma(builder.sitofp(products, FLOATS), factor, total)
+            if added:
+                offset = emit.load(self.x_offsets, offset_at, FLOAT, more, 4)
+                total = emit.fma(added[group], emit.everywhere(offset), total)
         return total

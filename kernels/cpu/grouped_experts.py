@@ -13,7 +13,6 @@ import torch
 from numba import prange
 
 from ..activations import Activation
-from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
 from ..signatures import Weight
 from .byte_products import FEW, GROUP_FIELDS, TILE_FIELDS, PanelWeights, RowPlan, filled_rows
@@ -89,7 +88,7 @@ class GroupedExperts:
 
 
 def quantised_alike(
-    weights: Sequence[Weight], takes: Callable[[BlockFormat], bool]
+    weights: Sequence[Weight], takes: Callable[[QuantizedWeight], bool]
 ) -> list[tuple[QuantizedWeight, ...]] | None:
     """The experts' weights, if all of them have the same runs of formats that a backend takes."""
     found = []
@@ -97,7 +96,7 @@ def quantised_alike(
         runs = tuple(
             run
             for run in weight
-            if isinstance(run, QuantizedWeight) and run.order is None and takes(run.format)
+            if isinstance(run, QuantizedWeight) and run.order is None and takes(run)
         )
         if len(runs) < len(weight):
             return None

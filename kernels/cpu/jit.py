@@ -49,10 +49,20 @@ def prepare() -> None:
 @cache
 def multiplies_bytes() -> bool:
     """True if kernels are compiled for a CPU with AVX-512 VNNI. After ``prepare``."""
+    return {"avx512vnni", "avx512bw"} <= _features()
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """True if kernels are compiled for a CPU that multiplies bf16. After ``prepare``."""
+    return "avx512bf16" in _features()
+
+
+def _features() -> set[str]:
     from numba.core.registry import cpu_target
 
     features = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
-    return {"+avx512vnni", "+avx512bw"} <= set(features)
+    return {each[1:] for each in features if each.startswith("+")}
 
 
 @cache

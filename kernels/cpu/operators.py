@@ -17,7 +17,7 @@ from ..attention_metadata import (
     decode_metadata,
 )
 from ..batched_decode import batched_attention
-from ..block_formats import Q8_0, BlockFormat
+from ..block_formats import Q8_0
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -35,7 +35,7 @@ from ..signatures import (
 )
 from . import pointwise
 from .block_copy import CompiledBlockCopies
-from .block_layouts import LAYOUTS
+from .block_layouts import has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
@@ -79,7 +79,7 @@ class CompiledOperators(Operators):
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
         """Takes any number of rows. Activations are rounded to int8 if the CPU multiplies bytes."""
-        if has_panels(weight.format):
+        if has_panels(weight):
             _compile_panels()
             return PanelLinear(weight, bias)
         if weight.format not in DECODED:
@@ -273,9 +273,9 @@ def _compile_linear(dtype: torch.dtype) -> None:
         packed(torch.zeros(rows, 1))
 
 
-def has_panels(format: BlockFormat) -> bool:
-    """Return whether weights of a format are multiplied as bytes."""
-    return multiplies_bytes() and format.name in LAYOUTS
+def has_panels(weight: QuantizedWeight) -> bool:
+    """Return whether a weight is multiplied in panels."""
+    return multiplies_bytes() and has_layout(weight)
 
 
 @cache

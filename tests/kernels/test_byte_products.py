@@ -9,19 +9,28 @@ from functools import cache
 import pytest
 import torch
 
-from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_0, Q4_1, Q6_K
+from tandem.kernels.block_formats import BLOCK_FORMATS, Q4_0, Q4_1, Q6_K, group_format
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight, dequantize
-from tandem.tests.support.random_blocks import random_weight
-from tandem.tests.support.rounded_operators import rounded
+from tandem.tests.support.random_blocks import GROUPS, random_weight
+from tandem.tests.support.rounded_operators import rounded, rounded_for
 
 jit.prepare()
 
-from tandem.kernels.cpu.block_layouts import BLOCK, LANES, LAYOUTS, Panels  # noqa: E402
+from tandem.kernels.cpu import byte_products, byte_tile, float_tile  # noqa: E402
+from tandem.kernels.cpu.block_layouts import (  # noqa: E402
+    BLOCK,
+    LANES,
+    LAYOUTS,
+    Panels,
+    has_layout,
+    layout_of,
+)
 from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 
-FORMATS = sorted(BLOCK_FORMATS.keys() & LAYOUTS.keys())
+KINDS = {name: kind for name, kind in (BLOCK_FORMATS | GROUPS).items() if layout_of(kind)}
+FORMATS = sorted(KINDS)
 OUTPUTS, INPUTS = 99, 512
 # What panels have in whole bytes, or as fp16, and the file in fewer bits.
 WIDER = {
@@ -36,7 +45,7 @@ multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has 
 
 
 def weight_of(name: str, outputs: int = OUTPUTS) -> QuantizedWeight:
-    kind = BLOCK_FORMATS[name]
+    kind = KINDS[name]
     return random_weight(kind, outputs, INPUTS // kind.values)
 
 
@@ -54,7 +63,8 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def panels_of(name: str, outputs: int) -> Panels:
-    layout = LAYOUTS[name]
+    layout = layout_of(KINDS[name])
+    assert layout is not None
     size = layout.sections(-(-outputs // LANES), INPUTS // BLOCK)[-1]
     return Panels(layout, torch.empty(size, dtype=torch.uint8), outputs, INPUTS)
 
@@ -76,7 +86,7 @@ def test_rows_of_panels_are_those_of_the_blocks(
 def test_packing_is_that_of_torch(name: str, outputs: int) -> None:
     """To the byte, but for scales whose factor is zero, of which torch makes zeros."""
     weight = weight_of(name, outputs)
-    if supers := LAYOUTS[name].supers:
+    if supers := panels_of(name, 1).layout.supers:
         blocks = weight.blocks.view(outputs, -1, weight.format.nbytes)
         blocks[..., [at + 1 for at in supers]] |= 4
     found, expected = panels_of(name, outputs), panels_of(name, outputs)
@@ -88,7 +98,7 @@ def test_packing_is_that_of_torch(name: str, outputs: int) -> None:
         assert torch.equal(ours[whole:, :, : outputs % LANES], theirs[whole:, :, : outputs % LANES])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
 def test_only_what_has_to_be_computed_is_left_to_torch(name: str) -> None:
     left = [moves is None for moves in tables_of(BLOCK_FORMATS[name], LAYOUTS[name]).sections]
     assert left == [name == "TQ1_0", name == "NVFP4", False]
@@ -96,10 +106,12 @@ def test_only_what_has_to_be_computed_is_left_to_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_panels_are_no_larger_than_the_file(name: str) -> None:
-    kind = BLOCK_FORMATS[name]
-    found = LAYOUTS[name].sections(4096 // LANES, 4096 // BLOCK)[-1]
+    kind = KINDS[name]
+    layout = layout_of(kind)
+    assert layout is not None
+    found = layout.sections(4096 // LANES, 4096 // BLOCK)[-1]
     wanted = kind.bytes_of(4096 * 4096) * (1 + WIDER.get(name, 0))
-    assert found <= wanted + 64
+    assert found <= wanted + 64 * layout.level_bytes
 
 
 @multiplies
@@ -109,9 +121,12 @@ def test_products_are_those_of_the_rounded_rows(name: str) -> None:
     for count in (1, 2, 3, 5, 7, 11, 13, 37):
         x = rows(count, seed=count)
         found = product(name)(x).double()
-        expected = rounded(x) @ values.T + bias
-        size = rounded(x).abs() @ values.abs().T + bias.abs()
-        assert ((found - expected).abs() <= 1e-6 * size).all()
+        given = rounded_for(weight_of(name), x)
+        expected = given @ values.T + bias
+        size = given.abs() @ values.abs().T + bias.abs()
+        # The numbers of nf4 are rounded to 16 bits.
+        allowed = 2.0**-15 if name.startswith("NF4") else 1e-6
+        assert ((found - expected).abs() <= allowed * size).all()
         exact = x.double() @ values.T + bias
         assert ((found - exact).norm(dim=1) <= 0.03 * (exact - bias).norm(dim=1) + 1e-6).all()
 
@@ -140,6 +155,37 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(
     wrong[count // 2] = True
     assert not found[wrong].isfinite().any()
     assert torch.equal(found[~wrong], clean[~wrong])
+
+
+@multiplies
+@pytest.mark.parametrize("pairs", [True, False])
+def test_each_float_of_8_bits_is_itself(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without instructions for bf16; a row with a code for NaN is NaN."""
+    if pairs and not jit.multiplies_pairs():
+        pytest.skip("the CPU does not multiply bf16")
+    for module in (byte_products, float_tile):
+        monkeypatch.setattr(module, "multiplies_pairs", lambda: pairs)
+    byte_products._compiled.cache_clear()
+    byte_tile.tile_product.cache_clear()
+    codes = torch.arange(256, dtype=torch.uint8)[
+        torch.tensor([*range(127), *range(128, 255), 0, 0])
+    ]
+    scales = torch.ones(2, 1).view(torch.uint8)
+    blocks = torch.cat([torch.cat([scales, half.expand(2, -1)], 1) for half in codes.split(128)], 1)
+    blocks[1, 7] = 0x7F
+    product = PanelLinear(QuantizedWeight(group_format("e4m3", 8, 128, "F32"), blocks), None)
+    found = product(torch.eye(256))
+    assert torch.equal(found[:, 0], codes.view(torch.float8_e4m3fn).float())
+    assert found[:, 1].isnan().any()
+    x = torch.randn(7, 256).bfloat16()
+    expected = x.float() @ codes.view(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(product(x.float())[:, 0], expected)
+
+
+def test_other_widths_have_no_panels() -> None:
+    assert not has_layout(random_weight(group_format("e2m1", 4, 16, "F32"), 3, 3))
+    assert not has_layout(random_weight(group_format("int", 4, 40, "F16"), 3, 4))
+    assert not has_layout(random_weight(group_format("e4m3", 8, 16, "F32"), 3, 4))
 
 
 @multiplies

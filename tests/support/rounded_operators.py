@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.cpu.block_layouts import LAYOUTS
+from tandem.kernels.cpu.block_layouts import has_layout, layout_of
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.quantized_linear import DecodedLinear
@@ -14,8 +14,15 @@ from tandem.kernels.signatures import QuantizedLinear
 BLOCK = 32
 
 
+def rounded_for(weight: QuantizedWeight, x: torch.Tensor) -> torch.Tensor:
+    """Rows in fp64 as they are rounded before a weight."""
+    layout = layout_of(weight.format)
+    assert layout is not None
+    return x.bfloat16().double() if layout.floats else rounded(x)
+
+
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Rows in fp64 as they are rounded: 32 int8 codes, and an fp32 scale."""
+    """Rows in fp64 as 32 int8 codes, and an fp32 scale."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))
     most = blocks.abs().amax(-1, keepdim=True)
     factor = torch.where(most > 0, torch.full_like(most, 127) / most, 0)
@@ -32,7 +39,7 @@ class RoundedLinear(DecodedLinear):
         self._added = None if bias is None else bias.double()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(rounded(x), self._values, self._added).to(x.dtype)
+        return F.linear(rounded_for(self._weight, x), self._values, self._added).to(x.dtype)
 
 
 class RoundedOperators(Operators):
@@ -41,6 +48,6 @@ class RoundedOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        if weight.format.name in LAYOUTS:
+        if has_layout(weight):
             return RoundedLinear(weight, bias)
         return super().prepare_quantized(weight, bias, dtype)

@@ -204,7 +204,12 @@ class _Finder:
         outputs, count = shape
         if self._folder.dtype(name) == "I8":
             self._expect(name, "I8", shape)
-            return self._folder.read(name, 0, first, end).short() + (1 << bits - 1)
+            zeros = self._folder.read(name, 0, first, end).short() + (1 << bits - 1)
+            if ((zeros < 0) | (zeros >= 1 << bits)).any():
+                raise ModelError(
+                    f"{self._folder.path}: {name} has zeros beyond {bits} bits: {_REMEDY}"
+                )
+            return zeros
         self._matrix(name, "I32", height=-(-outputs * bits // 32), width=count)
         packed = self._folder.read(name, 0, 0, -(-outputs * bits // 32))
         return in_words(packed.mT, bits)[:, first:end].mT.short()

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
+from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.shared.weights.gguf.test_models import logits_of
+from tandem.tests.shared.weights.gguf.test_models import compiled_operators, logits_of
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.quantized_folders import (
     METHODS,
@@ -19,7 +22,14 @@ from tandem.tests.support.checkpoints.quantized_folders import (
     write_mxfp4,
     write_quantized,
 )
+from tandem.tests.support.rounded_operators import RoundedOperators
 
+jit.prepare()
+# Methods whose weights have panels of all kinds.
+IN_PANELS = (
+    *("fp8 blocks", "gptq 4 order", "gptq 8 zeros", "awq", "compressed int4", "nf4 nested"),
+    *("compressed nvfp4", "int8", "mlx 4"),
+)
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 320}
 
 
@@ -58,6 +68,30 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
     torch.testing.assert_close(
         logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
     )
+
+
+@pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+@pytest.mark.parametrize("name", IN_PANELS)
+def test_compiled_kernels_have_the_logits_of_rounded_rows(
+    tmp_path: Path, llama: Path, name: str
+) -> None:
+    """On one rank, and the feed-forward on two."""
+    coded, plain = write_quantized(llama, tmp_path, METHODS[name])
+    operators, prompt = compiled_operators(), list(range(40))
+    found, expected = logits_of(coded, prompt, operators), logits_of(plain, prompt)
+    emulated = logits_of(coded, prompt, RoundedOperators())
+    # Sums that differ in the last digit may be rounded to another code, here and there.
+    assert (found - emulated).norm() <= 0.02 * emulated.norm()
+    assert (found - expected).norm() <= 0.05 * expected.norm()
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
+    sums = []
+    for size in (1, 2):
+        tps = [TensorParallel(rank, size) for rank in range(size)]
+        layers = [
+            load_model(coded, dtype="float32", tp=tp, operators=operators).layers[0] for tp in tps
+        ]
+        sums.append(sum(each.mlp.partial(x) for each in layers))
+    torch.testing.assert_close(sums[1], sums[0], atol=0.02 * float(sums[0].abs().max()), rtol=0)
 
 
 @pytest.mark.parametrize(

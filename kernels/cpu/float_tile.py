@@ -1,0 +1,136 @@
+"""LLVM intrinsics for products of weights in e4m3: activations to bf16, and tiles.
+
+bf16 has each number of e4m3. Where a CPU multiplies pairs of bf16 (AVX512-BF16) an instruction has
+32 products; elsewhere both halves of a pair are widened to fp32. The second and third of four
+neighbouring activations change places, as codes become pairs by shifts of whole words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from .block_layouts import BLOCK, LANES, LINE, WORDS
+from .byte_tile import FLOATS, LINE_WORDS, LONG, SHORT, WORD, Emitter, Tile, all_of, memory
+from .jit import multiplies_pairs
+
+_HALF_LINE = LANES // 2
+# Exponents of bf16 are larger by 120 than those of e4m3, and mantissas are four bits further up.
+_BIAS, _SHIFT = 120 << 7, 4
+_MAGNITUDE, _SIGN = 0x7F << _SHIFT, 0x8000
+# Numbers without an exponent, below 2^-6, in bf16: 0 to 7 times 2^-9.
+_SMALL = (0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60)
+_FIRST_NORMAL = 8 << _SHIFT
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+_PAIRS, _SHORTS = ir.VectorType(_BFloat(), 2 * LANES), ir.VectorType(SHORT, 2 * LANES)
+
+
+@intrinsic
+def round_block(typing: Any, x: Any, at: Any, codes: Any, place: Any) -> Any:
+    """A block of activations, rounded to the nearest bf16 and written to ``place``."""
+    signature = types.void(x, types.intp, codes, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        emit = Emitter(builder)
+        source, target = (memory(context, builder, signature, args, index) for index in (0, 2))
+        begin, to = builder.mul(args[1], LONG(4)), builder.mul(args[3], LONG(LINE))
+        for half in range(2):
+            numbers = emit.load(source, begin, FLOATS, LINE * half)
+            bits = builder.bitcast(numbers, LINE_WORDS)
+            high = builder.lshr(bits, all_of(LINE_WORDS, 16))
+            # Half of the last place is added, less one bit where that is even.
+            odd = builder.and_(high, all_of(LINE_WORDS, 1))
+            least = builder.add(bits, builder.add(odd, all_of(LINE_WORDS, 0x7FFF)))
+            quiet = builder.or_(high, all_of(LINE_WORDS, 0x40))
+            wrong = builder.fcmp_unordered("uno", numbers, numbers)
+            rounded = builder.select(wrong, quiet, builder.lshr(least, all_of(LINE_WORDS, 16)))
+            first, third = (_every_other_pair(builder, rounded, which) for which in (0, 2))
+            pairs = builder.or_(first, builder.shl(third, all_of(third.type, 16)))
+            emit.store(pairs, target, to, LINE // 2 * half)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _every_other_pair(builder: Any, numbers: Any, first: int) -> Any:
+    """The first two of each four numbers, or the last two."""
+    places = [4 * word + first + number for word in range(LANES // 4) for number in range(2)]
+    mask = ir.Constant(ir.VectorType(WORD, _HALF_LINE), places)
+    return builder.shuffle_vector(numbers, ir.Constant(numbers.type, ir.Undefined), mask)
+
+
+class FloatTile(Tile):
+    """Emits the sums of some rows of a tile of bf16."""
+
+    def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
+        """See ``Tile``. Half a block's codes are in registers at a time."""
+        builder, emit = self.builder, self.emit
+        lines = self.load_lines(at)
+        (scale,), _ = self.load_scales(at)
+        number = builder.add(self.first, builder.mul(at, LONG(self.size)))
+        x_at = builder.mul(number, LONG(2 * BLOCK))
+        totals = sums
+        for half in range(2):
+            some = lines[half * WORDS // 2 : (half + 1) * WORDS // 2]
+            pairs = [pair for line in some for pair in self._pairs(line)]
+            following = []
+            for row, total in zip(self.rows, totals, strict=True):
+                products: Any = all_of(FLOATS, 0.0)
+                for place, pair in enumerate(pairs):
+                    more = 2 * BLOCK * row + BLOCK * half + 4 * place
+                    x = emit.everywhere(emit.load(self.codes, x_at, WORD, more, 4))
+                    products = self._add_pairs(products, pair, x)
+                following.append(emit.fma(products, scale, total))
+            totals = following
+        return totals
+
+    def _pairs(self, line: Any) -> list[Any]:
+        """The first and third codes of each word as bf16, and the second and fourth."""
+        builder = self.builder
+        shorts = builder.bitcast(line, _SHORTS)
+        low, high = all_of(_SHORTS, _SHIFT), all_of(_SHORTS, 8)
+        pairs = []
+        for shifted, index, sign in (
+            (builder.shl(shorts, low), shorts, builder.shl(shorts, high)),
+            (builder.lshr(shorts, low), builder.lshr(shorts, high), shorts),
+        ):
+            magnitude = builder.and_(shifted, all_of(_SHORTS, _MAGNITUDE))
+            normal = builder.add(magnitude, all_of(_SHORTS, _BIAS))
+            # The index has more bits, which are zero where it counts.
+            table = ir.Constant(_SHORTS, [*_SMALL] * (2 * LANES // len(_SMALL)))
+            small = self.emit.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, table, index)
+            is_small = builder.icmp_unsigned("<", magnitude, all_of(_SHORTS, _FIRST_NORMAL))
+            number = builder.select(is_small, small, normal)
+            pair = builder.or_(number, builder.and_(sign, all_of(_SHORTS, _SIGN)))
+            pairs.append(builder.bitcast(pair, LINE_WORDS))
+        return pairs
+
+    def _add_pairs(self, total: Any, pair: Any, x: Any) -> Any:
+        builder, emit = self.builder, self.emit
+        if multiplies_pairs():
+            both = [builder.bitcast(each, _PAIRS) for each in (pair, x)]
+            return emit.call("llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *both)
+        for widened in (
+            lambda bits: builder.and_(bits, all_of(LINE_WORDS, 0xFFFF0000)),
+            lambda bits: builder.shl(bits, all_of(LINE_WORDS, 16)),
+        ):
+            both = [builder.bitcast(widened(each), FLOATS) for each in (pair, x)]
+            total = emit.fma(*both, total)
+        return total
