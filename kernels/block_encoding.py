@@ -9,6 +9,8 @@ N blocks, S groups of a block, n values of a group.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -16,23 +18,63 @@ from . import block_formats as formats
 from .block_formats import BlockFormat, GroupFormat
 
 _LARGEST_E4M3 = 448.0
+# Partial sums, so that compiled searches add in the same order.
+SUMS = 4
 # Numbers that are encoded at a time: candidates take several times their memory.
 _PIECE = 1 << 20
 
 
-def encode(format: BlockFormat, weight: torch.Tensor) -> torch.Tensor:
-    """Quantise numbers, in rows of whole blocks."""
+class WithMinimum(Protocol):
+    """Scales and (negated) minimums [N, S] of groups [N, S, n], for codes from 0 to ``most``.
+    ``importance`` weighs the errors, or with ``absolute`` their magnitudes. Candidates are
+    ``first`` and ``steps`` tenths from there on more than ``most``."""
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        importance: torch.Tensor,
+        most: int,
+        first: float,
+        steps: int,
+        *,
+        absolute: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Searches:
+    """The searches for scales, which take nearly all of the time: by torch, or compiled for CPUs
+    (``cpu/scale_search.py``) with the same bits.
+
+    ``symmetric`` and ``one_by_one`` return scales [N, S] for codes from -``most`` to ``most`` - 1,
+    where large values count more; the second improves one code after the other.
+    """
+
+    with_minimum: WithMinimum
+    symmetric: Callable[[torch.Tensor, int], torch.Tensor]
+    one_by_one: Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def encode(
+    format: BlockFormat,
+    weight: torch.Tensor,
+    into: torch.Tensor | None = None,
+    searches: Searches | None = None,
+) -> torch.Tensor:
+    """Quantise numbers, in rows of whole blocks, to new memory or that of ``into``."""
+    searches = searches or _TORCH
     rows, inputs = weight.shape
-    encoded = weight.new_empty(rows, format.bytes_of(inputs), dtype=torch.uint8)
+    if into is None:
+        into = weight.new_empty(rows, format.bytes_of(inputs), dtype=torch.uint8)
     step = max(1, _PIECE // max(1, inputs))
     for first in range(0, rows, step):
         part = weight[first : first + step]
         blocks = part.float().reshape(-1, format.values)
-        encoded[first : first + step] = encoder(format)(blocks).view(len(part), -1)
-    return encoded
+        into[first : first + step] = encoder(format)(blocks, searches).view(len(part), -1)
+    return into
 
 
-def encoder(format: BlockFormat) -> Callable[[torch.Tensor], torch.Tensor]:
+def encoder(format: BlockFormat) -> Callable[[torch.Tensor, Searches], torch.Tensor]:
     """The bytes of blocks [N, values of a block] in fp32."""
     if isinstance(format, GroupFormat):
         assert format.codes == "e4m3" and format.scale == "F32", format
@@ -40,7 +82,7 @@ def encoder(format: BlockFormat) -> Callable[[torch.Tensor], torch.Tensor]:
     return _ENCODERS[format]
 
 
-def _e4m3(blocks: torch.Tensor) -> torch.Tensor:
+def _e4m3(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     scales = blocks.abs().amax(1, keepdim=True) / _LARGEST_E4M3
     codes = (blocks * _inverse(scales)).clamp(-_LARGEST_E4M3, _LARGEST_E4M3)
     return torch.cat(
@@ -48,7 +90,7 @@ def _e4m3(blocks: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
+def _q8_0(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     scales = blocks.abs().amax(1, keepdim=True) / 127
     scaled = blocks * _inverse(scales)
     # Halves are rounded away from zero.
@@ -56,15 +98,15 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([_half(scales), codes.to(torch.int8).view(torch.uint8)], dim=1)
 
 
-def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
+def _q4_0(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     scales = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -8
     codes = (blocks * _inverse(scales) + 8.5).trunc().clamp(0, 15).byte()
     return torch.cat([_half(scales), codes[:, :16] | codes[:, 16:] << 4], dim=1)
 
 
-def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q2_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     groups = blocks.unflatten(1, (16, 16))
-    scales, minimums = _with_minimum(groups, groups.abs(), 3, -0.5, 15, absolute=True)
+    scales, minimums = searches.with_minimum(groups, groups.abs(), 3, -0.5, 15, absolute=True)
     d, own = _shared(scales, 15)
     dmin, least = _shared(minimums, 15)
     codes = _codes(groups, d * own, dmin * least, 3)
@@ -72,9 +114,9 @@ def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([packed, _planes(codes, 2), _half(d), _half(dmin)], dim=1)
 
 
-def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q3_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     groups = blocks.unflatten(1, (16, 16))
-    scales = _symmetric_one_by_one(groups, 4)
+    scales = searches.one_by_one(groups, 4)
     d, own = _signed(scales, 32)
     codes = _codes(groups, d * own, None, 3, low=-4) + 4
     flat = codes.flatten(1)
@@ -85,24 +127,24 @@ def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([third, _planes(codes & 3, 2), low, high, _half(d)], dim=1)
 
 
-def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    fields, codes = _four_or_five(blocks, 15, -1.0, 20)
+def _q4_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
+    fields, codes = _four_or_five(blocks, searches, 15, -1.0, 20)
     return torch.cat([*fields, _planes(codes, 4)], dim=1)
 
 
-def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    fields, codes = _four_or_five(blocks, 31, -0.5, 15)
+def _q5_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
+    fields, codes = _four_or_five(blocks, searches, 31, -0.5, 15)
     fifth = _bytes((codes >> 4).byte(), 1)
     return torch.cat([*fields, fifth, _planes(codes & 15, 4)], dim=1)
 
 
 def _four_or_five(
-    blocks: torch.Tensor, most: int, first: float, steps: int
+    blocks: torch.Tensor, searches: Searches, most: int, first: float, steps: int
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The scales' fields, and codes [N, 8, 32]."""
     groups = blocks.unflatten(1, (8, 32))
-    importance = groups.square().mean(-1, keepdim=True).sqrt() + groups.abs()
-    scales, minimums = _with_minimum(groups, importance, most, first, steps, absolute=False)
+    importance = (sum_of(groups.square()) / 32).sqrt() + groups.abs()
+    scales, minimums = searches.with_minimum(groups, importance, most, first, steps, absolute=False)
     d, own = _shared(scales, 63)
     dmin, least = _shared(minimums, 63)
     codes = _codes(groups, d * own, dmin * least, most)
@@ -118,9 +160,9 @@ def _four_or_five(
     return [_half(d), _half(dmin), packed], codes
 
 
-def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
+def _q6_k(blocks: torch.Tensor, searches: Searches) -> torch.Tensor:
     groups = blocks.unflatten(1, (16, 16))
-    d, own = _signed(_symmetric(groups, 32), 128)
+    d, own = _signed(searches.symmetric(groups, 32), 128)
     codes = _codes(groups, d * own, None, 31, low=-32) + 32
     halves = codes.flatten(1).byte().unflatten(1, (2, 128))
     low = _bytes((halves & 15).unflatten(2, (2, 64)), 4)
@@ -142,20 +184,20 @@ def _with_minimum(
     least = x.amin(-1, keepdim=True).clamp(max=0)
     spread = x.amax(-1, keepdim=True) - least
     inverse = _inverse(spread)
-    total, sum_x = importance.sum(-1, keepdim=True), (importance * x).sum(-1, keepdim=True)
+    total, sum_x = sum_of(importance), sum_of(importance * x)
 
     def error(scale: torch.Tensor, minimum: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
         off = scale * codes + minimum - x
-        return (importance * (off.abs() if absolute else off.square())).sum(-1, keepdim=True)
+        return sum_of(importance * (off.abs() if absolute else off.square()))
 
     scale, minimum = spread / most, least
     codes = (most * inverse * (x - least)).round().clamp(0, most)
     best = error(scale, minimum, codes)
     for step in range(steps + 1):
         codes = ((first + 0.1 * step + most) * inverse * (x - least)).round().clamp(0, most)
-        sum_l = (importance * codes).sum(-1, keepdim=True)
-        sum_l2 = (importance * codes.square()).sum(-1, keepdim=True)
-        sum_xl = (importance * codes * x).sum(-1, keepdim=True)
+        sum_l = sum_of(importance * codes)
+        sum_l2 = sum_of(importance * codes.square())
+        sum_xl = sum_of(importance * codes * x)
         determinant = total * sum_l2 - sum_l.square()
         over = _inverse(determinant)
         a, b = (total * sum_xl - sum_x * sum_l) * over, (sum_l2 * sum_x - sum_l * sum_xl) * over
@@ -174,8 +216,8 @@ def _symmetric(x: torch.Tensor, most: int) -> torch.Tensor:
     scale = best = torch.zeros_like(inverse)
     for step in (0, *range(-9, 0), *range(1, 10)):
         codes = (-(most + 0.1 * step) * inverse * x).round().clamp(-most, most - 1)
-        sum_lx = (x.square() * x * codes).sum(-1, keepdim=True)
-        sum_l2 = (x.square() * codes.square()).sum(-1, keepdim=True)
+        sum_lx = sum_of(x.square() * x * codes)
+        sum_l2 = sum_of(x.square() * codes.square())
         found = sum_lx * _inverse(sum_l2)
         better = found * sum_lx > best
         scale = torch.where(better, found, scale)
@@ -183,12 +225,12 @@ def _symmetric(x: torch.Tensor, most: int) -> torch.Tensor:
     return scale[..., 0]
 
 
-def _symmetric_one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
+def _one_by_one(x: torch.Tensor, most: int) -> torch.Tensor:
     """As ``_symmetric``, by codes of which one after the other is improved."""
     inverse = _inverse(x.gather(-1, x.abs().argmax(-1, keepdim=True)))
     codes = (-most * inverse * x).round().clamp(-most, most - 1)
     weights = x.square()
-    sum_lx, sum_l2 = (weights * x * codes).sum(-1), (weights * codes.square()).sum(-1)
+    sum_lx, sum_l2 = sum_of(weights * x * codes)[..., 0], sum_of(weights * codes.square())[..., 0]
     for _ in range(5):
         for index in range(x.shape[-1]):
             one, weight, code = x[..., index], weights[..., index], codes[..., index]
@@ -249,11 +291,22 @@ def _half(scales: torch.Tensor) -> torch.Tensor:
     return scales.half().view(torch.uint8)
 
 
+def sum_of(x: torch.Tensor) -> torch.Tensor:
+    """The sum of the last dimension, a multiple of ``SUMS``, in an order of its own: of every
+    ``SUMS``-th number first."""
+    first, *others = x.split(SUMS, dim=-1)
+    for each in others:
+        first = first + each
+    halves = first[..., :2] + first[..., 2:]
+    return halves[..., :1] + halves[..., 1:]
+
+
 def _inverse(x: torch.Tensor) -> torch.Tensor:
     """``1 / x``, and zero for zero."""
     return torch.where(x == 0, 0.0, 1 / x)
 
 
+_TORCH = Searches(_with_minimum, _symmetric, _one_by_one)
 _ENCODERS = {
     formats.Q8_0: _q8_0,
     formats.Q4_0: _q4_0,

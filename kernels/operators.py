@@ -14,6 +14,8 @@ import torch
 
 from .activations import Activation
 from .attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
+from .block_encoding import encode
+from .block_formats import BlockFormat
 from .quantized import QuantizedWeight
 from .reference import attention, latent, linear, norm, quantized_linear
 from .reference.activation import act_and_mul, activate
@@ -66,6 +68,10 @@ class Operators:
         order = weight.order
         in_order = self.prepare_quantized(replace(weight, order=None), bias, dtype)
         return in_order if order is None else OrderedLinear(in_order, order)
+
+    def quantise(self, format: BlockFormat, weight: torch.Tensor, into: torch.Tensor) -> None:
+        """Write the blocks of numbers, in rows of whole blocks on the device of ``into``."""
+        encode(format, weight, into)
 
     def prepare_experts(
         self,

@@ -17,7 +17,8 @@ from ..attention_metadata import (
     decode_metadata,
 )
 from ..batched_decode import batched_attention
-from ..block_formats import Q8_0
+from ..block_encoding import encode
+from ..block_formats import Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -44,6 +45,7 @@ from .jit import WIDE, SameArrays, array, castable, multiplies_bytes
 from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
+from .scale_search import COMPILED
 
 
 class CompiledOperators(Operators):
@@ -86,6 +88,9 @@ class CompiledOperators(Operators):
             return super().prepare_quantized(weight, bias, dtype)
         _compile_quantized()
         return BlockLinear(weight, bias)
+
+    def quantise(self, format: BlockFormat, weight: torch.Tensor, into: torch.Tensor) -> None:
+        encode(format, weight, into, COMPILED)
 
     def prepare_experts(
         self,

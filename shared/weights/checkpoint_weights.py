@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ...kernels.block_encoding import encode
 from ...kernels.block_formats import BlockFormat
+from ...kernels.operators import Operators
 from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
 from ..models.layers.part import Part
@@ -28,6 +28,7 @@ from ..models.weight_names import (
 )
 from .in_situ import InSitu
 from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
+from .safetensors_folder import torch_dtype
 from .source import WeightSource
 
 # dtypes of numbers in checkpoints.
@@ -43,8 +44,11 @@ class CheckpointWeights:
         family: Family,
         spec: DecoderSpec,
         in_situ: InSitu | None = None,
+        operators: Operators | None = None,
     ) -> None:
+        """``in_situ`` quantises numbers, by the ``operators``."""
         self._source = source
+        self._operators = operators or Operators()
         self._in_situ = in_situ
         self._spec = spec
         names = source.weight_names(family)
@@ -121,18 +125,26 @@ class CheckpointWeights:
             self._store(slot, stored.mT if transposed else stored, origin)
             return
         rows = self._rows(name, target, slot, slots)
-        stored = self._read(origin, slot, int(transposed), rows.first, rows.end)
+        into = slot.target if self._is_kept_so(slot, origin) else None
+        stored = self._read(origin, slot, int(transposed), rows.first, rows.end, into)
         picked = rows.pick(stored.mT if transposed else stored)
         self._store(slot, self._transformed(name, target, picked), origin)
 
-    def _store(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> None:
-        slot.target.copy_(self._as_kept(slot, rows, origin))
+    def _is_kept_so(self, slot: WeightSlot, origin: TensorOrigin) -> bool:
+        """True if a tensor can be read to where a slot keeps it."""
+        format, kept = self._source.block_format(origin.tensor), slot.target
+        if not isinstance(origin.target, str | Split) or format != slot.format:
+            return False
+        alike = format is not None or torch_dtype(self._source.dtype(origin.tensor)) == kept.dtype
+        return alike and kept.is_contiguous() and kept.device.type == "cpu"
 
-    def _as_kept(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> torch.Tensor:
-        """Rows as a slot keeps them: numbers that it has in blocks are quantised, where it is."""
+    def _store(self, slot: WeightSlot, rows: torch.Tensor, origin: TensorOrigin) -> None:
         if slot.format is None or self._source.block_format(origin.tensor) is not None:
-            return rows
-        return encode(slot.format, rows.to(slot.target.device))
+            if rows is not slot.target:
+                slot.target.copy_(rows)
+        else:  # quantised, where it is
+            rows = rows.to(slot.target.device)
+            self._operators.quantise(slot.format, rows, slot.target)
 
     def _rows(
         self, name: str, target: Target, slot: WeightSlot, slots: Mapping[str, WeightSlot]
@@ -155,9 +167,10 @@ class CheckpointWeights:
     def _check_tied(self, embedding: WeightSlot, head: TensorOrigin) -> None:
         """Reject a head whose rows, those of this rank, are not those of the embedding."""
         self._check(head, embedding.shape)
+        kept = replace(embedding, target=torch.empty_like(embedding.target))
         rows = self._read(head, embedding, 0, embedding.first, embedding.end)
-        kept = self._as_kept(embedding, rows, head)
-        if not torch.equal(kept.to(embedding.target), embedding.target):
+        self._store(kept, rows, head)
+        if not torch.equal(kept.target, embedding.target):
             raise ModelError(
                 f"{self._source.path}: {head.tensor} is not the embedding, but "
                 f"tie_word_embeddings is true, or left out and true for this family: if the head "
@@ -190,14 +203,20 @@ class CheckpointWeights:
             )
 
     def _read(
-        self, origin: TensorOrigin, slot: WeightSlot, dim: int, first: int, end: int
+        self,
+        origin: TensorOrigin,
+        slot: WeightSlot,
+        dim: int,
+        first: int,
+        end: int,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A part of a tensor along ``dim``: bytes of blocks for a slot with a format, else
-        numbers."""
+        numbers. See ``WeightSource.read`` for ``into``."""
         tensor = origin.tensor
         format = self._source.block_format(tensor)
         if format is None or format == slot.format:
-            return self._source.read(tensor, dim, first, end, origin.index)
+            return self._source.read(tensor, dim, first, end, origin.index, into)
         order = self._source.order(tensor)
         if dim == 0 or order is not None:
             rows = (first, end) if dim == 0 else (0, slot.shape[0])

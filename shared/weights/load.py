@@ -72,7 +72,8 @@ def decoder_from(
     """Build a decoder with the weights of an open source, which ``isq`` quantises."""
     config = source.config()
     in_situ = None if isq is None else InSitu(isq, spec)
-    weights = CheckpointWeights(source, family_of(config.values, config.file), spec, in_situ)
+    family = family_of(config.values, config.file)
+    weights = CheckpointWeights(source, family, spec, in_situ, place.operators)
 
     def load(part: Part) -> None:
         weights.fill(part)

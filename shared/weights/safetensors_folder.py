@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Collection
 from contextlib import ExitStack
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,7 @@ from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from ..text.vocabulary.added_tokens import AddedTokens
 from ..text.vocabulary.files import TOKENIZER_JSON
+from .file_reads import FileReads
 from .folder_kind import INDEX, SINGLE, without_config, without_weights
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ _LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
 
 class SafetensorsFolder:
-    """A ``WeightSource``. Files are memory-mapped, so a read costs only what it reads.
+    """A ``WeightSource``. The library checks the files and knows what is in them.
 
     ``framework`` reads the tensors; with "np" it is enough for their names, and loads no torch.
     """
@@ -42,9 +46,12 @@ class SafetensorsFolder:
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
         self._own_names: dict[str, str] = {}  # those of tensors whose name in a file is not unique
+        self._begins: dict[str, dict[str, int]] = {}
+        self._reads = FileReads()
         self._open = ExitStack()
 
     def __enter__(self) -> SafetensorsFolder:
+        self._open.enter_context(self._reads)
         try:
             self._find()
         except BaseException:
@@ -138,18 +145,33 @@ class SafetensorsFolder:
         return tuple(self._slice(name).get_shape())
 
     def read(
-        self, name: str, dim: int, first: int, end: int, index: int | None = None
+        self,
+        name: str,
+        dim: int,
+        first: int,
+        end: int,
+        index: int | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``WeightSource``."""
-        from safetensors import SafetensorError
+        import torch
 
-        part = self._slice(name)
-        try:
-            if index is not None:
-                return part[index, first:end] if dim == 0 else part[index, :, first:end]
-            return part[first:end] if dim == 0 else part[:, first:end]
-        except SafetensorError as error:
-            raise self._broken(self._file_of[name], error) from error
+        path, tensor = self.path / self._file_of[name], self._slice(name)
+        begin = self._begins[self._file_of[name]][self._own_names.get(name, name)]
+        dtype = torch_dtype(str(tensor.get_dtype()))
+        shape = tuple(tensor.get_shape())
+        if index is not None:
+            shape = shape[1:]
+            begin += index * prod(shape) * dtype.itemsize
+        of_row = prod(shape[1:]) * dtype.itemsize
+        if dim == 1:
+            made = torch.empty((shape[0], end - first), dtype=dtype)
+            self._reads.columns(path, begin, of_row, first * dtype.itemsize, made, name)
+            return made
+        if into is None:
+            into = torch.empty((end - first, *shape[1:]), dtype=dtype)
+        self._reads.rows(path, begin + first * of_row, into, name)
+        return into
 
     def _end_tokens_of_other_files(self, config: dict[str, Any], text: str | None) -> list[int]:
         """Those of a tokenizer that has to be made, unless the configuration has the number; none
@@ -214,6 +236,7 @@ class SafetensorsFolder:
         except (SafetensorError, OSError) as error:
             raise self._broken(file, error) from error
         self._files[file] = opened
+        self._begins[file] = _begins(path)
         return list(opened.keys())
 
     def _broken(self, file: str, error: Exception) -> ModelError:
@@ -226,6 +249,42 @@ class SafetensorsFolder:
             f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): "
             f"delete it and download it again"
         )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a name in the files. Raises ``ModelError`` for one of no weights."""
+    import torch
+
+    kinds = {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
+        "F8_E8M0": torch.float8_e8m0fnu,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+    if name not in kinds:
+        raise ModelError(f"a tensor is saved in {name}; supported: {', '.join(kinds)}")
+    return kinds[name]
+
+
+def _begins(file: Path) -> dict[str, int]:
+    """Where the tensors of a file that the library has opened begin."""
+    with file.open("rb") as content:
+        (length,) = struct.unpack("<Q", content.read(8))
+        header = json.loads(content.read(length))
+    return {
+        name: 8 + length + entry["data_offsets"][0]
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def without_loadable_weights(files: Collection[str], place: str) -> ModelError:

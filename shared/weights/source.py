@@ -83,10 +83,17 @@ class WeightSource(Protocol):
         """A tensor's shape. Reads nothing."""
 
     def read(
-        self, name: str, dim: int, first: int, end: int, index: int | None = None
+        self,
+        name: str,
+        dim: int,
+        first: int,
+        end: int,
+        index: int | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Read ``tensor[first:end]`` along ``dim`` (0 or 1), or that of ``tensor[index]``: numbers,
-        or the bytes of blocks."""
+        or the bytes of blocks. ``into``, of the same dtype and shape, contiguous and on the CPU,
+        may be used for rows, and is then what is returned."""
 
 
 def open_source(path: str | Path) -> WeightSource:

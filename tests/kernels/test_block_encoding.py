@@ -8,6 +8,7 @@ import torch
 
 from tandem.kernels.block_encoding import encode
 from tandem.kernels.block_formats import BLOCK_FORMATS, group_format
+from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 
 # The relative error of normally distributed weights as llama.cpp quantises them, in percent.
@@ -34,6 +35,17 @@ def test_the_error_is_that_of_llama_cpp(name: str) -> None:
     error = 100 * float((found - weight)[6:].norm() / weight[6:].norm())
     assert error < 1.02 * ERRORS[name]
     assert not found[3].any() and not found[5, 256:512].any()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_compiled_searches_find_the_same_bits(name: str) -> None:
+    jit.prepare()
+    from tandem.kernels.cpu.scale_search import COMPILED
+
+    format, rows = BLOCK_FORMATS[name], weights(2)
+    rows[7], rows[8], rows[9] = rows[7].abs(), -rows[8].abs(), rows[9] * 1e-30
+    for weight in (rows, rows[:1, :256], rows.bfloat16()):
+        assert torch.equal(encode(format, weight, searches=COMPILED), encode(format, weight))
 
 
 def test_fp8_is_rounded_to_its_nearest_numbers() -> None:

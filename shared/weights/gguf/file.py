@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
@@ -14,6 +15,7 @@ from ...models.model_config import ModelConfig
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
+from ..file_reads import FileReads
 from .header import GGUFHeader, TensorEntry, shortest
 from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
 from .parts import part_files, read_model
@@ -29,23 +31,20 @@ _MAX_FACTORS = 1 << 12
 
 
 class GGUFFile:
-    """A ``WeightSource``, given its file or any of its parts. Tensors are read and not mapped: a
-    mapped file that is truncated kills the process that looks at it."""
+    """A ``WeightSource``, given its file or any of its parts."""
 
     format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open: dict[Path, BinaryIO] | None = None
+        self._reads = FileReads()
 
     def __enter__(self) -> GGUFFile:
-        self._open = {}
+        self._reads.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for file in (self._open or {}).values():
-            file.close()
-        self._open = None
+        self._reads.__exit__()
 
     @cached_property
     def header(self) -> GGUFHeader:
@@ -134,7 +133,13 @@ class GGUFFile:
         return self._tensors[name].shape
 
     def read(
-        self, name: str, dim: int, first: int, end: int, index: int | None = None
+        self,
+        name: str,
+        dim: int,
+        first: int,
+        end: int,
+        index: int | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``WeightSource``. Stacked matrices are tensors with names of their own here."""
         entry = self._tensors[name]
@@ -142,12 +147,7 @@ class GGUFFile:
             return self._expansion(*self._expansions[name], first, end)
         if index is not None:
             return self._rows(entry, index, index + 1)[0, first:end]
-        if dim == 0:
-            return self._rows(entry, first, end)
-        whole = self._rows(entry, 0, entry.shape[0])
-        if entry.type.values > 1:
-            first, end = entry.type.bytes_of(first), entry.type.bytes_of(end)
-        return whole[:, first:end]
+        return self._rows(entry, first, end, into) if dim == 0 else self._columns(entry, first, end)
 
     def _expansion(
         self, keys: TensorEntry, values: TensorEntry, first: int, end: int
@@ -176,42 +176,50 @@ class GGUFFile:
             else dequantize(QuantizedWeight(entry.type, rows))
         )
 
-    def _rows(self, entry: TensorEntry, first: int, end: int) -> torch.Tensor:
+    def _rows(
+        self, entry: TensorEntry, first: int, end: int, into: torch.Tensor | None = None
+    ) -> torch.Tensor:
         import torch
 
-        width = entry.type.bytes_of(entry.shape[1]) if len(entry.shape) > 1 else entry.type.nbytes
-        data = torch.empty((end - first) * width, dtype=torch.uint8)
-        self._fill(data.numpy().data, entry, first * width)
-        dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        kind = dtypes.get(entry.type.name)
-        rows = data if kind is None else data.view(kind)
-        return rows.view(end - first, -1) if len(entry.shape) > 1 else rows
+        of_row = prod(entry.shape[1:])
+        if into is None:
+            into = torch.empty((end - first, *_kept(entry, of_row)), dtype=_dtype(entry))
+        begin = entry.begin + first * entry.type.bytes_of(of_row)
+        self._reads.rows(entry.file, begin, into, entry.name)
+        return into
 
-    def _fill(self, target: memoryview, entry: TensorEntry, begin: int) -> None:
-        """Read the tensor's bytes from ``begin`` on."""
-        assert self._open is not None, "the source is not open"
-        try:
-            if entry.file not in self._open:
-                self._open[entry.file] = entry.file.open("rb", buffering=0)
-            file = self._open[entry.file]
-            file.seek(entry.begin + begin)
-            while target:
-                count = file.readinto(target)  # type: ignore[attr-defined]
-                if not count:
-                    raise ModelError(f"{entry.file} was truncated while {entry.name} was read")
-                target = target[count:]
-        except OSError as error:
-            raise ModelError(f"{entry.file} cannot be read: {error.strerror}") from error
+    def _columns(self, entry: TensorEntry, first: int, end: int) -> torch.Tensor:
+        import torch
+
+        rows, inputs = entry.shape
+        made = torch.empty((rows, *_kept(entry, end - first)), dtype=_dtype(entry))
+        whole, begin = entry.type.bytes_of(inputs), entry.type.bytes_of(first)
+        self._reads.columns(entry.file, entry.begin, whole, begin, made, entry.name)
+        return made
 
     def _read_floats(self, name: str) -> list[float]:
         """The factors of rope, which the configuration needs."""
         entry = self.header.tensors.get(name)
         if entry is None or entry.type.name != "F32" or entry.shape[-1] > _MAX_FACTORS:
             raise ModelError(f"{self.path}: {name} is missing, or no list of factors in F32")
-        data = bytearray(4 * entry.shape[-1])
-        with GGUFFile(self.path) as own:
-            own._fill(memoryview(data), entry, 0)
+        with FileReads() as reads:
+            data = reads.bytes_at(entry.file, entry.begin, 4 * entry.shape[-1], name)
         return [shortest(value) for (value,) in struct.iter_unpack("<f", data)]
+
+
+def _dtype(entry: TensorEntry) -> torch.dtype:
+    """What a tensor is read as: numbers, or bytes of blocks."""
+    import torch
+
+    dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return dtypes.get(entry.type.name, torch.uint8)
+
+
+def _kept(entry: TensorEntry, inputs: int) -> tuple[int, ...]:
+    """The width of rows of so many inputs; nothing for a vector."""
+    if len(entry.shape) == 1:
+        return ()
+    return (entry.type.bytes_of(inputs) if entry.type.values > 1 else inputs,)
 
 
 def _expanded(keys: TensorEntry, values: TensorEntry) -> tuple[int, int]:

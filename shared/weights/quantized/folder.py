@@ -122,12 +122,18 @@ class QuantizedFolder:
         return self._folder.shape(name) if matrix is None else matrix.shape
 
     def read(
-        self, name: str, dim: int, first: int, end: int, index: int | None = None
+        self,
+        name: str,
+        dim: int,
+        first: int,
+        end: int,
+        index: int | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See ``WeightSource``."""
         matrix = self._matrices.get(name)
         if matrix is None:
-            return self._folder.read(name, dim, first, end, index)
+            return self._folder.read(name, dim, first, end, index, into)
         if dim == 0:
             return matrix.blocks(first, end)
         blocks = matrix.blocks(0, matrix.shape[0])

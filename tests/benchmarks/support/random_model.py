@@ -96,7 +96,7 @@ def _config(shape: Shape) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "attention_bias": False,

@@ -1,0 +1,102 @@
+"""Reads of tensors from files, into memory that is already there.
+
+Files are read and not mapped: a mapped file that is truncated kills the process that looks at it,
+and what has been looked at counts as the process's memory.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+# A thread of its own reads what is longer.
+_SHARE = 1 << 20
+
+
+class FileReads:
+    """Open files. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._open: dict[Path, int] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> FileReads:
+        self._open = {}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+        for file in (self._open or {}).values():
+            os.close(file)
+        self._open = None
+
+    def rows(self, file: Path, begin: int, into: torch.Tensor, what: str) -> None:
+        """Fill a contiguous tensor with the bytes of a file from ``begin`` on, by as many threads
+        as torch has. ``what`` is read, for the ``ModelError`` if the file fails or is too short."""
+        import torch
+
+        opened, data = self._opened(file), memoryview(into.view(-1).view(torch.uint8).numpy())
+        count = min(torch.get_num_threads(), len(data) // _SHARE)
+        if count < 2:
+            _fill(opened, begin, data, file, what)
+            return
+        self._threads = self._threads or ThreadPoolExecutor(torch.get_num_threads())
+        ends = [len(data) * number // count for number in range(count + 1)]
+        parts = [
+            self._threads.submit(_fill, opened, begin + first, data[first:end], file, what)
+            for first, end in pairwise(ends)
+        ]
+        for part in parts:
+            part.result()
+
+    def columns(
+        self, file: Path, begin: int, row_bytes: int, first: int, into: torch.Tensor, what: str
+    ) -> None:
+        """Fill a contiguous matrix from rows of ``row_bytes``, of each the bytes from ``first``
+        on. Nothing else is read."""
+        import torch
+
+        opened, begin = self._opened(file), begin + first
+        for row in into.view(torch.uint8).numpy():
+            _fill(opened, begin, memoryview(row), file, what)
+            begin += row_bytes
+
+    def bytes_at(self, file: Path, begin: int, count: int, what: str) -> bytearray:
+        """Some bytes, without torch."""
+        data = bytearray(count)
+        _fill(self._opened(file), begin, memoryview(data), file, what)
+        return data
+
+    def _opened(self, file: Path) -> int:
+        assert self._open is not None, "the source is not open"
+        if file not in self._open:
+            try:
+                self._open[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise _unreadable(file, error) from error
+        return self._open[file]
+
+
+def _fill(opened: int, begin: int, data: memoryview, file: Path, what: str) -> None:
+    try:
+        while data:
+            count = os.preadv(opened, [data], begin)
+            if not count:
+                raise ModelError(f"{file} was truncated while {what} was read: download it again")
+            data, begin = data[count:], begin + count
+    except OSError as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: OSError) -> ModelError:
+    return ModelError(f"{file} cannot be read: {error.strerror}")
