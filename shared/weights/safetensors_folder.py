@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from functools import cached_property
 from math import prod
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.block_formats import BlockFormat
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_LONGEST_NAME, _LONGEST_REASON = 1000, 300
 # The tensor of a linear layer over a vector, in a file of its own, and its name here.
 _LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
@@ -237,7 +238,9 @@ class SafetensorsFolder:
             raise self._broken(file, error) from error
         self._files[file] = opened
         self._begins[file] = _begins(path)
-        return list(opened.keys())
+        names = list(opened.keys())
+        _check_names(path, names)
+        return names
 
     def _broken(self, file: str, error: Exception) -> ModelError:
         path = self.path / file
@@ -246,7 +249,7 @@ class SafetensorsFolder:
                 return ModelError(f"{path} is {LFS_REMEDY}")
         size = path.stat().st_size
         return ModelError(
-            f"{path} ({size} bytes) is truncated or not a safetensors file ({error}): "
+            f"{path} ({size} bytes) is truncated or not a safetensors file ({_in_line(error)}): "
             f"delete it and download it again"
         )
 
@@ -287,6 +290,22 @@ def _begins(file: Path) -> dict[str, int]:
     }
 
 
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Reject names of tensors that errors could not have in their line."""
+    for name in names:
+        if not name.isprintable() or len(name) > _LONGEST_NAME:
+            raise ModelError(
+                f"{path} has a tensor named {shown(name)}: names are up to {_LONGEST_NAME} "
+                "printable characters; delete the file and download it again"
+            )
+
+
+def _in_line(error: Exception) -> str:
+    """What the library says, which quotes the file, on one line."""
+    text = "".join(each if each.isprintable() else " " for each in str(error))
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
+
 def without_loadable_weights(files: Collection[str], place: str) -> ModelError:
     """The error for the ``files`` of a folder or of a repository, in none of the names of
     weights."""
@@ -298,12 +317,13 @@ def weight_map(index: Path) -> dict[str, str]:
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed:
         raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
+    _check_names(index, listed)
     for file in listed.values():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ModelError(f"{index}: {file!r} is not the name of a file in the folder")
-        if not file.endswith(".safetensors"):
+            raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
+        if not file.isprintable() or not file.endswith(".safetensors"):
             raise ModelError(
-                f"{index}: {file!r} is not a safetensors file, as its name says; download or "
+                f"{index}: {shown(file)} is not a safetensors file, as its name says; download or "
                 f"convert the weights in safetensors"
             )
     return listed
