@@ -53,7 +53,7 @@ TOKENS = 24
 LONG_SEEDS, LONG_TOKENS = 6, 200
 REQUEST_SECONDS = 90.0
 PAUSE_SECONDS = 4.0  # longer than the silence after which a peer is lost
-FAULT_SECONDS = 8.0  # from one fault to the next, and what mending it takes
+FAULT_SECONDS = 8.0  # from the mending of one fault to the next
 # Before the baseline: the faults of a row are made at the same time. What was started again first
 # has the series of most faults.
 WARM_UP = (
@@ -93,10 +93,18 @@ class Tally:
 
 
 class Soak:
-    """One cluster under load. Each client pauses for up to ``pause`` seconds after an answer."""
+    """One cluster under load. Each client pauses for up to ``pause`` seconds after an answer, and
+    the faults ``interval`` seconds after one was mended."""
 
-    def __init__(self, cluster: TestCluster, seed: int = 0, pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        cluster: TestCluster,
+        seed: int = 0,
+        pause: float = 0.0,
+        interval: float = FAULT_SECONDS,
+    ) -> None:
         self._pause_seconds = pause
+        self._interval_seconds = interval
         self._cluster = cluster
         self._rng = random.Random(seed)
         self._ports: dict[str, int] = {}
@@ -182,7 +190,7 @@ class Soak:
     def _break_one_after_another(self, end: float) -> None:
         """Every fault in a drawn order, until ``end`` (monotonic)."""
         for name in self._rng.sample(list(self._faults()), k=len(self._faults())):
-            self._stopping.wait(min(FAULT_SECONDS, end - time.monotonic()))
+            self._stopping.wait(min(self._interval_seconds, end - time.monotonic()))
             if time.monotonic() >= end:
                 return
             self._break(name)

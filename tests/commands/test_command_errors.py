@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,11 @@ import psutil
 import pytest
 
 from tandem.shared.builtin_model import builtin_model_path
-from tandem.tests.end_to_end.support.cluster import running, until
+from tandem.tests.end_to_end.support.cluster import TestCluster, running, until
 from tandem.tests.support.certificates import issue
 from tandem.tests.support.forked import Forker
 
-# Of commands that are forked, which costs a tenth of an interpreter's start.
+# Commands are forked, which costs a tenth of an interpreter's start.
 forker = cache(Forker)
 
 
@@ -38,57 +36,27 @@ def end_of_forker() -> Iterator[None]:
 def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: float = 45) -> None:
     """The command ends with ``status`` and one line on stderr that has ``words``; no process
     that it started outlives it."""
-    mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    environment = os.environ | {"TANDEM_TEST_MARK": mark, "HF_HUB_OFFLINE": "1"}
-    # What starts processes is started as such: they are found by what they have from their start.
-    run = _forked if status == 2 else _executed
-    returned, told = run(arguments, folder, environment, seconds)
-    assert returned == status, told
-    (line,) = [line for line in told.splitlines() if " INFO tandem" not in line]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as told:
+        descriptors = null.fileno(), told.fileno(), null.fileno()
+        process = forker().start(arguments, environment, *descriptors, folder=str(folder))
+        returned = process.wait(seconds)
+        told.seek(0)
+        lines = told.read().splitlines()
+    assert returned == status, lines
+    (line,) = [line for line in lines if " INFO tandem" not in line]
     assert line.startswith("tandem: ")
     assert [word for word in words if word not in line] == []
-    assert _left_running(mark) == []
+    until(lambda: not _running_in(folder), "all processes to have ended")
 
 
-def _executed(
-    arguments: list[str], folder: Path, environment: Mapping[str, str], seconds: float
-) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "tandem", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-    )
-    return done.returncode, done.stderr
-
-
-def _forked(
-    arguments: list[str], folder: Path, environment: Mapping[str, str], seconds: float
-) -> tuple[int, str]:
-    with tempfile.TemporaryFile("w+") as told:
-        descriptors = (told.fileno(),) * 3
-        process = forker().start(arguments, environment, *descriptors, folder=str(folder))
-        status = process.wait(seconds)
-        told.seek(0)
-        return status, told.read()
-
-
-def _left_running(mark: str) -> list[str]:
-    found: list[str] = []
-    for _ in range(30):
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get("TANDEM_TEST_MARK") == mark:
-                    found.append(" ".join(process.cmdline()))
-            except psutil.Error:
-                continue
-        if not found:
-            break
-        time.sleep(0.1)
-    return found
+def _running_in(folder: Path) -> bool:
+    """True while a process is there that was started in the folder of a test."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(folder):
+                return True
+    return False
 
 
 @pytest.mark.parametrize(
@@ -220,10 +188,13 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
     fail(arguments, tmp_path, 1, "tokenizer.json has 2048 tokens", "vocab_size is 512")
 
 
-def test_a_prefill_node_of_another_model_is_refused_by_field_and_values(tmp_path: Path) -> None:
+def test_a_prefill_node_of_another_model_is_refused_by_field_and_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = broken_model(
         tmp_path / "m", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"}
     )
+    monkeypatch.setattr(TestCluster, "forker", forker())
     with running(tmp_path, str(folder)) as cluster:
         cluster.start(["serve", str(folder), "--pd-server", "--pd-url=127.0.0.1:0"])
         address = cluster.parts[0].details["address"]

@@ -97,8 +97,10 @@ class Forker:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # OpenBLAS starts its threads when numpy is imported.
-                env=os.environ | {"PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1"},
+                # OpenBLAS starts its threads when numpy is imported, and gRPC reads then what it
+                # may log: ``tandem`` says it before.
+                env=os.environ
+                | {"PYTHONSAFEPATH": "1", "OPENBLAS_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"},
             )
 
     def can_fork(self, environment: Mapping[str, str]) -> bool:

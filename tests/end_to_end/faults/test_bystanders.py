@@ -232,6 +232,7 @@ HEAVY: dict[str, tuple[str, Any, int]] = {
 # perhaps with other tests, so only a standstill can be distinguished.
 LATE_SECONDS = 10.0
 SCRAPES = 8
+ASK_PAUSE_SECONDS = 0.05
 
 
 def scrape(cluster: TestCluster) -> None:
@@ -252,6 +253,7 @@ def always_alive(cluster: TestCluster) -> Iterator[None]:
             begun = time.monotonic()
             get(f"{cluster.url}/live")
             latest = max(latest, time.monotonic() - begun)
+            done.wait(ASK_PAUSE_SECONDS)
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)

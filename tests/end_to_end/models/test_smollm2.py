@@ -49,7 +49,7 @@ def expected(file: Path) -> list[str]:
 
 # Three KV heads do not divide by two.
 @pytest.fixture(
-    scope="module", params=selected(["apart", "apart, prefill by three ranks"], full=["together"])
+    scope="module", params=selected(["apart, prefill by three ranks"], full=["apart", "together"])
 )
 def cluster(
     request: pytest.FixtureRequest, file: Path, tmp_path_factory: pytest.TempPathFactory

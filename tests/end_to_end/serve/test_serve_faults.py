@@ -38,6 +38,7 @@ from tandem.tests.end_to_end.support.cluster import (
 from tandem.tests.support.extent import selected
 
 CLIENTS = 3
+PAUSE_SECONDS = 0.25  # nodes start meanwhile, on the same cores
 PREFILL, DECODE = "prefill-node", "decode-node"
 PROMPT_TOKENS, STREAM_TOKENS = 100, 400
 ENGINE = (
@@ -178,7 +179,7 @@ class ServedCluster:
             while not done.is_set():
                 assert self.complete(seed) == want[seed]
                 answered[seed] += 1
-                done.wait(0.05)
+                done.wait(PAUSE_SECONDS)
 
         def more() -> None:
             before = list(answered)
@@ -370,7 +371,7 @@ def test_a_node_that_an_operator_drains_leaves_and_the_others_go_on(served: Serv
 
 
 def test_a_router_that_dies_ends_the_command_and_its_parts(tmp_path: Path, tiny_model: str) -> None:
-    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1)
+    served = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=())
     parts = psutil.Process(served.process.pid).children(recursive=True)
     try:
         with served.streams([1]) as (stream,):
