@@ -21,19 +21,14 @@ from tandem.shared.models.spec import TokenScoreSpec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
+    PREFIX,
     add_answers,
+    on_the_card,
     write_logit_score,
 )
 
 QUERY = "What is the capital of China?"
 DOCUMENTS = ["The capital of China is Beijing.", "Gravity attracts bodies.", "<|im_end|>", ""]
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-PREFIX = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n"
-)
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +52,9 @@ def engine(request: pytest.FixtureRequest, reranker: Path) -> Iterator[Engine]:
         yield engine
 
 
-def on_the_card(folder: Path, document: str, instruction: str = INSTRUCTION) -> list[int]:
-    """The tokens of a pair as Qwen3-Reranker's model card makes them, where texts quote no control
-    tokens."""
+def card(folder: Path, document: str, *instruction: str) -> list[int]:
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    pair = f"<Instruct>: {instruction}\n<Query>: {QUERY}\n<Document>: {document}"
-    return [token for text in (PREFIX, pair, SUFFIX) for token in raw.encode(text).ids]
+    return on_the_card(raw, QUERY, document, *instruction)
 
 
 def expected(folder: Path, tokens: list[int]) -> float:
@@ -77,14 +69,14 @@ def expected(folder: Path, tokens: list[int]) -> float:
 
 def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
     """All pairs in one call, twice: then their beginning is cached."""
-    wanted = [expected(reranker, on_the_card(reranker, text)) for text in DOCUMENTS[:2]]
+    wanted = [expected(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
     for _ in range(2):
         found = engine.score(QUERY, DOCUMENTS)
         assert [one.value for one in found[:2]] == pytest.approx(wanted, abs=1e-5)
-        assert found[0].prompt_tokens == len(on_the_card(reranker, DOCUMENTS[0]))
+        assert found[0].prompt_tokens == len(card(reranker, DOCUMENTS[0]))
     assert found[0].cached_tokens > 0
     [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
-    other = expected(reranker, on_the_card(reranker, DOCUMENTS[0], "Find it"))
+    other = expected(reranker, card(reranker, DOCUMENTS[0], "Find it"))
     assert told.value == pytest.approx(other, abs=1e-5)
     [logit] = engine.score(QUERY, DOCUMENTS[0], use_activation=False)
     assert torch.sigmoid(torch.tensor(logit.value)).item() == pytest.approx(wanted[0], abs=1e-5)
@@ -102,12 +94,12 @@ def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -
 
 def test_texts_are_cut_and_the_template_stays(engine: Engine, reranker: Path) -> None:
     long = "word " * 300
-    whole = len(on_the_card(reranker, ""))
+    whole = len(card(reranker, ""))
     with pytest.raises(RequestError, match="tokens"):
         engine.score(QUERY, long)
     [found] = engine.score(QUERY, long, truncate_prompt_tokens=whole + 40)
     assert found.prompt_tokens == whole + 40
-    wanted = expected(reranker, on_the_card(reranker, long[:40]))
+    wanted = expected(reranker, card(reranker, long[:40]))
     assert found.value == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(RequestError, match="the model's template alone has"):
         engine.score(QUERY, long, truncate_prompt_tokens=10)
@@ -119,27 +111,33 @@ def test_a_reranker_generates_as_well_and_its_tokens_classify(engine: Engine) ->
     assert (found.label, len(found.probs)) == ("LABEL_0", 1)
 
 
-@pytest.mark.parametrize(
-    ("false", "function"), [(True, None), (False, "torch.nn.modules.linear.Identity")]
-)
 def test_a_folder_of_sentence_transformers_says_how_it_scores(
-    false: bool, function: str | None, reranker: Path, tmp_path: Path
+    reranker: Path, tmp_path: Path
 ) -> None:
     """By any name: ``modules.json`` has a ``LogitScore``, and the chat template both roles."""
     folder = Path(shutil.copytree(reranker, tmp_path / "model"))
-    write_logit_score(folder, false=false, activation=function)
+    write_logit_score(folder, false=False, activation="torch.nn.modules.linear.Identity")
     with engine_of(folder) as engine:
         found = engine.score(QUERY, DOCUMENTS[:2])
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     for text, one in zip(DOCUMENTS, found, strict=False):
-        raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokens = raw.encode(f"find it|{QUERY}|{text}=").ids
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         with torch.inference_mode():
             logits = model(torch.tensor([tokens])).logits[0, -1]
-        no, yes = (logits[raw.token_to_id(answer)] for answer in ANSWERS)
-        score = yes - no if false else yes
-        wanted = score if function else score.sigmoid()
-        assert one.value == pytest.approx(float(wanted), abs=1e-4)
+        assert one.value == pytest.approx(float(logits[raw.token_to_id("yes")]), abs=1e-4)
+
+
+@pytest.mark.parametrize("false", [True, False])
+def test_scores_are_those_of_the_library(false: bool, reranker: Path, tmp_path: Path) -> None:
+    library: Any = pytest.importorskip("sentence_transformers")
+    folder = Path(shutil.copytree(reranker, tmp_path / "model"))
+    write_logit_score(folder, false=false, activation=None)
+    model = library.CrossEncoder(str(folder), device="cpu")
+    wanted = model.predict([(QUERY, text) for text in DOCUMENTS[:2]], batch_size=1)
+    with engine_of(folder) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+    assert [one.value for one in found] == pytest.approx(wanted.tolist(), abs=1e-5)
 
 
 def config_of(folder: Path, **keys: Any) -> Any:
@@ -150,10 +148,8 @@ def config_of(folder: Path, **keys: Any) -> Any:
 
 def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(reranker, tmp_path / "model"))
-    no, yes = (
-        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(answer)
-        for answer in ANSWERS
-    )
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    no, yes = (raw.get_vocab()[answer] for answer in ANSWERS)
     assert spec_of(config_of(folder)).classifier is None
     keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
@@ -184,7 +180,7 @@ def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: P
     made.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reranker / name, folder / name)
-    wanted = [expected(reranker, on_the_card(reranker, text)) for text in DOCUMENTS[:2]]
+    wanted = [expected(reranker, card(reranker, text)) for text in DOCUMENTS[:2]]
     with engine_of(folder) as engine:
         found = engine.score(QUERY, DOCUMENTS[:2])
         with pytest.raises(RequestError, match="has a classifier, which only scores or labels"):
@@ -222,17 +218,10 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
         assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
 
 
-@pytest.mark.parametrize("problem", [None, "multi_label_classification", "regression"])
-def test_texts_are_labelled(problem: str | None, tmp_path: Path) -> None:
+def test_texts_are_labelled(tmp_path: Path) -> None:
     folder, names = tmp_path / "model", {0: "no", 1: "maybe", 2: "yes"}
-    tiny_models.build(
-        "modernbert_scorer",
-        folder,
-        id2label=names,
-        num_labels=3,
-        problem_type=problem,
-        classifier_pooling="mean",
-    )
+    labels: dict[str, Any] = {"id2label": names, "num_labels": 3}
+    tiny_models.build("modernbert_scorer", folder, classifier_pooling="mean", **labels)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     texts = ["one", "two words"]
     with engine_of(folder, max_model_len=128) as engine:
@@ -243,8 +232,7 @@ def test_texts_are_labelled(problem: str | None, tmp_path: Path) -> None:
     for text, one in zip(texts, found, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([raw.encode(text).ids])).logits[0]
-        wanted = {None: logits.softmax(0), "regression": logits}.get(problem, logits.sigmoid())
-        assert one.probs == pytest.approx(wanted.tolist(), abs=1e-5)
+        assert one.probs == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
         assert one.label == names[int(logits.argmax())]
 
 
@@ -257,11 +245,3 @@ def test_a_model_of_embeddings_scores_by_its_vectors(tmp_path: Path) -> None:
     assert found[0].value == pytest.approx(1)
     cosine = sum(a * b for a, b in zip(one.values, other.values, strict=True))
     assert found[1].value == pytest.approx(cosine)
-
-
-def test_a_model_that_chats_scores_nothing(tmp_path: Path) -> None:
-    with engine_of(tiny_models.cached("qwen3", tmp_path)) as engine:
-        with pytest.raises(RequestError, match="has no classifier that scores or labels texts"):
-            engine.score("one", "two")
-        with pytest.raises(RequestError, match="has no classifier that scores or labels texts"):
-            engine.classify(["one"])

@@ -116,9 +116,9 @@ def test_scores_are_those_of_transformers(name: str, labels: int, tmp_path: Path
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for index, (prompt, second) in enumerate(pairs):
         segments = [int(0 < second <= place) for place in range(len(prompt))]
-        kinds = {"token_type_ids": torch.tensor([segments])} if second else {}
+        numbers = {"token_type_ids": torch.tensor([segments])} if second else {}
         with torch.inference_mode():
-            wanted = model(torch.tensor([prompt]), **kinds).logits
+            wanted = model(torch.tensor([prompt]), **numbers).logits
         score = np.frombuffer(found[index], np.float32)
         np.testing.assert_allclose(score, wanted[0], atol=1e-5)
 

@@ -8,6 +8,13 @@ from pathlib import Path
 import tokenizers
 
 ANSWERS = ("no", "yes")
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 PAIR_TEMPLATE = (
     "{{ messages[0].content }}|{% for message in messages[1:] %}"
     "{{ message.content }}{{ '|' if message.role == 'query' else '' }}"
@@ -27,6 +34,15 @@ def add_answers(folder: Path) -> None:
         vocabulary[left + right] = vocabulary.pop(byte)
     values["model"]["merges"] = merges
     (folder / "tokenizer.json").write_text(json.dumps(values))
+
+
+def on_the_card(
+    raw: tokenizers.Tokenizer, query: str, document: str, instruction: str = INSTRUCTION
+) -> list[int]:
+    """The tokens of a pair as Qwen3-Reranker's model card makes them, where texts quote no control
+    tokens."""
+    pair = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    return [token for text in (PREFIX, pair, SUFFIX) for token in raw.encode(text).ids]
 
 
 def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> None:
@@ -55,3 +71,11 @@ def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> N
     )
     (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    message = {"method": "forward", "method_output_name": "logits", "format": "flat"}
+    transformer = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+    transformer |= {"modality_config": {"text": message, "message": message}}
+    transformer |= {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
