@@ -249,7 +249,8 @@ class _Finder:
             raise self._wrong(
                 scales, f"one for all, or for each of {outputs} outputs, or weight_block_size"
             )
-        format = group_format("e4m3", 8, _run(size, inputs), "F32")
+        run, rounds = _run(size, inputs), self._how.rounds_inputs
+        format = group_format("e4m3", 8, run, "F32", rounds_inputs=rounds)
 
         def blocks(first: int, end: int) -> torch.Tensor:
             from .unpacking import of_rows, pack
