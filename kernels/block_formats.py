@@ -42,12 +42,14 @@ class GroupFormat(BlockFormat):
 
     Codes of 8 bits are bytes: of signed integers without an offset, else unsigned. Those of 4 are
     halves of bytes: first the low ones, then the high. Others are in order, from the lowest bit on.
+    ``rounds_inputs``: the weights are made for activations that are rounded to e4m3 as well.
     """
 
     codes: Codes
     bits: int
     scale: Scale
     offset: Offset
+    rounds_inputs: bool = False
 
     @property
     def offset_bytes(self) -> int:
@@ -58,13 +60,20 @@ _GROUP_NAMES = {"e4m3": "FP8", "e2m1": "E2M1", "nf4": "NF4", "fp4": "FP4"}
 
 
 def group_format(
-    codes: Codes, bits: int, values: int, scale: Scale, offset: Offset = "none"
+    codes: Codes,
+    bits: int,
+    values: int,
+    scale: Scale,
+    offset: Offset = "none",
+    *,
+    rounds_inputs: bool = False,
 ) -> GroupFormat:
     """The format of ``values`` neighbouring codes that share a scale."""
     name = _GROUP_NAMES.get(codes, f"INT{bits}")
     assert values * bits % 8 == 0, (name, values)
     own = SCALE_BYTES[scale] + GroupFormat(name, 1, 0, codes, bits, scale, offset).offset_bytes
-    return GroupFormat(name, values, own + values * bits // 8, codes, bits, scale, offset)
+    nbytes = own + values * bits // 8
+    return GroupFormat(name, values, nbytes, codes, bits, scale, offset, rounds_inputs)
 
 
 # fp16 scale, then int8 codes.

@@ -122,7 +122,11 @@ def benchmark(
     return GpuPart(name, f"tandem.tests.{module}", arguments, ("torch", *needs), seconds, probes)
 
 
-_KERNELS = ("tests/kernels/test_paged_decode.py", "tests/kernels/test_quantized_on_gpu.py")
+_KERNELS = (
+    "tests/kernels/test_paged_decode.py",
+    "tests/kernels/test_quantized_on_gpu.py",
+    "tests/kernels/test_scaled_linear.py",
+)
 _IPC = ("memfd", "ipc")
 PARTS = (
     benchmark("machine", "gpu.machine", seconds=45),

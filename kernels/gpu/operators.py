@@ -15,6 +15,7 @@ from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
 from ..signatures import QuantizedLinear, SlotCopies
 from . import decode_trial, quantized_trial, slot_copy_trial
+from .scaled_linear import with_scaled_products
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
 MOST_ROWS = 64
@@ -66,7 +67,10 @@ class GpuOperators(Operators):
         if weight.format in CODEBOOK_FORMATS:
             return _SlicedLinear(weight, bias)
         works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
-        return (_TritonLinear if works else _SlicedLinear)(grouped_codes(weight), bias)
+        codes = grouped_codes(weight)
+        few = (_TritonLinear if works else _SlicedLinear)(codes, bias)
+        most = MOST_ROWS if works else 0
+        return with_scaled_products(few, most, weight.format, codes, bias, dtype)
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         if all(slot_copy_trial.works(size, device) for size in row_bytes):

@@ -43,6 +43,7 @@ class Quantization:
 
     ``key`` names the description, in errors. ``block`` has the outputs and inputs that share a
     scale. ``exceptions`` are descriptions of single layers. ``kv_dtype``: see ``DecoderSpec``.
+    ``rounds_inputs``: weights in fp8 are made for activations in fp8.
     """
 
     method: Method
@@ -56,6 +57,7 @@ class Quantization:
     mode: str = "affine"
     exceptions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_dtype: str = ""
+    rounds_inputs: bool = False
 
 
 def read_quantization(config: Config, remedy: str) -> Quantization | None:
@@ -106,7 +108,8 @@ def _described(key: str, how: Any) -> str:
 
 def _fp8(config: Config) -> Quantization:
     config.one_of("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
-    return Quantization("fp8", config.file, block=_block(config, "weight_block_size"))
+    block = _block(config, "weight_block_size")
+    return Quantization("fp8", config.file, block=block, rounds_inputs=True)
 
 
 def _block(config: Config, key: str) -> tuple[int, int] | None:
@@ -127,7 +130,13 @@ def _modelopt(config: Config) -> Quantization:
     algorithm = config.one_of("quant_algo", _ALGORITHMS)
     size = config.integer("group_size", 128) if algorithm == "FP8_PB_WO" else 0
     block = (size, size) if size else None
-    return Quantization("modelopt", config.file, block=block, kv_dtype=kv_dtype)
+    return Quantization(
+        "modelopt",
+        config.file,
+        block=block,
+        kv_dtype=kv_dtype,
+        rounds_inputs=algorithm != "FP8_PB_WO",
+    )
 
 
 def _kv_dtype(config: Config) -> str:
@@ -187,12 +196,14 @@ def _compressed(config: Config) -> Quantization:
     groups = config.get("config_groups", {})
     if not isinstance(groups, dict) or not all(isinstance(each, dict) for each in groups.values()):
         raise config.refusal("config_groups", groups, "a table of groups")
-    bits, blocks, symmetric = set(), set(), True
+    bits, blocks, symmetric, rounds_inputs = set(), set(), True, False
     for name, group in groups.items():
         table = config.table(f"config_groups: {name}", group)
         table.one_of("format", (*_FORMATS, None))
         if not isinstance(weights := table.get("weights"), dict):
             continue
+        inputs = table.get("input_activations")
+        rounds_inputs |= isinstance(inputs, dict) and _is_e4m3(table.table("inputs", inputs))
         table = table.table("weights", weights)
         kind = table.one_of("type", ("int", "float"), "int")
         bits.add(table.one_of("num_bits", (4, 8), 8) if kind == "int" else 0)
@@ -211,7 +222,12 @@ def _compressed(config: Config) -> Quantization:
         symmetric=symmetric,
         block=min(blocks, default=None),
         kv_dtype=_kv_dtype(config),
+        rounds_inputs=rounds_inputs,
     )
+
+
+def _is_e4m3(table: Config) -> bool:
+    return table.get("type") == "float" and table.get("num_bits") == 8
 
 
 def _bitsandbytes(config: Config) -> Quantization:

@@ -70,6 +70,8 @@ class _Finder:
                 yield f"{stem}.weight", self._compressed(stem)
             case ("fp8" | "modelopt" | "compressed-tensors", "weight"):
                 yield from self._scaled(stem)
+            case ("fp8" | "modelopt" | "compressed-tensors", "gate_up_proj" | "down_proj"):
+                yield from self._stacked_floats(stem, kind)
             case ("bitsandbytes", "weight"):
                 yield from self._bitsandbytes(name)
             case ("mlx", "weight"):
@@ -254,7 +256,7 @@ class _Finder:
             raise self._wrong(
                 scales, f"one for all, or for each of {outputs} outputs, or weight_block_size"
             )
-        format = group_format("e4m3", 8, _run(size, inputs), "F32")
+        format = self._e4m3(size, inputs)
 
         def blocks(first: int, end: int) -> torch.Tensor:
             from .unpacking import of_rows, pack
@@ -265,6 +267,97 @@ class _Finder:
             return pack(format, codes, 8, size, own)
 
         return Matrix((outputs, inputs), format, (weight, scales), blocks)
+
+    def _stacked_floats(self, stem: str, kind: str) -> Iterator[tuple[str, Matrix]]:
+        """One side of a layer's experts in a tensor [experts, outputs, inputs], or as published
+        text parts of models of images have it, [experts, inputs, outputs]."""
+        weight = f"{stem}.{kind}"
+        if self._folder.dtype(weight) != _FP8:
+            return
+        names = [f"{weight}_{ending}" for ending in ("scale_inv", "weight_scale", "scale")]
+        scales = next((name for name in names if name in self._names), None)
+        if scales is None:
+            raise ModelError(
+                f"{self._folder.path}: {weight} is saved in {_FP8} and has no {names[0]} or "
+                f"{names[1]} beside it: {_REMEDY}"
+            )
+        turned = self._is_turned(stem)
+        experts, *sides = self._folder.shape(weight)
+        outputs, inputs = sides[::-1] if turned else sides
+        height, size, grid = self._stacked_scales(scales, experts, outputs, inputs, turned)
+        format = self._e4m3(size, inputs)
+        others = (f"{weight}_input_scale", f"{weight}_activation_scale")
+        halves = kind == "gate_up_proj" and f"{weight}_bias" not in self._names
+        # With biases, gate and up alternate, and their family divides them.
+        parts = {"gate_proj": 0, "up_proj": outputs // 2} if halves else {kind: 0}
+        count = outputs // len(parts)
+        for index in range(experts):
+            for part, start in parts.items():
+
+                def blocks(
+                    first: int, end: int, index: int = index, start: int = start
+                ) -> torch.Tensor:
+                    from .unpacking import of_rows, pack
+
+                    first, end = start + first, start + end
+                    codes = self._folder.read(weight, int(turned), first, end, index)
+                    own = of_rows(grid(index)[first // height :], first, end, height)
+                    return pack(format, codes.mT if turned else codes, 8, size, own)
+
+                yield (
+                    f"{stem}.{index}.{part}.weight",
+                    Matrix((count, inputs), format, (weight, scales, *others), blocks),
+                )
+
+    def _is_turned(self, stem: str) -> bool:
+        """Return whether experts are stored as [inputs, outputs], by the shapes of both sides."""
+        gate_up, down = f"{stem}.gate_up_proj", f"{stem}.down_proj"
+        for name in (gate_up, down):
+            self._dtype(name, _FP8)
+            if len(self._folder.shape(name)) != 3:
+                raise self._wrong(name, "experts, outputs, inputs")
+        experts, *first = self._folder.shape(gate_up)
+        count, *second = self._folder.shape(down)
+        plain = first == [2 * second[1], second[0]]
+        if experts != count or not (plain or first == [second[1], 2 * second[0]]):
+            raise self._wrong(gate_up, f"twice the inputs of {down}, and as many experts")
+        return not plain
+
+    def _stacked_scales(
+        self, scales: str, experts: int, outputs: int, inputs: int, turned: bool
+    ) -> tuple[int, int, Callable[[int], torch.Tensor]]:
+        """The outputs and inputs that share a scale, and those of an expert in fp32, [outputs /
+        height, inputs / size]."""
+        shape = self._folder.shape(scales)
+        self._dtype(scales, *_SCALES, "F8_E8M0")
+        count = prod(shape)
+        if count in (1, experts):
+
+            def single(index: int) -> torch.Tensor:
+                whole: torch.Tensor = self._folder.whole(scales)
+                return whole.float().reshape(count)[index % count].reshape(1, 1)
+
+            return outputs, inputs, single
+        height, size = (1, inputs)
+        expected = [outputs, 1]
+        sides = list(shape[:0:-1] if turned else shape[1:])
+        if sides != expected and self._how.block is not None:
+            height, size = self._how.block
+            expected = [-(-outputs // height), -(-inputs // size)]
+        if shape[0] != experts or sides != expected:
+            known = expected[::-1] if turned else expected
+            raise self._wrong(scales, f"one for each expert, or {[experts, *known]}")
+
+        def several(index: int) -> torch.Tensor:
+            own = self._folder.read(scales, 0, 0, shape[1], index).float()
+            return own.mT if turned else own
+
+        return height, size, several
+
+    def _e4m3(self, size: int, inputs: int) -> BlockFormat:
+        """The format of codes in e4m3 of which ``size`` inputs share a scale."""
+        run, rounds = _run(size, inputs), self._how.rounds_inputs
+        return group_format("e4m3", 8, run, "F32", rounds_inputs=rounds)
 
     def _bytes(self, weight: str, scales: str, zeros: str) -> Matrix:
         outputs, inputs = self._matrix(weight, "I8")

@@ -414,6 +414,55 @@ def write_mxfp4(folder: Path, target: Path) -> tuple[Path, Path]:
     return _write(folder, (target / "coded", tensors), (target / "plain", numbers), method)
 
 
+def write_stacked(folder: Path, target: Path, method: Method, *, turned: bool) -> tuple[Path, Path]:
+    """As ``write_quantized``, in FP8 with each side of a layer's experts in one tensor, which is
+    [experts, inputs, outputs] if it is ``turned``; all else stays numbers."""
+    tensors: Tensors = {}
+    numbers: Tensors = {}
+    experts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        before, among, rest = name.partition(".experts.")
+        if not among or rest.endswith("bias"):
+            tensors[name] = numbers[name] = weight
+        elif weight.dim() == 3:  # gpt-oss has them so
+            for index, each in enumerate(weight):
+                experts.setdefault(f"{before}.experts", {})[f"{index}.{rest}"] = each.mT
+        else:
+            experts.setdefault(f"{before}.experts", {})[rest.removesuffix(".weight")] = weight
+    for stem, sides in experts.items():
+        apart = "0.gate_proj" in sides
+        made: dict[str, list[torch.Tensor]] = {}
+        decoded: dict[str, list[torch.Tensor]] = {}
+        for index in range(1 + max(int(each.partition(".")[0]) for each in sides)):
+            gate_up = (
+                torch.cat([sides[f"{index}.gate_proj"], sides[f"{index}.up_proj"]])
+                if apart
+                else sides[f"{index}.gate_up_proj"]
+            )
+            for side, weight in (
+                ("gate_up_proj", gate_up),
+                ("down_proj", sides[f"{index}.down_proj"]),
+            ):
+                coded, number = method.encode(weight.float())
+                for ending, each in coded.items():
+                    suffixes = {"weight": "", "weight_scale_inv": "_scale_inv"}
+                    suffix = suffixes.get(ending, f"_{ending}")
+                    made.setdefault(f"{stem}.{side}{suffix}", []).append(each)
+                if not apart:
+                    decoded.setdefault(f"{stem}.{side}", []).append(number.mT)
+                elif side == "down_proj":
+                    numbers[f"{stem}.{index}.down_proj.weight"] = number
+                else:
+                    for part, half in zip(("gate_proj", "up_proj"), number.chunk(2), strict=True):
+                        numbers[f"{stem}.{index}.{part}.weight"] = half.contiguous()
+        for name, every in made.items():
+            stacked = torch.stack(every)
+            turn = turned and stacked.dim() == 3
+            tensors[name] = (stacked.mT if turn else stacked).contiguous()
+        numbers |= {name: torch.stack(every).contiguous() for name, every in decoded.items()}
+    return _write(folder, (target / "coded", tensors), (target / "plain", numbers), method)
+
+
 def stack_experts(folder: Path) -> None:
     """Bring the experts of each layer into tensors of MLX's names."""
     stacked: dict[str, dict[int, torch.Tensor]] = {}

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
+from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.footprint import parameter_sizes
 from tandem.shared.weights.load import load_model
@@ -21,6 +23,7 @@ from tandem.tests.support.checkpoints.quantized_folders import (
     stack_experts,
     write_mxfp4,
     write_quantized,
+    write_stacked,
 )
 from tandem.tests.support.rounded_operators import RoundedOperators
 
@@ -129,6 +132,60 @@ def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(
         logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "turned"),
+    [
+        # As Qwen3-VL's FP8 is published, and as transformers 5 has experts in memory.
+        ("qwen3_moe", "fp8 blocks", True),
+        ("qwen3_moe", "fp8 blocks", False),
+        ("qwen3_moe", "fp8 channel", True),
+        ("qwen3_moe", "fp8 tensor", False),
+        ("gpt_oss", "fp8 channel", True),
+    ],
+)
+def test_experts_in_fp8_may_be_stacked(
+    tmp_path: Path, family: str, method: str, turned: bool
+) -> None:
+    folder = tmp_path / "model"
+    sizes: dict[str, dict[str, Any]] = {
+        "qwen3_moe": {"moe_intermediate_size": 96},
+        "gpt_oss": {"intermediate_size": 64},
+    }
+    tiny_models.build(family, folder, **sizes[family])
+    coded, plain = write_stacked(folder, tmp_path, METHODS[method], turned=turned)
+    with open_source(coded) as source:
+        assert "FP8" in source.block_formats()
+    prompt = list(range(40))
+    torch.testing.assert_close(
+        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("gate_up_proj_scale_inv", None, "F8_E4M3 and has no .*gate_up_proj_scale_inv or "),
+        ("down_proj", None, "lacks .*down_proj, by "),
+        ("down_proj", torch.zeros(12, 3, 64), "gate_up_proj has shape .* imply twice the inputs"),
+        ("down_proj_scale_inv", torch.ones(4, 9, 2), "imply one for each expert, or .12, 3, 2"),
+    ],
+)
+def test_stacked_experts_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, change: torch.Tensor | None, reason: str
+) -> None:
+    folder = tmp_path / "model"
+    tiny_models.build("qwen3_moe", folder, moe_intermediate_size=96, num_hidden_layers=1)
+    coded, _ = write_stacked(folder, tmp_path, METHODS["fp8 blocks"], turned=True)
+    tensors = load_file(coded / "model.safetensors")
+    full = f"model.layers.0.mlp.experts.{name}"
+    kind = tensors.pop(full).dtype
+    if change is not None:
+        tensors[full] = change.to(kind)
+    save_file(tensors, coded / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=reason):
+        load_model(coded)
 
 
 def test_experts_stacked_by_mlx_are_read(tmp_path: Path) -> None:

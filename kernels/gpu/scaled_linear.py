@@ -1,0 +1,171 @@
+"""Products with e4m3 weights by torch's scaled product: tensor cores multiply the codes themselves.
+
+Activations are rounded to e4m3 too, as the checkpoints' quantisers expect: with a scale for each
+row beside weights that have one for each output, or for each 128 inputs of a row beside weights
+that have one for each 128 x 128 block. NVIDIA's GPUs multiply e4m3 since sm_89, and blocks on sm_90
+alone. The results are bfloat16, in which sums are taken apart from the tensor cores' own.
+
+M rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Literal
+
+import torch
+
+from ..block_formats import BlockFormat, GroupFormat
+from ..fp8 import FP8
+from ..grouped_codes import GroupedCodes
+from ..signatures import QuantizedLinear
+
+log = logging.getLogger("tandem.kernels")
+
+# What shares a scale of a weight: the inputs of an output, or a block.
+Scaling = Literal["rows", "blocks"]
+_BLOCK = 128
+_LARGEST = torch.finfo(FP8).max
+_SMALLEST = torch.finfo(torch.float32).tiny
+# Inputs and outputs are multiples of this: 16 bytes.
+_ALIGNED = 16
+# The scales of a row of blocks begin at multiples of so many.
+_PADDED = 4
+_OLDEST: dict[Scaling, tuple[int, int]] = {"rows": (8, 9), "blocks": (9, 0)}
+
+
+class ScaledLinear:
+    """The scaled product of more than ``most`` rows, and another one of so many or fewer."""
+
+    def __init__(
+        self,
+        codes: GroupedCodes,
+        scaling: Scaling,
+        bias: torch.Tensor | None,
+        few: QuantizedLinear,
+        most: int,
+    ) -> None:
+        self._codes = codes.codes.t()
+        self._scales = weight_scales(codes, scaling)
+        self._scaling = scaling
+        self._bias = bias
+        self._few = few
+        self._most = most
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) <= self._most:
+            return self._few(x)
+        rounded, scales = rounded_rows(x, self._scaling)
+        out = torch._scaled_mm(rounded, self._codes, scales, self._scales, out_dtype=torch.bfloat16)
+        return out if self._bias is None else out + self._bias.to(out.dtype)
+
+    def rows(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``QuantizedLinear``."""
+        return self._few.rows(outputs)
+
+
+def with_scaled_products(
+    few: QuantizedLinear,
+    most: int,
+    format: BlockFormat,
+    codes: GroupedCodes,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> QuantizedLinear:
+    """``few``, with the scaled product for more than ``most`` rows if the format rounds activations
+    and this GPU multiplies the codes."""
+    device = codes.codes.device
+    if not isinstance(format, GroupFormat) or not format.rounds_inputs or dtype != torch.bfloat16:
+        return few
+    scaling = scaling_of(codes)
+    if scaling is None or not multiplies(scaling, capability_of(device)):
+        return few
+    return ScaledLinear(codes, scaling, bias, few, most) if works(scaling, device) else few
+
+
+def scaling_of(codes: GroupedCodes) -> Scaling | None:
+    """What shares a scale; ``None`` for codes without a scaled product."""
+    outputs, inputs = codes.outputs, codes.inputs
+    if codes.codes.dtype != FP8 or outputs % _ALIGNED or inputs % _ALIGNED:
+        return None
+    scales = codes.scales.float()
+    if bool((scales == scales[:, :1]).all()):
+        return "rows"
+    if codes.group != _BLOCK:
+        return None
+    firsts = scales[::_BLOCK].repeat_interleave(_BLOCK, dim=0)[:outputs]
+    return "blocks" if torch.equal(scales, firsts) else None
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """The generation of an NVIDIA GPU; (0, 0) of any other device."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return 0, 0
+    return torch.cuda.get_device_capability(device)
+
+
+def multiplies(scaling: Scaling, capability: tuple[int, int]) -> bool:
+    """Return whether torch has a scaled product for a generation."""
+    oldest = _OLDEST[scaling]
+    return capability == oldest if scaling == "blocks" else capability >= oldest
+
+
+def weight_scales(codes: GroupedCodes, scaling: Scaling) -> torch.Tensor:
+    """The scales as the product wants them: [1, O], or [I / 128, O / 128] in columns that begin at
+    multiples of 16 bytes."""
+    scales = codes.scales.float()
+    if scaling == "rows":
+        return scales[:, 0].contiguous()[None]
+    blocks = scales[::_BLOCK]
+    columns = blocks.shape[1]
+    padded = blocks.new_zeros(len(blocks), -(-columns // _PADDED) * _PADDED)
+    padded[:, :columns] = blocks
+    return padded[:, :columns].t()
+
+
+def rounded_rows(x: torch.Tensor, scaling: Scaling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations [M, I] in e4m3, and what they are to be multiplied with: [M, 1], or [M, I / 128]
+    in columns."""
+    inputs = x.shape[1]
+    groups = x.unflatten(1, (-1, inputs if scaling == "rows" else _BLOCK))
+    largest = torch.linalg.vector_norm(groups, torch.inf, dim=-1, keepdim=True).float()
+    scales = (largest / _LARGEST).clamp_(min=_SMALLEST)
+    rounded = (groups / scales).to(FP8).flatten(1)
+    return rounded, scales[..., 0].t().contiguous().t()
+
+
+@cache
+def works(scaling: Scaling, device: torch.device) -> bool:
+    """Return whether the product is correct on this device; log why if it is not."""
+    try:
+        worst = largest_error(scaling, device)
+        reason = "" if worst < 0.05 else f"its results are {worst:g} off"
+    except Exception as error:  # of the libraries behind torch, too
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if reason:
+        log.warning("weights in fp8 are decoded for products of many rows: %s", reason)
+    return not reason
+
+
+def largest_error(scaling: Scaling, device: torch.device) -> float:
+    """The largest difference from the product of the rounded numbers, for results of magnitude
+    one."""
+    generator = torch.Generator().manual_seed(0)
+    rows, outputs, inputs = 67, 272, 5 * _BLOCK
+    weight = torch.randn(outputs, inputs, generator=generator).to(device, FP8)
+    each = torch.rand(-(-outputs // _BLOCK), inputs // _BLOCK, generator=generator).to(device)
+    if scaling == "rows":
+        each = each[:, :1].expand(each.shape)
+    scales = (each + 0.1).repeat_interleave(_BLOCK, dim=0)[:outputs].contiguous()
+    codes = GroupedCodes(weight, scales, None, _BLOCK)
+    x = torch.randn(rows, inputs, generator=generator).to(device, torch.bfloat16)
+    rounded, own = rounded_rows(x, scaling)
+    found = torch._scaled_mm(
+        rounded, weight.t(), own, weight_scales(codes, scaling), out_dtype=torch.bfloat16
+    )
+    wide = (rounded.float().unflatten(1, (own.shape[1], -1)) * own[..., None]).flatten(1)
+    dense = codes.values()
+    size = dense.norm(dim=1).max()
+    difference = (found.float() - wide @ dense.t()) / size
+    return float(difference.abs().nan_to_num(torch.inf).max())
