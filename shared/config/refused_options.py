@@ -11,6 +11,7 @@ _NO_LORA = "adapters are not supported; serve a model into which they are merged
 _NO_SPECULATION = "speculative decoding is not supported; leave it out"
 _NO_TLS = "HTTP is served without TLS; put a proxy in front"
 _ROPE = "write rope_scaling into the model's config.json"
+_BY_FILES = "what a model does is told by its files; leave it out"
 _GRAPHS = "no graphs are captured and nothing is compiled by torch; leave it out"
 _NO_IMAGES = "models take text only; leave it out"
 _NO_CODE = "code of a model or a user is never loaded; leave it out"
@@ -41,6 +42,7 @@ REFUSED = {
     "--collect-detailed-traces": "--otlp-endpoint exports all spans; leave it out",
     "--compilation-config": _GRAPHS,
     "--config-format": _FILES,
+    "--convert": _BY_FILES,
     "--cpu-mem-fold": _NO_OFFLOAD,
     "--cpu-moe": _NO_OFFLOAD,
     "--cpu-offload-gb": _NO_OFFLOAD,
@@ -77,7 +79,7 @@ REFUSED = {
     "--guided-decoding-backend": "grammars are compiled by llguidance; leave it out",
     "--headless": "start tandem decode-node MODEL --join ROUTER",
     "--hf-config-path": _FILES,
-    "--hf-overrides": _ROPE,
+    "--hf-overrides": "write the keys into the model's config.json; a Qwen3-Reranker needs none",
     "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
     "--kv-events-config": "nodes tell their routers by themselves; leave it out",
     "--kv-offloading-size": _NO_OFFLOAD,
@@ -127,6 +129,7 @@ REFUSED = {
     "--rope-scale": _ROPE,
     "--rope-scaling": _ROPE,
     "--rope-theta": _ROPE,
+    "--runner": _BY_FILES,
     "--schedule-policy": "use --scheduling-policy",
     "--scheduler-cls": _NO_CODE,
     "--skip-tokenizer-init": "the router needs the tokenizer; leave it out",
@@ -141,7 +144,7 @@ REFUSED = {
     "--stream-interval": "each token is sent as soon as it is there; leave it out",
     "--structured-outputs-config": "grammars are compiled by llguidance; leave it out",
     "--swap-space": _NO_OFFLOAD,
-    "--task": "generation and embeddings are served together; leave it out",
+    "--task": _BY_FILES,
     "--tensor-split": _GPUS,
     "--tokenizer": _FILES,
     "--tokenizer-mode": "the files of the model's folder say what its tokenizer is; leave it out",

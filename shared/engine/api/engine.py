@@ -180,13 +180,13 @@ class Engine:
         self, pair: tuple[str, str], instruction: str | None, limit: int | None
     ) -> PoolingRequest:
         runner = self._running().runner
-        most = runner.engine.resolved.max_model_len
+        engine, contexts = runner.engine, 1 if limit is None else MOST_CONTEXTS
+        most = contexts * engine.resolved.max_model_len
         tokens, second = runner.tokenizer.encode_pair(
-            *pair, limit=limit, most=most if limit is None else MOST_CONTEXTS * most,
-            instruction=instruction,
-        )  # fmt: skip
-        second = second if runner.engine.spec.segments > 1 else 0
-        return PoolingRequest(tokens, runner.engine.scorer().pooling, True, second)
+            *pair, limit=limit, most=most, instruction=instruction
+        )
+        second = second if engine.spec.segments > 1 else 0
+        return PoolingRequest(tokens, engine.scorer().pooling, True, second)
 
     def classify(
         self, prompts: Sequence[Prompt], *, timeout: float = DEFAULT_TIMEOUT

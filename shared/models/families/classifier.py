@@ -20,7 +20,7 @@ SCORE_WEIGHTS: WeightNames = {"score.weight": "classifier.out.weight"}
 # Keys that only heads have, of which families know nothing.
 HEAD_KEYS = frozenset(
     {"sentence_transformers", "sbert_ce_default_activation_function", LOGIT_SCORE}
-    | {"classifier_from_token", "is_original_qwen3_reranker", "method", "use_sep_token"}
+    | {"classifier_from_token", "is_original_qwen3_reranker", "method"}
 )
 # Where sentence-transformers keeps the function that makes scores of logits, and those read.
 _ACTIVATIONS: dict[str, ScoreActivation] = {

@@ -57,6 +57,7 @@ _UNUSED = (
     *("cls_token_id", "sep_token_id", "sparse_prediction", "sparse_pred_ignore_index"),
     *("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"),
     *("initializer_cutoff_factor", "compile", "sliding_window"),
+    "layer_norm_eps",  # transformers reads norm_eps
 )
 
 

@@ -78,7 +78,7 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"architectures": ["BertForTokenClassification"], "model_type": "bert"}, ENCODER),
         ({"architectures": ["ElectraModel"], "model_type": "electra"}, ENCODER),
         ({"architectures": ["ElectraModel"]}, ENCODER),
-        ({"architectures": ["ModernBertForMaskedLM"]}, ENCODER),
+        ({"architectures": ["ModernBertForTokenClassification"]}, ENCODER),
         ({"architectures": ["NomicBertModel"]}, ENCODER),
         ({"architectures": ["DebertaV2ForSequenceClassification"]}, ENCODER),
         ({"architectures": ["NewModel"], "model_type": "new"}, ENCODER),
@@ -113,7 +113,7 @@ def wrapper(name: str, text: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"architectures": ["ViTForImageClassification"]}, "is a model of images"),
         ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.6.0"}, "diffusion model"),
         (
-            {"architectures": ["Qwen2ForSequenceClassification"], "model_type": "qwen2"},
+            {"architectures": ["XLNetForSequenceClassification"], "model_type": "xlnet"},
             "it classifies or scores texts, and cannot generate",
         ),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "it drafts tokens for another model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 import transformers
@@ -10,6 +11,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, pre_tokenizers, processors
 
 from tandem.shared.errors import RequestError
+from tandem.shared.text.chat_template import ChatTemplate
+from tandem.shared.text.pair_template import QWEN3_TEMPLATE, is_qwen3_reranker, shows_pairs
 from tandem.shared.text.tokenizer import Tokenizer
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *"abcdefgh"]
@@ -62,3 +65,45 @@ def test_a_text_is_cut_within_its_special_tokens(text: str, limit: int, left: bo
 def test_a_pair_that_is_too_long_is_refused() -> None:
     with pytest.raises(RequestError, match="at most 8"):
         Tokenizer(raw()).encode_pair("a b c", "d e f", most=8)
+
+
+PAIR = "{% for m in messages %}{{ m.role[0] if m.role in ('query', 'document') }} {{ m.content }} "
+PAIR += "{% endfor %}"
+
+
+def reranker(source: str) -> Tokenizer:
+    template = ChatTemplate(source, origin="test", tokens={"bos_token": "[CLS]"})
+    return Tokenizer(raw(), template=template)
+
+
+@pytest.mark.parametrize("text", ["b c", "b [SEP] c"])
+def test_a_template_has_the_tokenizers_special_tokens_once(text: str) -> None:
+    """It writes them itself, or leaves them to the tokenizer; those in a text are text."""
+    tokens, second = reranker(PAIR).encode_pair("a", text, most=100)
+    unknown = [0] * 3 if "[SEP]" in text else []  # [, SEP and ]
+    content = [0, 4, 7, 5, *unknown, 6]  # q and d, which this tokenizer lacks, and the letters
+    assert (tokens, second) == ([1, *content, 2], 0)
+    written = reranker("{{ bos_token }} " + PAIR)
+    assert written.encode_pair("a", text, most=100)[0] == [1, *content]
+
+
+def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
+    assert shows_pairs(PAIR) and shows_pairs(QWEN3_TEMPLATE)
+    assert not shows_pairs("{% for m in messages %}{{ m.role }}: a query, a document{% endfor %}")
+    assert reranker("{{ messages }}").pair_template is None
+    with pytest.raises(RequestError, match="reads pairs without one"):
+        reranker("{{ messages }}").encode_pair("a", "b", most=100, instruction="c")
+
+
+@pytest.mark.parametrize(
+    ("folder", "named"),
+    [
+        ("models/Qwen3-Reranker-0.6B", True),
+        ("hub/models--Qwen--Qwen3-Reranker-4B/snapshots/5fa94080", True),
+        ("qwen3_reranker-8b-fp8", True),
+        ("qwen3-reranker/Qwen3-Embedding-0.6B", False),
+        ("hub/models--Qwen--Qwen3-0.6B/snapshots/5fa94080", False),
+    ],
+)
+def test_qwen3_reranker_is_told_by_its_name(folder: str, named: bool) -> None:
+    assert is_qwen3_reranker(Path(folder)) == named

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save, save_file
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
+from tandem.shared.models.spec import TokenScoreSpec
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.tests.support import fake_hub
-from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints import rerankers, tiny_models
 from tandem.tests.support.fake_hub import FakeHub, used_here
 
 NAME = "owner/model"
@@ -106,6 +107,26 @@ def test_layers_over_vectors_are_downloaded_with_the_weights(hub: FakeHub, root:
     assert hub.given.index("2_Dense/config.json") < hub.given.index(hub.weights_given[0])
     assert "2_Dense/model.safetensors" in hub.weights_given
     assert found.spec.vector_size == 8 and found.spec.pooling == "mean"
+
+
+def test_a_reranker_of_the_hub_says_how_it_scores(hub: FakeHub, root: Path, tmp_path: Path) -> None:
+    """By its module, or by its repository's name alone."""
+    folder = tmp_path / "model"
+    tiny_models.build("qwen3", folder)
+    rerankers.add_answers(folder)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    name = "Qwen/Qwen3-Reranker-0.6B"
+    hub.put(name, files)
+    by_name = obtain(name).spec.classifier
+    module = [{"type": "modules.logit_score.LogitScore", "path": "1_LogitScore"}]
+    tokens = {"true_token_id": 5, "false_token_id": None}
+    config = {"1_LogitScore/config.json": json.dumps(tokens).encode()}
+    hub.put(NAME, files | config | {"modules.json": json.dumps(module).encode()})
+    by_module = obtain().spec.classifier
+    assert isinstance(by_name, TokenScoreSpec) and isinstance(by_module, TokenScoreSpec)
+    assert (by_module.true, by_module.false) == (5, None)
+    vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
+    assert (by_name.true, by_name.false) == (vocabulary["yes"], vocabulary["no"])
 
 
 def test_layers_over_vectors_that_are_missing_are_named(root: Path, tmp_path: Path) -> None:

@@ -100,6 +100,12 @@ TENSORS: dict[str, str] = {
         "encoder.layer.{i}.intermediate.dense.(weight|bias) "
         "encoder.layer.{i}.output.(dense|LayerNorm).(weight|bias) "
     ),
+    # No norm is before the first layer's attention.
+    "ModernBERT-base": (
+        "model.embeddings.(tok_embeddings|norm).weight model.final_norm.weight "
+        "model.layers.{a}.attn_norm.weight model.layers.{i}.(mlp_norm|mlp.Wi|mlp.Wo).weight "
+        "model.layers.{i}.attn.(Wqkv|Wo).weight head.(dense|norm).weight decoder.(weight|bias) "
+    ),
     "c4ai-command-r-v01": _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE,
     "c4ai-command-r-plus": (
         _ENDS + f"{_LAYER}input_layernorm.weight " + _ATTENTION + _DENSE + _QK_NORMS
@@ -234,6 +240,7 @@ def expanded(patterns: str, spec: DecoderSpec) -> list[str]:
     experts = [layer.mlp.router.experts for layer in layers if isinstance(layer.mlp, MoESpec)]
     places = {
         "i": range(len(layers)),
+        "a": range(1, len(layers)),
         "d": [n for n in range(len(layers)) if n not in with_experts],
         "m": with_experts,
         "n": [len(layers)],
