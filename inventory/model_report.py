@@ -31,7 +31,7 @@ from ..shared.models.spec import (
 from ..shared.weights.footprint import parameter_sizes
 from ..shared.weights.header_files import write_safetensors_header
 from ..shared.weights.locate import Download, FoundModel, find_model
-from ..shared.weights.obtain import quantised
+from ..shared.weights.obtain import check_files, quantised
 from ..shared.weights.remote_files import Listing
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
@@ -65,6 +65,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         source = open_source(found.path)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
         spec = quantised(spec, config)
+        check_files(source, found)
         source = _with_headers(config.model, found, source, until_end)
         files, size = _weights(found, source)
         on_cpu = not machine.gpus or config.device == "cpu"

@@ -16,6 +16,10 @@ from .vocabulary.files import read_vocabulary
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
+# What is raised by JSON, or by content, that is not a tokenizer's.
+_INVALID = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateText:
     """The source of a chat template; ``origin`` names it in error messages."""
@@ -57,16 +61,21 @@ class TokenizerFiles:
             if isinstance(listed, list):  # Unigram: pairs of token and score
                 listed = {token: number for number, (token, _) in enumerate(listed)}
             return {**listed, **_added(content)}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ModelError(f"{self.origin}: not a tokenizer: {error!r}") from None
+        except _INVALID as error:
+            raise self._invalid(error) from None
 
     def added_tokens(self) -> dict[str, int]:
         """The number of each token that is matched before the model of the tokenizer. Raises
         ``ModelError`` as ``vocabulary`` does."""
         try:
             return _added(json.loads(self.tokenizer))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ModelError(f"{self.origin}: not a tokenizer: {error!r}") from None
+        except _INVALID as error:
+            raise self._invalid(error) from None
+
+    def _invalid(self, error: Exception) -> ModelError:
+        known = isinstance(error, KeyError)
+        problem = f"it has no {error.args[0]!r}" if known else f"{error!r:.200}"
+        return ModelError(f"{self.origin}: not a tokenizer: {problem}; download it again")
 
 
 def _added(content: Any) -> dict[str, int]:

@@ -47,7 +47,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
             return ObtainedModel(name, found.path, source, spec, generates=spec.has_head)
         if config.load_format != "dummy":
             check_format(source, config.load_format)
-        _check_files(source, found)
+        check_files(source, found)
         generates = _check_tensors(source, spec)
         if found.download is None:
             return ObtainedModel(name, found.path, source, spec, generates)
@@ -71,8 +71,9 @@ def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
     return replace(spec, dtype=QUANTIZED)
 
 
-def _check_files(source: WeightSource, found: FoundModel) -> None:
-    """Refuse a folder or a repository without some of the files of its weights."""
+def check_files(source: WeightSource, found: FoundModel) -> None:
+    """Refuse a folder or a repository without some of the files of its weights. Raises
+    ``ModelError``."""
     if found.files is None or not found.path.is_dir():
         return
     missing = [

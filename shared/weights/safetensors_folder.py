@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_LONGEST_NAME, _LONGEST_REASON = 1000, 300
+_LONGEST_NAME, _LONGEST_REASON, _LONGEST_FILE = 1000, 300, 255
 # The tensor of a linear layer over a vector, in a file of its own, and its name here.
 _LINEAR, _PROJECTION = "linear.weight", "projections.{i}.weight"
 
@@ -319,9 +319,14 @@ def weight_map(index: Path) -> dict[str, str]:
         raise ModelError(f"{index}: weight_map is missing or empty: download the file again")
     _check_names(index, listed)
     for file in listed.values():
-        if not isinstance(file, str) or Path(file).name != file:
+        if (
+            not isinstance(file, str)
+            or not file.isprintable()
+            or Path(file).name != file
+            or len(file.encode()) > _LONGEST_FILE
+        ):
             raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
-        if not file.isprintable() or not file.endswith(".safetensors"):
+        if not file.endswith(".safetensors"):
             raise ModelError(
                 f"{index}: {shown(file)} is not a safetensors file, as its name says; download or "
                 f"convert the weights in safetensors"

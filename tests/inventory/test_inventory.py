@@ -133,6 +133,10 @@ def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files | {"config.json": b'{"architectures": ["ElectraModel"]}'})
     with pytest.raises(ModelError, match="it is an encoder"):
         describe(NAME)
+    del files["model.safetensors"]
+    hub.put("owner/older", files | {"pytorch_model.bin": b"x"})
+    with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be loaded: convert to"):
+        describe("owner/older")
     assert not hub.weights_given and not hub.ranges
 
 

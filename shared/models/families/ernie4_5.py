@@ -39,13 +39,14 @@ def read(config: Config) -> DecoderSpec:
     """Read a config of a dense model."""
     bias = config.flag("use_bias")
     windows = read_full_attention(config)
-    return _read(config, [read_mlp(config, bias=bias)] * len(windows), bias)
+    return _read(config, [read_mlp(config, bias=bias)] * len(windows), bias=bias)
 
 
 def read_moe(config: Config) -> DecoderSpec:
     """Read a config of a mixture of experts, which are in every ``moe_layer_interval``-th layer of
     a range."""
-    bias = config.flag("use_bias")
+    # No published one has biases, which transformers gives to the head too.
+    config.one_of("use_bias", (False,), False)
     layers = config.integer("num_hidden_layers")
     for key in ("moe_use_aux_free", "use_correction_bias"):
         config.one_of(key, (True,), True)
@@ -66,12 +67,12 @@ def read_moe(config: Config) -> DecoderSpec:
     if isinstance(last, bool) or not isinstance(last, int) or not -1 <= last < layers:
         raise config.refusal("moe_layer_end_index", last, f"-1 or up to {layers - 1}")
     last = layers - 1 if last == -1 else last
-    step, dense = config.integer("moe_layer_interval", 1), read_mlp(config, bias=bias)
+    step, dense = config.integer("moe_layer_interval", 1), read_mlp(config)
     mlps: list[DenseSpec | MoESpec] = [
         mlp if first <= index <= last and (index + 1) % step == 0 else dense
         for index in range(layers)
     ]
-    return _read(config, mlps, bias)
+    return _read(config, mlps, bias=False)
 
 
 def _read(config: Config, mlps: list[DenseSpec | MoESpec], bias: bool) -> DecoderSpec:

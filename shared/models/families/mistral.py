@@ -27,8 +27,8 @@ def read_ministral3(config: Config) -> DecoderSpec:
     if table is None:
         raise config.refusal("rope_parameters", None, "a table of YaRN")
     rope = read_rope(config, attention.head_dim, theta=1_000_000.0)
-    beta = table.get("llama_4_scaling_beta") if isinstance(table, dict) else None
-    if beta is not None:
+    # Devstral 2 has zero, which is none.
+    if isinstance(table, dict) and table.get("llama_4_scaling_beta"):
         scale = config.table("rope_parameters", table)
         attention = replace(
             attention,

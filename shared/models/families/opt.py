@@ -47,8 +47,9 @@ def read(config: Config) -> DecoderSpec:
         config.integer("num_hidden_layers"),
         config.integer("max_position_embeddings"),
     )
-    attention = read_plain_attention(config)
-    mlp = read_plain_mlp(config, "relu", key="activation_function", width=config.integer("ffn_dim"))
+    attention, width = read_plain_attention(config), config.integer("ffn_dim")
+    config.one_of("intermediate_size", (width,), width)
+    mlp = read_plain_mlp(config, "relu", key="activation_function", width=width)
     return read_dense(
         config,
         attention,

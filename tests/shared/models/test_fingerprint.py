@@ -93,5 +93,10 @@ def test_a_template_counts_and_nothing_else_of_the_configuration(folder: Path) -
     "content", [[], {}, {"model": {}}, tokenizer(vocab=[1]), tokenizer(added=[1])]
 )
 def test_a_file_that_is_no_tokenizer_is_rejected_by_name(content: Any) -> None:
-    with pytest.raises(ModelError, match="not a tokenizer"):
+    with pytest.raises(ModelError, match=r"not a tokenizer: .*; download it again"):
         files(content).vocabulary()
+
+
+def test_what_a_tokenizer_lacks_is_named() -> None:
+    with pytest.raises(ModelError, match="it has no 'vocab'"):
+        files({"model": {}}).vocabulary()

@@ -36,14 +36,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_YARN = {
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 8.0,
     "original_max_position_embeddings": 64,
 }
 _DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-_YARN_MLA = {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
+YARN_MLA = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}
 
 
 _LONGROPE: dict[str, Any] = {
@@ -101,7 +101,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     ),
     "llama_dynamic": ("Llama", {"rope_parameters": _DYNAMIC}),
-    "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
+    "llama_yarn": ("Llama", {"rope_parameters": YARN}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
     "qwen3": ("Qwen3", {}),
     "qwen3_tied": ("Qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 8}),
@@ -139,12 +139,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         _GEMMA3 | {"rope_parameters": _ROPE_BY_KIND, "final_logit_softcapping": 5.0},
     ),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "no_rope_layer_interval": 2}),
-    "deepseek_v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": _YARN_MLA}),
+    "deepseek_v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "rope_parameters": YARN_MLA}),
     "deepseek_v2_groups": (
         "DeepseekV2",
         _LATENT | _GROUPS | {"topk_method": "group_limited_greedy", "first_k_dense_replace": 0},
     ),
-    "deepseek_v3": ("DeepseekV3", _LATENT | _GROUPS | {"rope_parameters": _YARN_MLA}),
+    "deepseek_v3": ("DeepseekV3", _LATENT | _GROUPS | {"rope_parameters": YARN_MLA}),
     "deepseek_v3_dense": (
         "DeepseekV3",
         _LATENT | _GROUPS | {"first_k_dense_replace": 3, "rope_interleave": False},
@@ -152,7 +152,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _ALL_HEADS: dict[str, Any] = {"num_key_value_heads": None}
 _LAYER_NORM: dict[str, Any] = {"rms_norm_eps": None}
-_PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 _GPT2 = {
     "n_embd": 96,
     "n_layer": 3,
@@ -186,18 +186,18 @@ MODELS |= {
     "mixtral": ("Mixtral", _LOCAL | {"sliding_window": 24}),
     "qwen2_moe": ("Qwen2Moe", _EXPERTS | {"shared_expert_intermediate_size": 40}),
     "gemma": ("Gemma", {"tie_word_embeddings": True}),
-    "glm": ("Glm", {"rope_parameters": _PARTIAL}),
-    "glm4": ("Glm4", {"rope_parameters": _PARTIAL, "attention_bias": False}),
+    "glm": ("Glm", {"rope_parameters": PARTIAL}),
+    "glm4": ("Glm4", {"rope_parameters": PARTIAL, "attention_bias": False}),
     "glm4_moe": (
         "Glm4Moe",
-        _SIGMOID | {"rope_parameters": _PARTIAL, "attention_bias": True, "use_qk_norm": True},
+        _SIGMOID | {"rope_parameters": PARTIAL, "attention_bias": True, "use_qk_norm": True},
     ),
     "glm4_moe_lite": ("Glm4MoeLite", _LATENT | {"mlp_layer_types": ["dense"] + ["sparse"] * 2}),
     "gpt_oss": (
         "GptOss",
         _LOCAL
         | {"sliding_window": 24, "num_hidden_layers": 4, "layer_types": None}
-        | {"rope_parameters": _YARN | {"truncate": False}},
+        | {"rope_parameters": YARN | {"truncate": False}},
     ),
     "granite": (
         "Granite",
@@ -231,15 +231,15 @@ MODELS |= {
     "ministral": ("Ministral", {"sliding_window": 24, "layer_types": None}),
     "ministral3": (
         "Ministral3",
-        {"rope_parameters": _YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0}},
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0}},
     ),
-    "phi": ("Phi", _LAYER_NORM | {"rope_parameters": _PARTIAL}),
-    "gpt_neox": ("GPTNeoX", _LAYER_NORM | _ALL_HEADS | {"rope_parameters": _PARTIAL}),
+    "phi": ("Phi", _LAYER_NORM | {"rope_parameters": PARTIAL}),
+    "gpt_neox": ("GPTNeoX", _LAYER_NORM | _ALL_HEADS | {"rope_parameters": PARTIAL}),
     "gpt_neox_serial": (
         "GPTNeoX",
         _LAYER_NORM | _ALL_HEADS | {"use_parallel_residual": False},
     ),
-    "stablelm": ("StableLm", _LAYER_NORM | {"use_qkv_bias": True, "rope_parameters": _PARTIAL}),
+    "stablelm": ("StableLm", _LAYER_NORM | {"use_qkv_bias": True, "rope_parameters": PARTIAL}),
     "stablelm_parallel": (
         "StableLm",
         _LAYER_NORM | {"use_parallel_residual": True, "qk_layernorm": True},
@@ -277,7 +277,7 @@ MODELS |= {
         | {"moe_intermediate_size": 24, "attention_k_eq_v": True}
         | {"num_global_key_value_heads": 4},
     ),
-    "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": _PARTIAL}),
+    "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": PARTIAL}),
 }
 # Encoders, which make vectors of texts.
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -354,10 +354,9 @@ def cached(name: str, root: Path) -> Path:
     return folder
 
 
-def build(
-    name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **changes: Any
-) -> None:
-    """Write config, weights and tokenizer; ``changes`` override the model's config."""
+def build(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", **changes: Any) -> Any:
+    """Write config, weights and tokenizer, and return the model; ``changes`` override its
+    config."""
     import torch
 
     model = new_model(name, **changes)
@@ -365,6 +364,7 @@ def build(
     shards = {"max_shard_size": "200KB"} if name in SHARDED else {}
     model.to(getattr(torch, dtype)).save_pretrained(folder, **shards)
     write_tokenizer(folder)
+    return model
 
 
 def new_model(name: str, **changes: Any) -> Any:
@@ -425,7 +425,9 @@ def _settings(name: str, **changes: Any) -> tuple[dict[str, Any], str]:
             del settings[key]
     if prefix in WITHOUT_HEAD_DIM:
         del settings["head_dim"]
-        settings["hidden_size"] = 128
+        settings["hidden_size"] = changes.get("hidden_size", 128)
+    if "ffn_dim" in settings:
+        del settings["intermediate_size"]
     if "n_embd" in settings:
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             del settings[key]
