@@ -141,7 +141,7 @@ def _moves(changed: np.ndarray, constants: np.ndarray, nbytes: int, words: dict[
         masks: dict[tuple[int, int], int] = {}
         for source in np.flatnonzero(entry):
             for target in np.flatnonzero(entry[source] >> np.arange(8 * entry.itemsize) & 1):
-                key = source // 8 - target // 8, source % 8 - target % 8
+                key = int(source // 8 - target // 8), int(source % 8 - target % 8)
                 masks[key] = masks.get(key, 0) | 1 << int(target)
         for (byte, shift), mask in masks.items():
             at = int(min(max(byte, 0), nbytes - 4))

@@ -45,7 +45,7 @@ class FileReads:
         as torch has. ``what`` is read, for the ``ModelError`` if the file fails or is too short."""
         import torch
 
-        opened, data = self._opened(file), memoryview(into.view(-1).view(torch.uint8).numpy())
+        opened, data = self._opened(file), into.view(-1).view(torch.uint8).numpy().data
         count = min(torch.get_num_threads(), len(data) // _SHARE)
         if count < 2:
             _fill(opened, begin, data, file, what)
@@ -68,7 +68,7 @@ class FileReads:
 
         opened, begin = self._opened(file), begin + first
         for row in into.view(torch.uint8).numpy():
-            _fill(opened, begin, memoryview(row), file, what)
+            _fill(opened, begin, row.data, file, what)
             begin += row_bytes
 
     def bytes_at(self, file: Path, begin: int, count: int, what: str) -> bytearray:

@@ -479,8 +479,11 @@ class _Finder:
             if name not in self._names:
                 continue
             self._dtype(name, "U8")
+            content = bytes(self._folder.whole(name).tolist())
+            if not any(content) and not self._folder.whole(f"{weight}.absmax").any():
+                return self._state_of_header(weight), kind
             try:
-                state = json.loads(bytes(self._folder.whole(name).tolist()))
+                state = json.loads(content)
                 shape, size = [int(each) for each in state["shape"]], int(state["blocksize"])
                 if len(shape) != 2 or min(*shape, size) <= 0:
                     raise ValueError("shape")
@@ -491,6 +494,20 @@ class _Finder:
                     f"{self._folder.path}: {name} is not a valid description ({error}): {_REMEDY}"
                 ) from error
         raise self._lacks(weight, f"weight.{_STATE}nf4")
+
+    def _state_of_header(self, weight: str) -> dict[str, Any]:
+        """What a header without the rest of a file tells: how many neighbours share a scale, which
+        is a power of two, but not how long the rows are of a matrix that is stored flat."""
+        values = 2 * prod(self._folder.shape(weight))
+        count = prod(self._folder.shape(f"{weight}.absmax"))
+        nested = f"{weight}.nested_absmax"
+        outer = prod(self._folder.shape(nested)) if nested in self._names else 1
+        return {
+            "shape": [1, values],
+            "blocksize": _power_of_two(values, count),
+            "nested_blocksize": _power_of_two(count, outer),
+            "nested_offset": 0.0,
+        }
 
     def _mlx(self, stem: str) -> Iterator[tuple[str, Matrix]]:
         weight, scales = f"{stem}.weight", f"{stem}.scales"
@@ -640,6 +657,11 @@ class _Finder:
 
 
 _STATE = "quant_state.bitsandbytes__"
+
+
+def _power_of_two(numbers: int, count: int) -> int:
+    """The size of ``count`` groups, of which the last may be shorter."""
+    return 1 << (-(-numbers // max(1, count)) - 1).bit_length()
 
 
 def _run(size: int, inputs: int) -> int:

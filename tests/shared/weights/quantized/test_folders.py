@@ -13,7 +13,8 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel
-from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.footprint import ParameterSize, parameter_sizes
+from tandem.shared.weights.header_files import write_safetensors_header
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.shared.weights.gguf.test_models import compiled_operators, logits_of
@@ -67,6 +68,7 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
     for each in ("attention.q", "attention.o", "mlp.gate", "mlp.down"):
         size = kept[f"layers.1.{each}.weight"]
         assert size.format not in ("bfloat16", "float32") and size.nbytes < 1.6 * size.values
+    assert header_sizes(coded, tmp_path / "header") == list(kept.values())
     prompt = list(range(40))
     torch.testing.assert_close(
         logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
@@ -95,6 +97,21 @@ def test_compiled_kernels_have_the_logits_of_rounded_rows(
         ]
         sums.append(sum(each.mlp.partial(x) for each in layers))
     torch.testing.assert_close(sums[1], sums[0], atol=0.02 * float(sums[0].abs().max()), rtol=0)
+
+
+def write_header(data: bytes, target: Path) -> None:
+    write_safetensors_header(lambda first, end: data[first:end], len(data), target)
+
+
+def header_sizes(folder: Path, target: Path) -> list[ParameterSize]:
+    """The parameters of a checkpoint of which only the headers are there."""
+    target.mkdir()
+    for file in folder.glob("*.json"):
+        (target / file.name).write_bytes(file.read_bytes())
+    for file in folder.glob("*.safetensors"):
+        write_header(file.read_bytes(), target / file.name)
+        assert not any((target / file.name).read_bytes()[-64:])
+    return parameter_sizes(open_source(target), read_spec(target), "bfloat16")
 
 
 @pytest.mark.parametrize(
