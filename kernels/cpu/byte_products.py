@@ -27,7 +27,7 @@ from .jit import array, compile_address, kernel, multiplies_pairs
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
 FEW = 4
-# A thread takes panels of so many bytes at once, for all tiles: they stay in the L2 cache.
+# A thread takes panels of at most so many bytes at once, for all tiles: they stay in the L2 cache.
 _SHARE = 1 << 19
 # Where a group's rows are: its weight, its first tile and the one after its last.
 GROUP_FIELDS = 3
@@ -79,8 +79,8 @@ class PanelWeights:
         self._data = torch.empty(count, self._nbytes, dtype=torch.uint8)
         # Without a bias, all weights have the same zeros.
         self._bias = np.zeros((1, panels * LANES), np.float32)
-        fitting = _SHARE * panels // max(1, self._nbytes)
-        self._share = max(1, min(panels // (4 * torch.get_num_threads()), fitting))
+        threads = torch.get_num_threads()
+        self._shares = threads * max(1, -(-self._nbytes // (threads * _SHARE)))
         self._address, self._function = _compiled(layout)
         self.constants = self._constant_arguments()
 
@@ -109,7 +109,7 @@ class PanelWeights:
             bias.ctypes.data,
             bias.strides[0] if len(bias) > 1 else 0,
             self.outputs,
-            self._share,
+            self._shares,
         )
 
     def multiply(self, x: np.ndarray, plan: RowPlan, out: np.ndarray, column: int = 0) -> None:
@@ -203,7 +203,7 @@ def multiply_groups(
     bias: int,
     bias_bytes: int,
     outputs: int,
-    share: int,
+    shares: int,
     x: np.ndarray,
     sources: np.ndarray,
     tiles: np.ndarray,
@@ -223,21 +223,26 @@ def multiply_groups(
             for row in range(tiles[t, 1]):
                 _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
     else:
-        for t in prange(len(tiles)):
-            for row in range(tiles[t, 1]):
+        most = 0
+        for t in range(len(tiles)):
+            most = max(most, tiles[t, 1])
+        for item in prange(most * len(tiles)):
+            t, row = item % len(tiles), item // len(tiles)
+            if row < tiles[t, 1]:
                 _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
     panels = (outputs + LANES - 1) // LANES
-    shares = (panels + share - 1) // share
     step = out.shape[1]
+    # Each thread gets as many shares of every group.
     for item in prange(shares * len(row_groups)):
-        group = row_groups[item // shares]
-        weight, first = weights + group[0] * nbytes, item % shares * share
+        group, share = row_groups[item % len(row_groups)], item // len(row_groups)
+        weight = weights + group[0] * nbytes
+        first, end = share * panels // shares, (share + 1) * panels // shares
         # Arrays live on while this loop uses them, but not for the sake of their addresses.
         codes_at, scales_at, offsets_at = codes.ctypes.data, scales.ctypes.data, offsets.ctypes.data
         out_at = out.ctypes.data
         for t in range(group[1], group[2]):
             row, count, filled, place = tiles[t]
-            for panel in range(first, min(panels, first + share)):
+            for panel in range(first, end):
                 output = panel * LANES
                 to = out_at + 4 * (row * step + column + output)
                 lanes = min(LANES, outputs - output)

@@ -11,11 +11,16 @@ from numba import prange
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from .exponential import exp
-from .jit import array, kernel
+from .jit import WIDE, array, kernel
+from .token_tiles import score_tokens, sum_tokens
 from .vector import LANES, narrow, widen
 
 NO_WINDOW = 1 << 62
 NO_SINKS = np.empty(0, np.float32)
+# Query heads and tokens of a tile, whose sums stay in registers, and the tokens for one head.
+_HEADS, _TOKENS, _SINGLE = (2, 8, 16) if WIDE else (1, 4, 4)
+# Dividing so many products among threads takes longer than to compute them.
+_FEW = 1 << 17
 
 
 def decode_attention(
@@ -57,44 +62,96 @@ def _attend(
 ) -> None:
     """Without a soft cap it is zero, and without sinks there is none of them."""
     heads = keys.shape[0]
+    tasks, numbers = len(rows) * heads, q.shape[1] * q.shape[2]
+    tokens = 0
+    for r in range(len(rows)):
+        tokens += min(rows[r, 1], window)
+    if tokens * numbers <= _FEW:
+        for task in range(tasks):
+            _attend_head(
+                q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out
+            )
+    else:
+        for task in prange(tasks):
+            _attend_head(
+                q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out
+            )
+
+
+@kernel()
+def _attend_head(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    rows: np.ndarray,
+    task: int,
+    block_size: int,
+    window: int,
+    scale: float,
+    soft_cap: float,
+    sinks: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    heads, _, dim = keys.shape
     group = q.shape[1] // heads
-    for task in prange(len(rows) * heads):
-        entry, head = rows[task // heads], task % heads
-        row, end, table = entry[0], entry[1], entry[2:]
-        first = max(0, end - window)
-        weights = np.empty((group, end - first), np.float32)
-        queries = np.empty((group, q.shape[2]), np.float32)
+    entry, head = rows[task // heads], task % heads
+    row, end = entry[0], entry[1]
+    first = max(0, end - window)
+    count = end - first
+    filled = -(-count // LANES) * LANES
+    places = np.empty((2, filled), np.int64)
+    _find(entry, block_size, window, dim, places[0])
+    following = min(task + 1, len(rows) * heads - 1)
+    _find(rows[following // heads], block_size, window, dim, places[1])
+    weights = np.empty((group, filled), np.float32)
+    queries = np.empty((group, dim), np.float32)
+    for g in range(group):
+        source, into = q[row, head * group + g], queries[g]
+        for d in range(dim):
+            into[d] = widen(source[d]) * np.float32(scale)
+    _score(queries, keys[head], places[0], weights, values[head])
+    if soft_cap > 0:
         for g in range(group):
-            for d in range(q.shape[2]):
-                queries[g, d] = widen(q[row, head * group + g, d]) * np.float32(scale)
-        _score(queries, keys[head], table, block_size, first, weights)
-        if soft_cap > 0:
-            for g in range(group):
-                cap_scores(weights[g], np.float32(soft_cap))
-        _softmax(weights, sinks[head * group : (head + 1) * group])
-        _sum(weights, values[head], table, block_size, first, queries)
-        for g in range(group):
-            into = out[row, head * group + g]
-            for d in range(len(into)):
-                into[d] = narrow(queries[g, d], into[d])
+            cap_scores(weights[g, :count], np.float32(soft_cap))
+    for g in range(group):
+        sink = sinks[head * group + g] if len(sinks) else np.float32(-np.inf)
+        _softmax(weights[g, :count], sink)
+    _sum(weights, values[head], places[0], count, queries, keys[following % heads], places[1])
+    for g in range(group):
+        source, target = queries[g], out[row, head * group + g]
+        for d in range(dim):
+            target[d] = narrow(source[d], target[d])
+
+
+@kernel()
+def _find(entry: np.ndarray, block_size: int, window: int, dim: int, places: np.ndarray) -> None:
+    """Where the tokens that a row sees begin in the cache of a head: as many as there are places,
+    the last one again after it."""
+    end, table = entry[1], entry[2:]
+    token = max(0, end - window)
+    count = min(end - token, len(places))
+    found = 0
+    while found < count:
+        slot = table[token // block_size] * block_size + token % block_size
+        for _ in range(min(block_size - token % block_size, count - found)):
+            places[found] = slot * dim
+            found, token, slot = found + 1, token + 1, slot + 1
+    places[count:] = places[count - 1]
 
 
 @kernel()
 def _score(
-    q: np.ndarray,
-    keys: np.ndarray,
-    table: np.ndarray,
-    block_size: int,
-    first: int,
-    scores: np.ndarray,
+    q: np.ndarray, keys: np.ndarray, places: np.ndarray, scores: np.ndarray, values: np.ndarray
 ) -> None:
-    for token in range(first, first + scores.shape[1]):
-        key = keys[table[token // block_size] * block_size + token % block_size]
-        for g in range(q.shape[0]):
-            query, total = q[g], np.float32(0)
-            for d in range(len(key)):
-                total += query[d] * widen(key[d])
-            scores[g, token - first] = total
+    group = len(q)
+    paired = group // _HEADS * _HEADS
+    for token in range(0, len(places), LANES):
+        for g in range(0, paired, _HEADS):
+            for t in range(token, token + LANES, _TOKENS):
+                score_tokens(_HEADS, _TOKENS, q, g, keys, places, t, scores, values)
+        for g in range(paired, group):
+            for t in range(token, token + LANES, _SINGLE):
+                score_tokens(1, _SINGLE, q, g, keys, places, t, scores, values)
 
 
 @kernel()
@@ -108,37 +165,40 @@ def cap_scores(scores: np.ndarray, cap: np.float32) -> None:
 
 
 @kernel()
-def _softmax(scores: np.ndarray, sinks: np.ndarray) -> None:
+def _softmax(scores: np.ndarray, sink: np.float32) -> None:
+    """Turn scores into weights, with one more score, which is -inf for none."""
     lanes = np.empty(LANES, np.float32)
-    for g in range(scores.shape[0]):
-        row = scores[g]
-        least = sinks[g] if len(sinks) else np.float32(-np.inf)
-        highest = maximum_of(row, least, lanes)
-        total = exp(least - highest) if len(sinks) else np.float32(0)
-        for t in range(len(row)):
-            row[t] = exp(row[t] - highest)
-            total += row[t]
-        scale = np.float32(1) / total
-        for t in range(len(row)):
-            row[t] *= scale
+    highest = maximum_of(scores, sink, lanes)
+    total = exp(sink - highest) if sink > np.float32(-np.inf) else np.float32(0)
+    for t in range(len(scores)):
+        scores[t] = exp(scores[t] - highest)
+        total += scores[t]
+    scale = np.float32(1) / total
+    for t in range(len(scores)):
+        scores[t] *= scale
 
 
 @kernel()
 def _sum(
     weights: np.ndarray,
     values: np.ndarray,
-    table: np.ndarray,
-    block_size: int,
-    first: int,
+    places: np.ndarray,
+    count: int,
     out: np.ndarray,
+    keys: np.ndarray,
+    later: np.ndarray,
 ) -> None:
-    out[:] = 0
-    for token in range(first, first + weights.shape[1]):
-        value = values[table[token // block_size] * block_size + token % block_size]
-        for g in range(out.shape[0]):
-            into, weight = out[g], weights[g, token - first]
-            for d in range(len(value)):
-                into[d] += weight * widen(value[d])
+    """Requests the keys at ``later`` places: those of the next head."""
+    group, dim = out.shape
+    paired, whole = group // _HEADS * _HEADS, dim // (4 * LANES) * 4 * LANES
+    for first in range(0, whole, 4 * LANES):
+        for g in range(0, paired, _HEADS):
+            sum_tokens(_HEADS, 4, weights, g, values, places, count, first, out, keys, later)
+        for g in range(paired, group):
+            sum_tokens(1, 4, weights, g, values, places, count, first, out, keys, later)
+    for first in range(whole, dim, LANES):
+        for g in range(group):
+            sum_tokens(1, 1, weights, g, values, places, count, first, out, keys, later)
 
 
 @kernel()

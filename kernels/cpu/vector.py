@@ -23,7 +23,7 @@ def widen(typing: Any, bits: Any) -> Any:
     """The fp32 value of an element of an array that ``jit.array`` made."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _widened(builder, args[0], bits)
+        return widened(builder, args[0], bits)
 
     return types.float32(bits), generate
 
@@ -88,7 +88,7 @@ def put_moved_bits(
             for kind, index in ((words, 0), (fields, 1), (into, 5))
         )
         lanes = ir.VectorType(_WORD, LANES)
-        started, before = _everywhere(builder, args[4]), builder.block
+        started, before = everywhere(builder, args[4]), builder.block
         test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
         builder.branch(test)
         builder.position_at_end(test)
@@ -102,9 +102,9 @@ def put_moved_bits(
         place_ = builder.mul(builder.zext(word, _LONG), _LONG(LANES))
         found = builder.load(builder.bitcast(builder.gep(source, [place_]), lanes.as_pointer()))
         found.align = 4
-        moved = builder.lshr(found, _everywhere(builder, right))
-        moved = builder.shl(moved, _everywhere(builder, left))
-        added = builder.xor(total, builder.and_(moved, _everywhere(builder, mask)))
+        moved = builder.lshr(found, everywhere(builder, right))
+        moved = builder.shl(moved, everywhere(builder, left))
+        added = builder.xor(total, builder.and_(moved, everywhere(builder, mask)))
         field.add_incoming(args[2], before)
         field.add_incoming(builder.add(field, _LONG(1)), body)
         total.add_incoming(started, before)
@@ -120,7 +120,7 @@ def put_moved_bits(
     return signature, generate
 
 
-def _widened(builder: Any, bits: Any, kind: Any) -> Any:
+def widened(builder: Any, bits: Any, kind: Any) -> Any:
     """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for the integer kinds."""
     if kind == types.float32:
         return bits
@@ -128,7 +128,7 @@ def _widened(builder: Any, bits: Any, kind: Any) -> Any:
         return builder.fpext(builder.bitcast(bits, _like(bits, ir.HalfType())), _like(bits, _FLOAT))
     assert kind == types.uint16, kind
     wide = builder.zext(bits, _like(bits, _WORD))
-    return builder.bitcast(builder.shl(wide, _constant(wide, 16)), _like(bits, _FLOAT))
+    return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(bits, _FLOAT))
 
 
 def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
@@ -151,9 +151,10 @@ def _like(value: Any, scalar: Any) -> Any:
     return ir.VectorType(scalar, LANES) if isinstance(value.type, ir.VectorType) else scalar
 
 
-def _constant(like: Any, number: int) -> Any:
-    many = isinstance(like.type, ir.VectorType)
-    return ir.Constant(like.type, [number] * LANES if many else number)
+def constant(kind: Any, number: float) -> Any:
+    """A number of a scalar type, or a vector type with it in each lane."""
+    many = isinstance(kind, ir.VectorType)
+    return ir.Constant(kind, [number] * LANES if many else number)
 
 
 @intrinsic
@@ -193,16 +194,16 @@ def decode_codes(
             loaded = builder.load(builder.bitcast(pointer, lanes.as_pointer()))
             loaded.align = 1
             wide = builder.zext(loaded, ir.VectorType(_WORD, LANES))
-            numbers = (_everywhere(builder, builder.trunc(n, _WORD)) for n in (flip, shift, mask))
+            numbers = (everywhere(builder, builder.trunc(n, _WORD)) for n in (flip, shift, mask))
             flipped, shifted, masked = numbers
             return builder.and_(builder.lshr(builder.xor(wide, flipped), shifted), masked)
 
         low = bits(args[3], args[4], args[5], args[6])
         high_bits = bits(args[7], _LONG(0), args[8], args[9])
-        codes = builder.or_(low, builder.shl(high_bits, _constant(high_bits, 4)))
-        fma = _fma(builder)
-        factors = (_everywhere(builder, args[index]) for index in (10, 11))
-        values = builder.call(fma, [builder.uitofp(codes, _LANES), *factors])
+        codes = builder.or_(low, builder.shl(high_bits, constant(high_bits.type, 4)))
+        multiply = fma(builder)
+        factors = (everywhere(builder, args[index]) for index in (10, 11))
+        values = builder.call(multiply, [builder.uitofp(codes, _LANES), *factors])
         target = builder.bitcast(builder.gep(into, [args[1]]), _LANES.as_pointer())
         builder.store(values, target).align = 4
         return context.get_dummy_value()
@@ -210,13 +211,14 @@ def decode_codes(
     return signature, generate
 
 
-def _fma(builder: Any) -> Any:
+def fma(builder: Any) -> Any:
+    """The function of three vectors."""
     return cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_LANES, [_LANES] * 3), f"llvm.fma.v{LANES}f32"
     )
 
 
-def _everywhere(builder: Any, scalar: Any) -> Any:
+def everywhere(builder: Any, scalar: Any) -> Any:
     """A vector with the scalar in each lane."""
     undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
     first = ir.Constant(ir.VectorType(_WORD, LANES), [0] * LANES)
@@ -289,7 +291,7 @@ class _Tile:
         self.kind = kind
         # The distance between inputs in x: the rows of a tile, if these are neighbours.
         self.x_step = x_step
-        self.fma = _fma(builder)
+        self.fma = fma(builder)
 
     def x_start(self, row: Any, r: int, inputs: Any, first: Any) -> Any:
         """The offset in x of input ``first`` of the r-th row after ``row``, the tile's first."""
@@ -344,9 +346,9 @@ class _Tile:
     def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list:
         """Add the products of one input to each sum."""
         builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
-        wide = [_widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
+        wide = [widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]
         x_at = builder.mul(at, _LONG(self.x_step))
-        rows = [_everywhere(builder, builder.load(builder.gep(x, [x_at]))) for x in x_rows]
+        rows = [everywhere(builder, builder.load(builder.gep(x, [x_at]))) for x in x_rows]
         pairs = ((w, x) for x in rows for w in wide)
         return [builder.call(self.fma, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 

@@ -76,7 +76,7 @@ def measure(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _write(kind: str, folder: Path) -> Path:
-    from tandem.tests.benchmarks.support.random_gguf import q4_k_m, q8_0, write_random_gguf
+    from tandem.tests.benchmarks.support.blocks_gguf import q4_k_m, q8_0, write_random_gguf
     from tandem.tests.benchmarks.support.random_model import QWEN3_600M, write_random_model
 
     if kind in ("bf16", ISQ):
