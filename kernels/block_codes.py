@@ -198,11 +198,18 @@ def _mxfp4(blocks: torch.Tensor) -> GroupedCodes:
 
 def _nvfp4(blocks: torch.Tensor) -> GroupedCodes:
     scales, codes = _fields(blocks, 4, 32)
+    wide = _half_floats(blocks.device).index_select(0, scales.flatten().int()).view(scales.shape)
+    return _halves(codes.unflatten(-1, (4, 8)), wide, levels=FLOATS)
+
+
+@cache
+def _half_floats(device: torch.device) -> torch.Tensor:
+    """Half of the floats of 8 bits without a sign, as the numbers are doubled."""
+    scales = torch.arange(256, dtype=torch.uint8, device=device)
     exponent, mantissa = scales >> 3 & 15, (scales & 7).float()
     normal = torch.ldexp(1 + mantissa / 8, exponent.int() - 8)
     wide = torch.where(exponent == 0, mantissa * 2.0**-10, normal)
-    wide = torch.where(scales == 127, 0.0, wide)
-    return _halves(codes.unflatten(-1, (4, 8)), wide, levels=FLOATS)
+    return torch.where(scales == 127, 0.0, wide)
 
 
 def _q1_0(blocks: torch.Tensor) -> GroupedCodes:

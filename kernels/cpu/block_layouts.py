@@ -9,8 +9,9 @@ byte of a line, those above it, in as many masks, single bits.
 A weight is one array of bytes, a section after the other:
 
     codes    [panels, blocks, bits of a code, LANES, 4]
-    scales   [panels, blocks or fewer, groups of a block, scale and minimum or zero, LANES]
+    scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
     supers   [panels, blocks / 8, scale and minimum, LANES], fp16
+    zeros    [panels, blocks or fewer, groups of a block, LANES]
     levels   [bytes of a level, 4, 16], and the book [2, rows]
 
 Codes are divided into planes of neighbouring bits, which need no more space than the file's. A byte
@@ -134,8 +135,8 @@ class Layout:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a panel's scales, and minimums or zeros, of one group."""
-        return self.number_bytes * self.numbers + LANES * self.zeros
+        """Bytes of a panel's scales and minimums of one group."""
+        return self.number_bytes * self.numbers
 
     @property
     def super_bytes(self) -> int:
@@ -143,10 +144,11 @@ class Layout:
         return LANES * 2 * len(self.supers)
 
     def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int]:
-        """Where scales, supers and levels begin, and the whole weight's bytes."""
+        """Where scales, supers or zeros, and levels begin, and the whole weight's bytes."""
         scales = panels * blocks * self.code_bytes
         supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
-        levels = supers + panels * (blocks // SUPER) * self.super_bytes
+        zeros = supers + panels * (blocks // SUPER) * self.super_bytes
+        levels = zeros + panels * (blocks // self.sharing) * self.groups * LANES * self.zeros
         end = levels + LINE * self.level_bytes + 2 * self.book
         return scales, supers, levels, -(-end // LINE) * LINE
 
@@ -266,19 +268,18 @@ class Panels:
     """One weight in memory that has been taken for it."""
 
     def __init__(self, layout: Layout, data: torch.Tensor, outputs: int, inputs: int) -> None:
-        self._layout = layout
+        self.layout = layout
         self._outputs = outputs
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
         scales, supers, levels, _ = layout.sections(self._count, blocks)
         self._lines = data[:scales].view(self._count, blocks, layout.code_bytes)
-        shape = self._count, blocks // layout.sharing, layout.groups, layout.scale_bytes
-        records = data[scales:supers].view(shape)
-        numbers = layout.numbers * layout.number_bytes
-        kind = _DTYPES[layout.scales]
-        self._scales = records[..., :numbers].view(kind).unflatten(-1, (-1, LANES))
-        self._zeros = records[..., numbers:].view(torch.int8)
-        self._supers = data[supers:levels].view(torch.float16)
+        shape = self._count, blocks // layout.sharing, layout.groups
+        self._scales = data[scales:supers].view(_DTYPES[layout.scales]).view(*shape, -1, LANES)
+        self._supers = self._zeros = data[supers:levels]
+        if layout.zeros:
+            self._zeros = self._zeros.view(torch.int8).view(*shape, LANES)
         if layout.supers:
+            self._supers = self._supers.view(torch.float16)
             self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
         self._levels = data[levels : levels + LINE * layout.level_bytes]
         book = levels + LINE * layout.level_bytes
@@ -287,28 +288,50 @@ class Panels:
     @property
     def _codes(self) -> torch.Tensor:
         """Words of lines."""
-        lines = self._lines[..., : LINE * self._layout.lines]
+        lines = self._lines[..., : LINE * self.layout.lines]
         return lines.view(torch.int32).unflatten(-1, (-1, LANES))
 
-    def fill(self, weight: QuantizedWeight) -> None:
-        """Bring a weight into panels, some at a time. Outputs that fill the last one are zero."""
-        if self._layout.levels:
-            self._levels[:] = _table(self._layout)
-        if self._layout.book:
+    def sections(self) -> list[torch.Tensor]:
+        """Codes, scales, and supers or zeros, as unsigned integers [panels, entries, LANES]; a
+        layout without either has no entries of them. Rows of a book are no whole integers."""
+        kinds = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+        return [
+            each.view(kinds[each.element_size()])
+            .flatten()
+            .view(self._count, each.numel() // (self._count * LANES), LANES)
+            for each in (
+                self._codes,
+                self._scales,
+                self._zeros if self.layout.zeros else self._supers,
+            )
+        ]
+
+    def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
+        """Bring a weight, or only its codes or scales, into panels by torch: the reference of
+        ``block_packing.pack``. Outputs that fill the last panel are zero."""
+        if self.layout.levels:
+            self._levels[:] = _table(self.layout)
+        if self.layout.book:
             self._book[:] = _book_table(weight.format)
+        if not codes and not scales:
+            return
         step = max(1, _PIECE // (LANES * weight.inputs))
         for first in range(0, self._count, step):
             blocks = weight.blocks[first * LANES : (first + step) * LANES]
             missing = -len(blocks) % LANES
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
-            self._fill(slice(first, first + step), QuantizedWeight(weight.format, blocks))
+            part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
+            if self.layout.book:
+                self._fill_rows(where, part)
+                continue
+            grouped = part.taken_apart()
+            if codes:
+                self._codes[where] = _across(self._words(grouped))
+            if scales:
+                self._fill_scales(where, part, grouped)
 
-    def _fill(self, where: slice, weight: QuantizedWeight) -> None:
-        if self._layout.book:
-            self._fill_rows(where, weight)
-            return
-        layout, grouped = self._layout, weight.taken_apart()
-        self._codes[where] = _across(self._words(grouped))
+    def _fill_scales(self, where: slice, weight: QuantizedWeight, grouped: GroupedCodes) -> None:
+        layout = self.layout
         blocks = weight.blocks.view(len(weight.blocks), -1, weight.format.nbytes)
         # Of groups that have the same scale, the first.
         scales = grouped.scales[:, :: layout.group // grouped.group]
@@ -317,11 +340,6 @@ class Panels:
         if layout.zeros:
             assert grouped.zeros is not None
             self._zeros[where] = _across(grouped.zeros.view(scales.shape).to(torch.int8))
-        if layout.floats:
-            # Kernels have no number for the code of NaN.
-            wrong = grouped.codes.view(torch.uint8) & 0x7F == 0x7F
-            groups = wrong.unflatten(1, (*scales.shape[1:], -1)).any(-1)
-            scales = scales.masked_fill(groups, torch.nan)
         if layout.supers:
             pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]
             supers = torch.cat([pair.view(torch.float16) for pair in pairs], dim=-1)
@@ -340,7 +358,7 @@ class Panels:
         self._scales[where] = _across(torch.stack(parts, dim=-1))
 
     def _fill_rows(self, where: slice, weight: QuantizedWeight) -> None:
-        layout, outputs = self._layout, weight.outputs
+        layout, outputs = self.layout, weight.outputs
         blocks = weight.blocks.unflatten(1, (-1, weight.format.nbytes))
         found = choose_rows(weight.format, blocks)
         rows = found.rows.reshape(outputs, -1, layout.row_lines, 4)
@@ -363,7 +381,7 @@ class Panels:
 
     def _words(self, grouped: GroupedCodes) -> torch.Tensor:
         """Planes of codes, [O, B, bits] words of 4 bytes."""
-        layout, codes = self._layout, grouped.codes
+        layout, codes = self.layout, grouped.codes
         outputs = len(codes)
         if grouped.halves:
             if layout.planes == _NIBBLES and grouped.group == BLOCK:
@@ -387,7 +405,7 @@ class Panels:
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """The weights of some outputs in fp32, as ``dequantize`` has them."""
-        layout = self._layout
+        layout = self.layout
         panels, lanes = outputs // LANES, outputs % LANES
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
@@ -423,7 +441,7 @@ class Panels:
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         """The codes of words of planes, [O, I]."""
         made, first = [], 0
-        for width, position in self._layout.planes:
+        for width, position in self.layout.planes:
             plane, first = words[:, :, first : first + width], first + width
             if width < 8:
                 bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
@@ -435,7 +453,7 @@ class Panels:
         self, words: torch.Tensor, panels: torch.Tensor, lanes: torch.Tensor
     ) -> torch.Tensor:
         """The codes of row numbers and signs, [O, I]."""
-        layout = self._layout
+        layout = self.layout
         packed = self._lines[panels, :, LINE * layout.lines :]
         packed = packed.reshape(*words.shape[:2], layout.masks, MASK_BYTES)
         single = (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)

@@ -19,6 +19,7 @@ from numba import prange
 from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
 from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
+from .block_packing import pack
 from .byte_tile import TILES, call_address, quantise_block, tile_product
 from .float_tile import round_block
 from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
@@ -85,7 +86,7 @@ class PanelWeights:
 
     def fill(self, index: int, weight: QuantizedWeight) -> None:
         """Bring a weight into panels."""
-        self.panels(index).fill(weight)
+        pack(self.panels(index), weight)
 
     def set_bias(self, index: int, bias: torch.Tensor) -> None:
         """Add a bias to a weight's products."""

@@ -259,6 +259,8 @@ class Tile:
         supers = builder.add(scales, builder.mul(builder.udiv(all_blocks, sharing), record))
         step = LONG(layout.super_bytes)
         self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, LONG(SUPER)), step))
+        own = builder.mul(builder.udiv(before, sharing), LONG(LANES * layout.groups))
+        self.zeros_at = builder.add(supers, own)
         self.levels: list[Any] = []
         if layout.levels:
             levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, LONG(SUPER)), step))
@@ -354,7 +356,7 @@ class Tile:
         for word in range(WORDS):
             first = 4 * word
             line, place = divmod(first // layout.chosen, 4)
-            sources = {}
+            sources: dict[int, dict[int, int]] = {}
             for byte in range(4):
                 half, number = divmod((first + byte) % layout.chosen, layout.chosen // 2)
                 sources.setdefault(half, {})[byte] = 8 * place + width * number
@@ -443,12 +445,11 @@ class Tile:
                     each[:] = [builder.fmul(one, factor) for one in each]
         scales, added = found
         if layout.zeros:
-            more = range(
-                layout.number_bytes, layout.scale_bytes * layout.groups, layout.scale_bytes
-            )
+            step = builder.mul(shared, LONG(LANES * layout.groups))
+            zeros = builder.add(self.zeros_at, step)
             added = [
-                builder.fmul(self._zero(base, place), scale)
-                for place, scale in zip(more, scales, strict=True)
+                builder.fmul(self._zero(zeros, LANES * group), scale)
+                for group, scale in enumerate(scales)
             ]
         if layout.unit != 1:
             scales = [builder.fmul(each, all_of(FLOATS, layout.unit)) for each in scales]

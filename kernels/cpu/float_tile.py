@@ -24,7 +24,8 @@ _MAGNITUDE, _SIGN = 0x7F << _SHIFT, 0x8000
 # Numbers without an exponent, below 2^-6, in bf16: 0 to 7 times 2^-9.
 _SMALL = (0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60)
 _FIRST_NORMAL = 8 << _SHIFT
-_NUMBERS = (*_SMALL, *range(_BIAS + _FIRST_NORMAL, _BIAS + _MAGNITUDE + 1, 1 << _SHIFT))
+_NAN = 0x7FC0
+_NUMBERS = (*_SMALL, *range(_BIAS + _FIRST_NORMAL, _BIAS + _MAGNITUDE, 1 << _SHIFT), _NAN)
 
 
 class _BFloat(ir.Type):
@@ -121,6 +122,8 @@ class FloatTile(Tile):
             small = self.emit.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, table, index)
             is_small = builder.icmp_unsigned("<", magnitude, all_of(_SHORTS, _FIRST_NORMAL))
             number = builder.select(is_small, small, normal)
+            wrong = builder.icmp_unsigned("==", magnitude, all_of(_SHORTS, _MAGNITUDE))
+            number = builder.select(wrong, all_of(_SHORTS, _NAN), number)
             pair = builder.or_(number, builder.and_(sign, all_of(_SHORTS, _SIGN)))
             pairs.append(builder.bitcast(pair, LINE_WORDS))
         return pairs
@@ -156,5 +159,5 @@ class FloatTile(Tile):
             lambda bits: builder.shl(bits, all_of(LINE_WORDS, 16)),
         ):
             both = [builder.bitcast(widened(each), FLOATS) for each in (pair, x)]
-            total = emit.fma(*both, total)
+            total = emit.fma(both[0], both[1], total)
         return total

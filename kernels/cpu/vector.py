@@ -1,4 +1,4 @@
-"""LLVM intrinsics that numba lacks: conversions of half types, and tiles of products."""
+"""LLVM intrinsics that numba lacks: half types, words at any byte, and tiles of products."""
 
 from __future__ import annotations
 
@@ -36,6 +36,88 @@ def narrow(typing: Any, value: Any, like: Any) -> Any:
         return _narrowed(builder, args[0], like)
 
     return like(types.float32, like), generate
+
+
+@intrinsic
+def take_words(typing: Any, data: Any, at: Any, stride: Any, into: Any, row: Any) -> Any:
+    """``into[row]``, of [*, LANES] uint32, is set to the words of four bytes that begin at byte
+    ``at`` of an uint8 array and at each ``stride`` after it."""
+    signature = types.void(data, types.intp, types.intp, into, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (
+            context.make_array(kind)(context, builder, args[index]).data
+            for kind, index in ((data, 0), (into, 3))
+        )
+        lanes, place = ir.VectorType(_WORD, LANES), args[1]
+        found = ir.Constant(lanes, ir.Undefined)
+        for lane in range(LANES):
+            word = builder.load(builder.bitcast(builder.gep(source, [place]), _WORD.as_pointer()))
+            word.align = 1
+            found = builder.insert_element(found, word, _WORD(lane))
+            place = builder.add(place, args[2])
+        to = builder.gep(target, [builder.mul(args[4], _LONG(LANES))])
+        builder.store(found, builder.bitcast(to, lanes.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def put_moved_bits(
+    typing: Any,
+    words: Any,
+    fields: Any,
+    first: Any,
+    end: Any,
+    constant: Any,
+    into: Any,
+    at: Any,
+) -> Any:
+    """``into[at:at + LANES]``, in the flattened array of unsigned integers, is set to the constant
+    xor all ``(words[word] >> right << left) & mask``, the fields from ``first`` to ``end``.
+
+    words [*, LANES] uint32, fields [*, 4] uint32: word, right, left, mask.
+    """
+    place = (types.intp,) * 2
+    signature = types.void(words, fields, *place, types.uint32, into, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, table, target = (
+            context.make_array(kind)(context, builder, args[index]).data
+            for kind, index in ((words, 0), (fields, 1), (into, 5))
+        )
+        lanes = ir.VectorType(_WORD, LANES)
+        started, before = _everywhere(builder, args[4]), builder.block
+        test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        field, total = builder.phi(_LONG), builder.phi(lanes)
+        builder.cbranch(builder.icmp_signed("<", field, args[3]), body, after)
+        builder.position_at_end(body)
+        row = builder.mul(field, _LONG(4))
+        word, right, left, mask = (
+            builder.load(builder.gep(table, [builder.add(row, _LONG(n))])) for n in range(4)
+        )
+        place_ = builder.mul(builder.zext(word, _LONG), _LONG(LANES))
+        found = builder.load(builder.bitcast(builder.gep(source, [place_]), lanes.as_pointer()))
+        found.align = 4
+        moved = builder.lshr(found, _everywhere(builder, right))
+        moved = builder.shl(moved, _everywhere(builder, left))
+        added = builder.xor(total, builder.and_(moved, _everywhere(builder, mask)))
+        field.add_incoming(args[2], before)
+        field.add_incoming(builder.add(field, _LONG(1)), body)
+        total.add_incoming(started, before)
+        total.add_incoming(added, body)
+        builder.branch(test)
+        builder.position_at_end(after)
+        kind = ir.VectorType(target.type.pointee, LANES)
+        stored = builder.trunc(total, kind) if into.dtype.bitwidth < 32 else total
+        pointer = builder.bitcast(builder.gep(target, [args[6]]), kind.as_pointer())
+        builder.store(stored, pointer).align = into.dtype.bitwidth // 8
+        return context.get_dummy_value()
+
+    return signature, generate
 
 
 def _widened(builder: Any, bits: Any, kind: Any) -> Any:

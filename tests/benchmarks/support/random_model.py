@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+import torch
+from safetensors.torch import save_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder of Llama's or Qwen3's family with tied embeddings, in float32: processors without
-    AVX-512 multiply bfloat16 by converting it, many times slower."""
+    """A decoder of Llama's or Qwen3's family with tied embeddings. In float32 unless ``dtype`` says
+    otherwise: processors without AVX-512 multiply bfloat16 by converting it, many times slower."""
 
     family: str
     vocab: int
@@ -28,6 +29,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     ffn: int
+    dtype: str = "float32"
 
     @property
     def query_norms(self) -> bool:
@@ -56,6 +58,18 @@ LLAMA_135M = Shape(
     head_dim=64,
     ffn=1536,
 )
+# 1.2 GB.
+QWEN3_600M = Shape(
+    family="qwen3",
+    vocab=151_936,
+    hidden=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    ffn=3072,
+    dtype="bfloat16",
+)
 _ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
@@ -66,7 +80,7 @@ def write_random_model(folder: Path, shape: Shape) -> int:
     weights = _weights(shape)
     save_file(weights, folder / "model.safetensors")
     _write_tokenizer(folder, shape.vocab)
-    return sum(weight.size for weight in weights.values())
+    return sum(weight.numel() for weight in weights.values())
 
 
 def _config(shape: Shape) -> dict[str, Any]:
@@ -86,15 +100,16 @@ def _config(shape: Shape) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "hidden_act": "silu",
         "attention_bias": False,
-        "dtype": "float32",
+        "dtype": shape.dtype,
     }
 
 
-def _weights(shape: Shape) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(0)
+def _weights(shape: Shape) -> dict[str, torch.Tensor]:
+    random, dtype = np.random.default_rng(0), getattr(torch, shape.dtype)
 
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        return random.standard_normal((rows, columns), np.float32) * np.float32(columns**-0.5)
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        numbers = random.standard_normal((rows, columns), np.float32) * np.float32(columns**-0.5)
+        return torch.from_numpy(numbers).to(dtype)
 
     hidden, query = shape.hidden, shape.heads * shape.head_dim
     key = shape.kv_heads * shape.head_dim
@@ -112,13 +127,13 @@ def _weights(shape: Shape) -> dict[str, np.ndarray]:
         norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
     weights = {
         "model.embed_tokens.weight": matrix(shape.vocab, hidden),
-        "model.norm.weight": np.ones(hidden, np.float32),
+        "model.norm.weight": torch.ones(hidden, dtype=dtype),
     }
     for layer in range(shape.layers):
         prefix = f"model.layers.{layer}"
         weights |= {f"{prefix}.{name}.weight": matrix(*size) for name, size in matrices.items()}
         weights |= {
-            f"{prefix}.{name}.weight": np.ones(size, np.float32) for name, size in norms.items()
+            f"{prefix}.{name}.weight": torch.ones(size, dtype=dtype) for name, size in norms.items()
         }
     return weights
 
