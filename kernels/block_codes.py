@@ -7,7 +7,7 @@ group.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -45,6 +45,8 @@ def take_apart(format: BlockFormat, blocks: torch.Tensor) -> GroupedCodes:
     """The codes of blocks."""
     if isinstance(format, GroupFormat):
         return _group(format, blocks)
+    if format in _BOOKS:
+        return choose_rows(format, blocks).taken_apart()
     return _READERS[format](blocks)
 
 
@@ -241,67 +243,97 @@ def _tq2_0(blocks: torch.Tensor) -> GroupedCodes:
     return _codes(_planes(codes.unflatten(-1, (2, 32)), 2), _half(scale), group=256, zero=1)
 
 
-def _iq2_xxs(blocks: torch.Tensor) -> GroupedCodes:
+@dataclass(frozen=True, slots=True)
+class ChosenRows:
+    """Blocks whose codes are rows of a codebook: int [O, B, rows].
+
+    A code is a number of its row with a sign, of which ``signs`` [O, B, G] has 8 in a byte; or it
+    is moved up, or down where ``down`` [O, B, rows] is 1, by an eighth. It is to be multiplied by
+    ``part``, by a ``scale`` [O, B, 1], and by one of the odd ``scales`` [O, B, groups].
+    """
+
+    format: BlockFormat
+    rows: torch.Tensor
+    signs: torch.Tensor | None
+    down: torch.Tensor | None
+    scale: torch.Tensor
+    scales: torch.Tensor
+    part: float
+
+    def taken_apart(self) -> GroupedCodes:
+        """Their codes, in eighths if they are moved, so that they are whole."""
+        chosen = codebook(self.format, self.rows.device)
+        codes = chosen.index_select(0, self.rows.flatten().int())
+        codes = codes.unflatten(0, self.rows.shape).flatten(2)
+        if self.signs is not None:
+            codes = codes * (1 - 2 * _in_order(self.signs, 1).view(torch.int8))
+        if self.down is not None:
+            moved = (1 - 2 * self.down)[..., None].to(torch.int8)
+            codes = (8 * codes.unflatten(-1, (-1, 8)) + moved).flatten(-2)
+        scales = self.scale.float() * self.scales * self.part
+        return _codes(codes, scales, group=self.format.values // scales.shape[-1])
+
+
+def choose_rows(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
+    """The rows of a codebook that blocks have the numbers of."""
+    return _BOOKS[format](format, blocks)
+
+
+def _iq2_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, words = _fields(blocks, 2, 64)
     rows, rest = words.unflatten(-1, (8, 8)).split([4, 4], dim=-1)
     signs, scales = _signs_and_scale(rest.flatten(-2))
-    codes = _rows("IQ2_XXS", rows) * signs
-    return _codes(codes, _half(scale).float() * (scales + 0.5) * 0.25, group=32)
+    return ChosenRows(format, rows.flatten(-2), signs, None, _half(scale), scales, 1 / 8)
 
 
-def _iq2_xs(blocks: torch.Tensor) -> GroupedCodes:
+def _iq2_xs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, words, scales = _fields(blocks, 2, 64, 8)
-    words = _words(words)
-    codes = _rows("IQ2_XS", words & 511) * _signs(_with_parity(words >> 9))
-    return _codes(codes, _half(scale).float() * (_in_order(scales, 4) + 0.5) * 0.25, group=16)
+    words, odd = _words(words), _odd(_in_order(scales, 4))
+    signs = _with_parity(words >> 9)
+    return ChosenRows(format, words & 511, signs, None, _half(scale), odd, 1 / 8)
 
 
-def _iq2_s(blocks: torch.Tensor) -> GroupedCodes:
+def _iq2_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, low, signs, high, scales = _fields(blocks, 2, 32, 32, 8, 8)
-    codes = _rows("IQ2_S", low.int() | _in_order(high, 2).int() << 8) * _signs(signs)
-    return _codes(codes, _half(scale).float() * (_in_order(scales, 4) + 0.5) * 0.25, group=16)
+    rows, odd = low.int() | _in_order(high, 2).int() << 8, _odd(_in_order(scales, 4))
+    return ChosenRows(format, rows, signs, None, _half(scale), odd, 1 / 8)
 
 
-def _iq3_xxs(blocks: torch.Tensor) -> GroupedCodes:
+def _iq3_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, rows, rest = _fields(blocks, 2, 64, 32)
     signs, scales = _signs_and_scale(rest)
-    codes = _rows("IQ3_XXS", rows) * signs
-    return _codes(codes, _half(scale).float() * (scales + 0.5) * 0.5, group=32)
+    return ChosenRows(format, rows, signs, None, _half(scale), scales, 1 / 4)
 
 
-def _iq3_s(blocks: torch.Tensor) -> GroupedCodes:
+def _iq3_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, low, high, signs, scales = _fields(blocks, 2, 64, 8, 32, 4)
-    codes = _rows("IQ3_S", low.int() | _in_order(high, 1).int() << 8) * _signs(signs)
-    return _codes(codes, _half(scale).float() * (1 + 2 * _in_order(scales, 4)), group=32)
+    rows, odd = low.int() | _in_order(high, 1).int() << 8, _odd(_in_order(scales, 4))
+    return ChosenRows(format, rows, signs, None, _half(scale), odd, 1.0)
 
 
-def _iq1_s(blocks: torch.Tensor) -> GroupedCodes:
+def _iq1_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, low, words = _fields(blocks, 2, 32, 16)
     words = _words(words)
     shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
     high = (words[..., None] >> shifts & 7).flatten(-2)
-    scales = _half(scale).float() * (2 * (words >> 12 & 7) + 1)
-    moved = (words >> 15).repeat_interleave(4, dim=-1)
-    return _moved(_rows("IQ1_S", low.int() | high << 8), moved, scales, group=32)
+    down, odd = (words >> 15).repeat_interleave(4, dim=-1), _odd(words >> 12 & 7)
+    return ChosenRows(format, low.int() | high << 8, None, down, _half(scale), odd, 1 / 8)
 
 
-def _iq1_m(blocks: torch.Tensor) -> GroupedCodes:
+def _iq1_m(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     low, high, packed = _fields(blocks, 32, 16, 8)
     words, high = _words(packed), _in_order(high, 4).int()
     shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
     # Four bits of the scale of all are in each word, the lowest first, above four scales of three.
     fours = words >> 12 << torch.arange(0, 16, 4, dtype=torch.int32, device=blocks.device)
     scale = fours.sum(-1, keepdim=True).short().view(torch.float16)
-    scales = scale.float() * (2 * (words[..., None] >> shifts & 7) + 1).flatten(-2)
-    return _moved(_rows("IQ1_M", low.int() | (high & 7) << 8), high >> 3, scales, group=16)
+    odd = _odd(words[..., None] >> shifts & 7).flatten(-2)
+    rows = low.int() | (high & 7) << 8
+    return ChosenRows(format, rows, None, high >> 3, scale, odd, 1 / 8)
 
 
-def _moved(
-    codes: torch.Tensor, down: torch.Tensor, scales: torch.Tensor, group: int
-) -> GroupedCodes:
-    """Each row of 8 codes moved up, or down, by an eighth: in eighths, so that codes are whole."""
-    eighths = 8 * codes.unflatten(-1, (-1, 8)) + (1 - 2 * down)[..., None].to(torch.int8)
-    return _codes(eighths.flatten(-2), scales / 8, group=group)
+def _odd(numbers: torch.Tensor) -> torch.Tensor:
+    return 2 * numbers + 1
 
 
 _READERS: dict[BlockFormat, Callable[[torch.Tensor], GroupedCodes]] = {
@@ -323,6 +355,8 @@ _READERS: dict[BlockFormat, Callable[[torch.Tensor], GroupedCodes]] = {
     formats.Q2_0: _q2_0,
     formats.TQ1_0: _tq1_0,
     formats.TQ2_0: _tq2_0,
+}
+_BOOKS: dict[BlockFormat, Callable[[BlockFormat, torch.Tensor], ChosenRows]] = {
     formats.IQ1_S: _iq1_s,
     formats.IQ1_M: _iq1_m,
     formats.IQ2_XXS: _iq2_xxs,
@@ -394,11 +428,6 @@ def _planes(packed: torch.Tensor, bits: int) -> torch.Tensor:
     return (packed[..., None, :] >> _shifts(packed, bits)[:, None] & (1 << bits) - 1).flatten(2)
 
 
-def _signs(packed: torch.Tensor) -> torch.Tensor:
-    """1, or -1 for a bit that is set."""
-    return 1 - 2 * _in_order(packed, 1).view(torch.int8)
-
-
 def _with_parity(seven: torch.Tensor) -> torch.Tensor:
     """Seven bits, and an eighth that makes the number of those that are set even."""
     odd = seven ^ seven >> 4
@@ -408,26 +437,19 @@ def _with_parity(seven: torch.Tensor) -> torch.Tensor:
 
 
 def _signs_and_scale(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """32 signs, of which seven bits tell eight, and a scale of 4 bits, from each 4 bytes."""
+    """Bytes of 8 signs, of which seven bits tell the eighth, and an odd scale, of each 4 bytes."""
     wide = _as(torch.int32, words)
     shifts = torch.arange(0, 28, 7, dtype=torch.int32, device=words.device)
     sevens = (wide[..., None] >> shifts & 127).flatten(-2)
-    return _signs(_with_parity(sevens)), wide >> 28 & 15
-
-
-def _rows(format: str, indices: torch.Tensor) -> torch.Tensor:
-    """Rows of a format's codebook, one after the other."""
-    book = _codebook(format, indices.device)
-    chosen = book.index_select(0, indices.flatten().int())
-    return chosen.unflatten(0, indices.shape).flatten(2)
+    return _with_parity(sevens), _odd(wide >> 28 & 15)
 
 
 @cache
-def _codebook(format: str, device: torch.device) -> torch.Tensor:
+def codebook(format: BlockFormat, device: torch.device) -> torch.Tensor:
     """int8 [rows, 4 or 8]. The library has them from the authors of the formats."""
     from gguf import quants
 
-    traits = getattr(quants, format)
+    traits = getattr(quants, format.name)
     traits.init_grid()
     rows = torch.from_numpy(traits.grid).to(device, torch.int8)
     return rows.view(rows.shape[-2:])

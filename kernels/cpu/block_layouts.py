@@ -3,14 +3,16 @@
 A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
 the index of a number in a table first, and floats of 8 bits (e4m3) are numbers themselves. 32
 neighbouring inputs are a block, 4 of them a word. A panel has the words of its outputs side by
-side, 64 bytes: one register of AVX-512.
+side, 64 bytes: one register of AVX-512. The lowest 8 bits of the number of a ``book``'s row are a
+byte of a line, those above it, in as many masks, single bits.
 
 A weight is one array of bytes, a section after the other:
 
     codes    [panels, blocks, bits of a code, LANES, 4]
-    scales   [panels, blocks or fewer, groups of a block, scale and minimum or zero, LANES]
+    scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
     supers   [panels, blocks / 8, scale and minimum, LANES], fp16
-    levels   [bytes of a level, 4, 16]
+    zeros    [panels, blocks or fewer, groups of a block, LANES]
+    levels   [bytes of a level, 4, 16], and the book [2, rows]
 
 Codes are divided into planes of neighbouring bits, which need no more space than the file's. A byte
 of a plane of n bits has the codes of 8 / n words: word j of the plane those of words j, j + n, ...
@@ -24,7 +26,7 @@ from typing import Literal
 
 import torch
 
-from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4
+from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4, choose_rows, codebook
 from ..block_formats import BlockFormat, GroupFormat, Scale
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
@@ -37,6 +39,8 @@ WORDS = BLOCK // 4
 # Blocks that share the factors of their scales.
 SUPER = 8
 LINE = 64
+# A bit for each byte of a line.
+MASK_BYTES = LINE // 8
 # Weights that are brought into panels at a time.
 _PIECE = 1 << 20
 
@@ -73,6 +77,10 @@ class Layout:
     supers: tuple[int, ...] = ()
     # Codes are e4m3.
     floats: bool = False
+    # Rows of the codebook, and the codes of each: neighbours, which have signs, or are moved.
+    book: int = 0
+    chosen: int = 8
+    moves: bool = False
 
     @property
     def groups(self) -> int:
@@ -95,9 +103,25 @@ class Layout:
         return (2 if self.zero > 1 << 7 else 1) if self.levels else 0
 
     @property
+    def row_lines(self) -> int:
+        """Lines of a panel's row numbers of a block."""
+        return WORDS // self.chosen if self.book else 0
+
+    @property
+    def masks(self) -> int:
+        """Single bits of row numbers, for each of their lines, and of moves."""
+        return self.row_lines * (self.book.bit_length() - 9) + self.moves if self.book else 0
+
+    @property
+    def lines(self) -> int:
+        """Lines of a panel's codes of a block, or of its row numbers and signs."""
+        signs = not self.moves
+        return self.row_lines + signs if self.book else sum(width for width, _ in self.planes)
+
+    @property
     def code_bytes(self) -> int:
         """Bytes of a panel's codes of a block."""
-        return LINE * sum(width for width, _ in self.planes)
+        return LINE * self.lines + MASK_BYTES * self.masks
 
     @property
     def numbers(self) -> int:
@@ -111,8 +135,8 @@ class Layout:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a panel's scales, and minimums or zeros, of one group."""
-        return self.number_bytes * self.numbers + LANES * self.zeros
+        """Bytes of a panel's scales and minimums of one group."""
+        return self.number_bytes * self.numbers
 
     @property
     def super_bytes(self) -> int:
@@ -120,11 +144,12 @@ class Layout:
         return LANES * 2 * len(self.supers)
 
     def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int]:
-        """Where scales, supers and levels begin, and the whole weight's bytes."""
+        """Where scales, supers or zeros, and levels begin, and the whole weight's bytes."""
         scales = panels * blocks * self.code_bytes
         supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
-        levels = supers + panels * (blocks // SUPER) * self.super_bytes
-        end = levels + LINE * self.level_bytes
+        zeros = supers + panels * (blocks // SUPER) * self.super_bytes
+        levels = zeros + panels * (blocks // self.sharing) * self.groups * LANES * self.zeros
+        end = levels + LINE * self.level_bytes + 2 * self.book
         return scales, supers, levels, -(-end // LINE) * LINE
 
 
@@ -159,6 +184,41 @@ LAYOUTS = {
     "TQ2_0": Layout(_PLANES[2], zero=1, group=256),
     "Q2_0": Layout(_PLANES[2], zero=1, group=64),
     "Q1_0": Layout(((1, 1),), zero=1, group=128),
+}
+# The numbers in codebooks. The levels of a number with either sign, or moved in either direction.
+_TWOS, _THREES, _ODDS = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
+_MOVED = (-7, 1, 9, 0, -9, -1, 7, 0)
+
+
+def _book(
+    rows: int, group: int, part: float, numbers: tuple[int, ...] = (), *, chosen: int = 8
+) -> Layout:
+    padded = (*numbers, 0) if len(numbers) == len(_TWOS) else numbers
+    levels = (*padded, *(-each for each in padded)) or _MOVED
+    return Layout(
+        (),
+        zero=128,
+        group=group,
+        scales="int8",
+        supers=(0,),
+        levels=tuple(each * part for each in levels),
+        unit=part,
+        book=rows,
+        chosen=chosen,
+        moves=not numbers,
+    )
+
+
+# Scales of 3 or 4 bits are bytes, and every sign and move has a bit: IQ1_S and IQ1_M take 16 and
+# 18 % more than in the file, IQ2 12, 16 and 10 %, IQ3 8 and 4 %.
+LAYOUTS |= {
+    "IQ1_S": _book(2048, 32, 1 / 8),
+    "IQ1_M": _book(2048, 16, 1 / 8),
+    "IQ2_XXS": _book(256, 32, 1 / 8, _TWOS),
+    "IQ2_XS": _book(512, 16, 1 / 8, _TWOS),
+    "IQ2_S": _book(1024, 16, 1 / 8, _TWOS),
+    "IQ3_XXS": _book(256, 32, 1 / 4, _THREES, chosen=4),
+    "IQ3_S": _book(512, 32, 1.0, _ODDS, chosen=4),
 }
 _SCALES: dict[Scale, ScaleKind] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 # Floats of 4 bits are multiples of a half, and bitsandbytes' of 1 / 192. Those of nf4 are no
@@ -212,27 +272,38 @@ class Panels:
         self._outputs = outputs
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
         scales, supers, levels, _ = layout.sections(self._count, blocks)
-        self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
-        shape = self._count, blocks // layout.sharing, layout.groups, layout.scale_bytes
-        records = data[scales:supers].view(shape)
-        numbers = layout.numbers * layout.number_bytes
-        kind = _DTYPES[layout.scales]
-        self._scales = records[..., :numbers].view(kind).unflatten(-1, (-1, LANES))
-        self._zeros = records[..., numbers:].view(torch.int8)
-        self._supers = data[supers:levels].view(torch.float16)
+        self._lines = data[:scales].view(self._count, blocks, layout.code_bytes)
+        shape = self._count, blocks // layout.sharing, layout.groups
+        self._scales = data[scales:supers].view(_DTYPES[layout.scales]).view(*shape, -1, LANES)
+        self._supers = self._zeros = data[supers:levels]
+        if layout.zeros:
+            self._zeros = self._zeros.view(torch.int8).view(*shape, LANES)
         if layout.supers:
+            self._supers = self._supers.view(torch.float16)
             self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
         self._levels = data[levels : levels + LINE * layout.level_bytes]
+        book = levels + LINE * layout.level_bytes
+        self._book = data[book : book + 2 * layout.book].view(2, layout.book)
+
+    @property
+    def _codes(self) -> torch.Tensor:
+        """Words of lines."""
+        lines = self._lines[..., : LINE * self.layout.lines]
+        return lines.view(torch.int32).unflatten(-1, (-1, LANES))
 
     def sections(self) -> list[torch.Tensor]:
-        """Codes, scales and supers as unsigned integers [panels, entries, LANES]; a layout without
-        supers has no entries of them."""
+        """Codes, scales, and supers or zeros, as unsigned integers [panels, entries, LANES]; a
+        layout without either has no entries of them. Rows of a book are no whole integers."""
         kinds = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
         return [
             each.view(kinds[each.element_size()])
             .flatten()
             .view(self._count, each.numel() // (self._count * LANES), LANES)
-            for each in (self._codes, self._scales, self._supers)
+            for each in (
+                self._codes,
+                self._scales,
+                self._zeros if self.layout.zeros else self._supers,
+            )
         ]
 
     def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
@@ -240,6 +311,8 @@ class Panels:
         ``block_packing.pack``. Outputs that fill the last panel are zero."""
         if self.layout.levels:
             self._levels[:] = _table(self.layout)
+        if self.layout.book:
+            self._book[:] = _book_table(weight.format)
         if not codes and not scales:
             return
         step = max(1, _PIECE // (LANES * weight.inputs))
@@ -248,6 +321,9 @@ class Panels:
             missing = -len(blocks) % LANES
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
             part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
+            if self.layout.book:
+                self._fill_rows(where, part)
+                continue
             grouped = part.taken_apart()
             if codes:
                 self._codes[where] = _across(self._words(grouped))
@@ -264,11 +340,6 @@ class Panels:
         if layout.zeros:
             assert grouped.zeros is not None
             self._zeros[where] = _across(grouped.zeros.view(scales.shape).to(torch.int8))
-        if layout.floats:
-            # Kernels have no number for the code of NaN.
-            wrong = grouped.codes.view(torch.uint8) & 0x7F == 0x7F
-            groups = wrong.unflatten(1, (*scales.shape[1:], -1)).any(-1)
-            scales = scales.masked_fill(groups, torch.nan)
         if layout.supers:
             pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]
             supers = torch.cat([pair.view(torch.float16) for pair in pairs], dim=-1)
@@ -285,6 +356,28 @@ class Panels:
         if layout.scales == "halves":
             parts = [parts[0].byte() | parts[1].byte() << 4]
         self._scales[where] = _across(torch.stack(parts, dim=-1))
+
+    def _fill_rows(self, where: slice, weight: QuantizedWeight) -> None:
+        layout, outputs = self.layout, weight.outputs
+        blocks = weight.blocks.unflatten(1, (-1, weight.format.nbytes))
+        found = choose_rows(weight.format, blocks)
+        rows = found.rows.reshape(outputs, -1, layout.row_lines, 4)
+        words = (rows & 0xFF).byte()
+        high = range(8, layout.book.bit_length() - 1)
+        single = [rows[:, :, line] >> bit & 1 for line in range(layout.row_lines) for bit in high]
+        if found.signs is not None:
+            words = torch.cat([words, found.signs.reshape(outputs, -1, 1, 4)], dim=2)
+        if found.down is not None:
+            single.append(found.down.reshape(outputs, -1, 4))
+        self._codes[where] = _across(words.view(torch.int32).squeeze(-1))
+        if single:
+            bits = _across(torch.stack(single, dim=2)).transpose(-1, -2)
+            bits = bits.reshape(*bits.shape[:3], MASK_BYTES, 8).byte()
+            packed = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+            self._lines[where, :, LINE * layout.lines :] = packed.flatten(2)
+        self._supers[where] = _across(found.scale)
+        scales = found.scales.reshape(outputs, -1, layout.groups, 1)
+        self._scales[where] = _across(scales.to(torch.int8))
 
     def _words(self, grouped: GroupedCodes) -> torch.Tensor:
         """Planes of codes, [O, B, bits] words of 4 bytes."""
@@ -316,14 +409,7 @@ class Panels:
         panels, lanes = outputs // LANES, outputs % LANES
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
-        made, first = [], 0
-        for width, position in layout.planes:
-            plane, first = words[:, :, first : first + width], first + width
-            if width < 8:
-                bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
-                plane = torch.cat(bits, dim=2) << position
-            made.append(plane)
-        codes = reduce(torch.bitwise_or, made).flatten(1)
+        codes = self._looked_up(words, panels, lanes) if layout.book else self._in_order(words)
         middle = 128 if layout.planes == _PLANES[8] else layout.zero
         if layout.floats:
             codes = codes.view(torch.float8_e4m3fn)
@@ -351,6 +437,55 @@ class Panels:
             layout.levels or None,
             zeros,
         ).values()
+
+    def _in_order(self, words: torch.Tensor) -> torch.Tensor:
+        """The codes of words of planes, [O, I]."""
+        made, first = [], 0
+        for width, position in self.layout.planes:
+            plane, first = words[:, :, first : first + width], first + width
+            if width < 8:
+                bits = [plane >> width * k & (1 << width) - 1 for k in range(WORDS // width)]
+                plane = torch.cat(bits, dim=2) << position
+            made.append(plane)
+        return reduce(torch.bitwise_or, made).flatten(1)
+
+    def _looked_up(
+        self, words: torch.Tensor, panels: torch.Tensor, lanes: torch.Tensor
+    ) -> torch.Tensor:
+        """The codes of row numbers and signs, [O, I]."""
+        layout = self.layout
+        packed = self._lines[panels, :, LINE * layout.lines :]
+        packed = packed.reshape(*words.shape[:2], layout.masks, MASK_BYTES)
+        single = (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
+        places = 4 * lanes[:, None] + torch.arange(4)
+        places = places[:, None, None].expand(*single.shape[:-1], -1)
+        single = single.gather(-1, places)  # [O, B, masks, 4]
+        rows, extra = words[:, :, : layout.row_lines].int(), layout.book.bit_length() - 9
+        for line in range(layout.row_lines):
+            for bit in range(extra):
+                rows[:, :, line] |= single[:, :, line * extra + bit].int() << 8 + bit
+        pairs = self._book.T[rows.flatten(2)]  # [O, B, rows, 2]
+        width = 16 // layout.chosen
+        shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+        numbers = (pairs[..., None] >> shifts & (1 << width) - 1).flatten(2)
+        if layout.moves:
+            signs = single[:, :, -1].repeat_interleave(8, dim=-1)
+        else:
+            bits = torch.arange(8, dtype=torch.uint8)
+            signs = (words[:, :, -1, :, None] >> bits & 1).flatten(2)
+        return (numbers | signs << (len(layout.levels).bit_length() - 2)).flatten(1)
+
+
+@cache
+def _book_table(format: BlockFormat) -> torch.Tensor:
+    """Two bytes of each row: the places of its numbers among them, a few bits each. Those of eight
+    numbers are in order; the first byte of four has the first two."""
+    rows = codebook(format, torch.device("cpu"))
+    places = torch.unique(rows, return_inverse=True)[1].byte()
+    width = 16 // rows.shape[1]
+    halves = places.view(len(rows), 2, -1)
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+    return (halves << shifts).sum(-1, dtype=torch.uint8).T
 
 
 def _table(layout: Layout) -> torch.Tensor:

@@ -68,7 +68,8 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     multiple of ``BLOCK`` and of the layout's ``group``.
     """
     assert weight.order is None
-    if _unit(weight.format, panels.layout) > _LONGEST:
+    # The numbers of a book's rows are words of bits from several places.
+    if panels.layout.book or _unit(weight.format, panels.layout) > _LONGEST:
         panels.fill(weight)
         return
     if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
@@ -123,8 +124,7 @@ def tables_of(format: BlockFormat, layout: Layout) -> Tables:
             entries[0] ^ np.bitwise_xor.reduce(changed[each]) for each in flips[1 + 8 * nbytes :]
         ]
         constants = entries[0] ^ np.bitwise_xor.reduce(changed[of_base])
-        # Zeros lie between the scales.
-        alike = np.array_equal(expected, random_ones) and not (layout.zeros and number)
+        alike = np.array_equal(expected, random_ones)
         found.append(_moves(changed, constants, nbytes, words) if alike else None)
     return Tables(nbytes, np.array(list(words), np.int64), tuple(found))
 

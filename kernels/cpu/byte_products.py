@@ -22,7 +22,7 @@ from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
 from .block_packing import pack
 from .byte_tile import TILES, call_address, quantise_block, tile_product
 from .float_tile import round_block
-from .jit import array, compile_address, kernel, multiplies_pairs
+from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
 
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
@@ -305,4 +305,6 @@ def _compiled(layout: Layout) -> tuple[int, object]:
             lanes,
         )
 
-    return compile_address(multiply_panel, 14, variant=f"{layout} {multiplies_pairs()}")
+    return compile_address(
+        multiply_panel, 14, variant=f"{layout} {multiplies_pairs()} {moves_bits()}"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
+from .block_layouts import BLOCK, LANES, LINE, MASK_BYTES, SUPER, WORDS, Layout
 
 # Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
@@ -21,7 +21,7 @@ _AHEAD = 1024
 BYTE, SHORT, WORD, LONG = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 LINE_WORDS, FLOATS = ir.VectorType(WORD, LANES), ir.VectorType(FLOAT, LANES)
-BYTES = ir.VectorType(BYTE, LINE)
+BYTES, _BITS = ir.VectorType(BYTE, LINE), ir.VectorType(ir.IntType(1), LINE)
 # Of the largest code of an activation.
 _LARGEST = 127
 
@@ -172,6 +172,11 @@ def memory(context: Any, builder: Any, signature: Any, args: Any, index: int) ->
     return builder.bitcast(array.data, BYTE.as_pointer())
 
 
+def _bits_of(chosen: Iterable[int]) -> Any:
+    """Some bytes of each word."""
+    return ir.Constant(_BITS, [byte in chosen for byte in range(4)] * LANES)
+
+
 def all_of(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count)
 
@@ -254,6 +259,8 @@ class Tile:
         supers = builder.add(scales, builder.mul(builder.udiv(all_blocks, sharing), record))
         step = LONG(layout.super_bytes)
         self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, LONG(SUPER)), step))
+        own = builder.mul(builder.udiv(before, sharing), LONG(LANES * layout.groups))
+        self.zeros_at = builder.add(supers, own)
         self.levels: list[Any] = []
         if layout.levels:
             levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, LONG(SUPER)), step))
@@ -261,6 +268,7 @@ class Tile:
                 self.emit.load(weight, levels, BYTES, LINE * place)
                 for place in range(layout.level_bytes)
             ]
+            self.book_at = builder.add(levels, LONG(LINE * layout.level_bytes))
 
     def find_rows(self, codes: Any, scales: Any, offsets: Any, first: Any) -> None:
         """Find the tile's rows, before which are so many blocks of rows."""
@@ -289,7 +297,7 @@ class Tile:
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of a block to the rows' sums."""
-        codes = self._codes(self.load_lines(at))
+        codes = self._book_codes(at) if self.layout.book else self._codes(self.load_lines(at))
         words = [self._multiples(codes, place) for place in range(len(self.levels))] or [codes]
         scales, added = self.load_scales(at)
         return [
@@ -301,8 +309,9 @@ class Tile:
         """The bytes of a block's codes."""
         builder, emit, layout = self.builder, self.emit, self.layout
         base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
-        lines = range(0, layout.code_bytes, LINE)
-        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
+        lines = range(0, LINE * layout.lines, LINE)
+        align = MASK_BYTES if layout.masks else LINE
+        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=align) for more in lines]
         for more in lines:
             emit.prefetch(self.weight, base, more + _AHEAD)
         return raw
@@ -329,6 +338,84 @@ class Tile:
             line = builder.shl(line, all_of(LINE_WORDS, -right))
         mask = ((1 << width) - 1) << position
         return builder.and_(line, all_of(LINE_WORDS, mask * 0x01010101))
+
+    def _book_codes(self, at: Any) -> list[Any]:
+        """As ``_codes``, of rows of a codebook. Their bits are moved to where they are needed byte
+        by byte: a row's number to four bytes of a word."""
+        builder, layout = self.builder, self.layout
+        lines = [builder.bitcast(line, BYTES) for line in self.load_lines(at)]
+        masks = self._masks(at)
+        extra = (len(masks) - layout.moves) // layout.row_lines
+        rows = [
+            self._rows(line, masks[extra * place : extra * (place + 1)])
+            for place, line in enumerate(lines[: layout.row_lines])
+        ]
+        signs = builder.sext(masks[-1], BYTES) if layout.moves else lines[-1]
+        width, sign_at = 16 // layout.chosen, len(layout.levels).bit_length() - 2
+        words = []
+        for word in range(WORDS):
+            first = 4 * word
+            line, place = divmod(first // layout.chosen, 4)
+            sources: dict[int, dict[int, int]] = {}
+            for byte in range(4):
+                half, number = divmod((first + byte) % layout.chosen, layout.chosen // 2)
+                sources.setdefault(half, {})[byte] = 8 * place + width * number
+            moved = [
+                (self._moved(rows[line][half], offsets), offsets)
+                for half, offsets in sources.items()
+            ]
+            bits = moved[0][0]
+            for each, offsets in moved[1:]:
+                bits = builder.select(_bits_of(offsets), each, bits)
+            own = {byte: first + byte - sign_at for byte in range(4)}
+            sign = self._moved(signs, own)
+            found = builder.or_(
+                builder.and_(bits, all_of(BYTES, (1 << sign_at) - 1)),
+                builder.and_(sign, all_of(BYTES, 1 << sign_at)),
+            )
+            words.append(builder.bitcast(found, LINE_WORDS))
+        return words
+
+    def _masks(self, at: Any) -> list[Any]:
+        """The single bits of a block's row numbers and moves."""
+        builder, emit, layout = self.builder, self.emit, self.layout
+        base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
+        places = range(LINE * layout.lines, layout.code_bytes, MASK_BYTES)
+        loaded = [emit.load(self.weight, base, LONG, more, align=MASK_BYTES) for more in places]
+        return [builder.bitcast(each, _BITS) for each in loaded]
+
+    def _rows(self, line: Any, masks: list[Any]) -> list[Any]:
+        """The two bytes of each row of a line of numbers: an instruction finds seven bits of them,
+        and each other bit chooses between two halves of what is left."""
+        builder, emit, layout = self.builder, self.emit, self.layout
+        masks = [builder.icmp_signed("<", line, all_of(BYTES, 0)), *masks]
+        found = []
+        for half in range(2):
+            table = [
+                emit.load(self.weight, self.book_at, BYTES, half * layout.book + more, align=LINE)
+                for more in range(0, layout.book, LINE)
+            ]
+            left = [
+                emit.call("llvm.x86.avx512.vpermi2var.qi.512", BYTES, low, line, high)
+                for low, high in zip(table[::2], table[1::2], strict=True)
+            ]
+            for mask in masks:
+                pairs = zip(left[::2], left[1::2], strict=True)
+                left = [builder.select(mask, high, low) for low, high in pairs]
+            found += left
+        return found
+
+    def _moved(self, source: Any, offsets: dict[int, int]) -> Any:
+        """The bits of each lane from an offset on, in some bytes of it."""
+        control = [
+            (offsets.get(byte, 0) + 32 * lane) % 64 for lane in range(2) for byte in range(4)
+        ]
+        return self.emit.call(
+            "llvm.x86.avx512.pmultishift.qb.512",
+            BYTES,
+            ir.Constant(BYTES, control * (LINE // len(control))),
+            source,
+        )
 
     def _multiples(self, codes: list[Any], place: int) -> list[Any]:
         """A byte of the levels' multiples of their unit."""
@@ -358,12 +445,11 @@ class Tile:
                     each[:] = [builder.fmul(one, factor) for one in each]
         scales, added = found
         if layout.zeros:
-            more = range(
-                layout.number_bytes, layout.scale_bytes * layout.groups, layout.scale_bytes
-            )
+            step = builder.mul(shared, LONG(LANES * layout.groups))
+            zeros = builder.add(self.zeros_at, step)
             added = [
-                builder.fmul(self._zero(base, place), scale)
-                for place, scale in zip(more, scales, strict=True)
+                builder.fmul(self._zero(zeros, LANES * group), scale)
+                for group, scale in enumerate(scales)
             ]
         if layout.unit != 1:
             scales = [builder.fmul(each, all_of(FLOATS, layout.unit)) for each in scales]

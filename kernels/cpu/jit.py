@@ -58,6 +58,12 @@ def multiplies_pairs() -> bool:
     return "avx512bf16" in _features()
 
 
+@cache
+def moves_bits() -> bool:
+    """True if kernels are compiled for a CPU with AVX-512 VBMI. After ``prepare``."""
+    return "avx512vbmi" in _features()
+
+
 def _features() -> set[str]:
     from numba.core.registry import cpu_target
 

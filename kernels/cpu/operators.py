@@ -18,7 +18,7 @@ from ..attention_metadata import (
 )
 from ..batched_decode import batched_attention
 from ..block_encoding import encode
-from ..block_formats import Q8_0, BlockFormat
+from ..block_formats import CODEBOOK_FORMATS, Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -41,7 +41,7 @@ from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
-from .jit import WIDE, SameArrays, array, castable, multiplies_bytes
+from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
 from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
@@ -280,7 +280,9 @@ def _compile_linear(dtype: torch.dtype) -> None:
 
 def has_panels(weight: QuantizedWeight) -> bool:
     """Return whether a weight is multiplied in panels."""
-    return multiplies_bytes() and has_layout(weight)
+    if not multiplies_bytes() or not has_layout(weight):
+        return False
+    return moves_bits() or weight.format not in CODEBOOK_FORMATS
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.linear import prepare_linear
@@ -32,6 +32,16 @@ ROWS = (1, 8, 32, 512)
 SECONDS = 0.1
 UNCACHED = 1 << 27
 BF16 = "bf16"
+# Formats of other methods than GGUF, and those of GGUF.
+KINDS = {
+    "FP8": group_format("e4m3", 8, 128, "F32"),
+    "AWQ": group_format("int", 4, 128, "F16", "zero"),
+    "W4A16": group_format("int", 4, 128, "BF16"),
+    "W8A16": group_format("int", 8, 128, "BF16"),
+    "MLX4": group_format("int", 4, 64, "BF16", "minimum"),
+    "NF4": group_format("nf4", 4, 64, "F32"),
+    "E2M1": group_format("e2m1", 4, 16, "F32"),
+} | BLOCK_FORMATS
 
 
 def copies_of(name: str) -> list[Linear]:
@@ -41,7 +51,7 @@ def copies_of(name: str) -> list[Linear]:
     if name == BF16:
         plain = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
         return [prepare_linear(plain.clone(), None) for _ in range(-(-UNCACHED // plain.nbytes))]
-    kind = BLOCK_FORMATS[name]
+    kind = KINDS[name]
     # Any outputs do, and random bytes take long to draw.
     some = random_weight(kind, OUTPUTS // 32, INPUTS // kind.values).blocks.repeat(32, 1)
     weight = QuantizedWeight(kind, some)
@@ -73,11 +83,8 @@ def read_rate() -> float:
 
 def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], None]) -> list[Any]:
     """The report's rows for a format."""
-    from tandem.kernels.cpu.block_layouts import LAYOUTS
-
     products, made = copies_of(name), []
-    nbytes = BLOCK_FORMATS[name].bytes_of(INPUTS * OUTPUTS)
-    assert name in LAYOUTS
+    nbytes = KINDS[name].bytes_of(INPUTS * OUTPUTS)
     for rows in ROWS:
         x = torch.randn(rows, INPUTS)
         halved = x.bfloat16()
@@ -112,7 +119,7 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("formats", nargs="*", help="all that have panels if left out")
+    parser.add_argument("formats", nargs="*", help="all if left out")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     add_dry(parser)
@@ -121,10 +128,10 @@ def main() -> None:
     jit.prepare()
     if not jit.multiplies_bytes():
         parser.exit(message="this CPU has no AVX-512 VNNI: nothing to measure\n")
-    from tandem.kernels.cpu.block_layouts import LAYOUTS
-
     plain = copies_of(BF16)
-    chosen = options.formats or [name for name in LAYOUTS if name in BLOCK_FORMATS]
+    chosen = options.formats or [
+        name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
+    ]
     made = [
         row
         for name in chosen

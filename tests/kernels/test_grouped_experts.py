@@ -14,7 +14,7 @@ from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.kernels.reference.experts import LoopedExperts
 from tandem.kernels.signatures import Experts
-from tandem.tests.support.random_blocks import random_weight
+from tandem.tests.support.random_blocks import GROUPS, random_weight
 
 jit.prepare()
 
@@ -26,6 +26,9 @@ multiplies = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has 
 # Formats of gate, up and down.
 ALIKE = Q4_0, Q4_0, Q4_0
 MIXED = Q4_1, Q8_0, Q6_K
+OF_GROUPS = tuple(
+    GROUPS[name] for name in ("INT4-128-F16-zero", "FP8-128-F32-none", "NF4-64-F32-none")
+)
 
 
 def some_weight(kind: BlockFormat, outputs: int, inputs: int, seed: int) -> QuantizedWeight:
@@ -86,7 +89,7 @@ def expected(kinds: tuple[BlockFormat, ...], rows: int) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("kinds", [ALIKE, MIXED], ids=["alike", "mixed"])
+@pytest.mark.parametrize("kinds", [ALIKE, MIXED, OF_GROUPS], ids=["alike", "mixed", "groups"])
 @pytest.mark.parametrize(
     ("operators", "error"),
     [(Operators, 1e-5), pytest.param(CompiledOperators, 0.03, marks=multiplies)],
@@ -103,7 +106,7 @@ def test_results_are_weighted_and_added(
 
 
 @multiplies
-@pytest.mark.parametrize("kinds", [ALIKE, MIXED], ids=["alike", "mixed"])
+@pytest.mark.parametrize("kinds", [ALIKE, MIXED, OF_GROUPS], ids=["alike", "mixed", "groups"])
 def test_a_row_has_the_same_result_in_any_batch(kinds: tuple[BlockFormat, ...]) -> None:
     experts = prepared(CompiledOperators(), kinds, torch.float32)
     assert isinstance(experts, GroupedExperts)

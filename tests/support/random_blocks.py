@@ -51,9 +51,9 @@ GROUPS = {
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 
-def random_groups(kind: GroupFormat, outputs: int, blocks: int) -> QuantizedWeight:
+def random_groups(kind: GroupFormat, outputs: int, blocks: int, seed: int) -> QuantizedWeight:
     """Any codes that are numbers, with scales and offsets of a weight's size."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     shape = outputs, blocks, 1
 
     def of_scale() -> torch.Tensor:
@@ -75,7 +75,7 @@ def random_groups(kind: GroupFormat, outputs: int, blocks: int) -> QuantizedWeig
 def random_weight(kind: BlockFormat, outputs: int, blocks: int, seed: int = 0) -> QuantizedWeight:
     """Any bytes, with scales of a weight's size."""
     if isinstance(kind, GroupFormat):
-        return random_groups(kind, outputs, blocks)
+        return random_groups(kind, outputs, blocks, seed)
     generator = np.random.default_rng(seed)
     data = generator.integers(0, 256, (outputs, blocks, kind.nbytes), dtype=np.uint8)
     if kind.name in OTHER_SCALES:

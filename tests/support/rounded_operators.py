@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.cpu.block_layouts import has_layout, layout_of
+from tandem.kernels.cpu.block_layouts import layout_of
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.reference.quantized_linear import DecodedLinear
@@ -48,6 +48,8 @@ class RoundedOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        if has_layout(weight):
+        from tandem.kernels.cpu.operators import has_panels  # imports numba
+
+        if has_panels(weight):
             return RoundedLinear(weight, bias)
         return super().prepare_quantized(weight, bias, dtype)
