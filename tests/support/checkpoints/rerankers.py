@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -75,7 +76,10 @@ def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> N
     settings |= {"pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     message = {"method": "forward", "method_output_name": "logits", "format": "flat"}
-    transformer = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+    transformer: dict[str, Any] = {
+        "transformer_task": "text-generation",
+        "module_output_name": "causal_logits",
+    }
     transformer |= {"modality_config": {"text": message, "message": message}}
     transformer |= {"processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer))
