@@ -17,8 +17,9 @@ TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
 # The oldest that pyproject.toml allows; the same tests compile with it too.
 OLD_TRITON := 'triton==3.6.0; sys_platform == "linux"'
 CHECKOV := 3.3.30
-# Tests wait for processes half of their time. Those of a file share clusters and stay together.
-WORKERS ?= 2
+# Tests wait for processes half of their time, so three files share two cores. Those of a file share
+# clusters and stay together.
+WORKERS ?= 3
 
 .PHONY: serve test check format bench model stubs docs clean
 

@@ -20,6 +20,8 @@ from tandem.shared.errors import RequestError
 from tandem.tests.support.waiting import until
 
 CONFIG = EngineConfig(dtype="float32", threads=1, num_blocks=512, block_size=8, max_model_len=256)
+# Each is drawn once for each of those before it.
+MAX_TOKENS = 28
 PROMPT = "Once upon a time there were three of them"
 SCHEMA = (
     '{"type":"object","properties":{"a":{"type":"string","maxLength":9},"b":{"type":"integer"}}}'
@@ -37,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "logprobs": {"temperature": 1.0, "seed": 1, "logprobs": 3},
     "listed logprobs": {"logprobs": 0, "logprob_token_ids": [3, 5]},
-    "least tokens": {"temperature": 1.0, "seed": 2, "min_tokens": 20, "stop_token_ids": range(60)},
+    "least tokens": {"temperature": 1.0, "seed": 2, "min_tokens": 20, "stop_token_ids": range(120)},
     "bad words": {
         "temperature": 1.0,
         "seed": 4,
@@ -102,7 +104,7 @@ def message(engine: Engine, **sampling: Any) -> pb.GenerateRequest:
     assert engine._thread is not None
     prompt = engine._thread.runner.tokenizer.encode(PROMPT)
     fields: dict[str, Any] = {
-        "max_tokens": 40,
+        "max_tokens": MAX_TOKENS,
         "n": 1,
         "ignore_eos": "structured_outputs" not in sampling,
     }
@@ -199,7 +201,7 @@ def test_resumed_choices_go_first_however_long_the_queue_is() -> None:
     [
         ([(1, [])], {}, "below n"),
         ([(0, [1]), (0, [1])], {"n": 2}, "stand once"),
-        ([(0, [1] * 40)], {}, "max_tokens"),
+        ([(0, [1] * MAX_TOKENS)], {}, "max_tokens"),
         ([(0, [1 << 20])], {}, "vocabulary"),
         ([(0, [1])], {"prompt_logprobs": 1}, "prompt_logprobs"),
     ],

@@ -1,6 +1,6 @@
 """Compiles the Triton kernels to machine code for GPUs of several generations, without one:
 
-    python -m tandem.tests.kernels.compile_ahead
+    python -m tandem.tests.kernels.compile_ahead [GENERATION ...]
 
 Their wrappers are called as in a step, so Triton decides itself what it compiles. A line for each
 kernel: the generation, types and shape, and what a program takes. Fails where one spills registers,
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from tandem.kernels.grouped_codes import GroupedCodes
 from tandem.kernels.quantized import QuantizedWeight, grouped_codes
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
+from tandem.tests.support.extent import FULL
 
 GENERATIONS = (80, 90, 100)
 META = torch.device("meta")
@@ -195,7 +197,9 @@ def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
 
-def cases() -> Iterator[Case]:
+def cases(generation: int) -> Iterator[Case]:
+    """Those of a step. Formats have both numbers of rows where instructions are counted, and
+    elsewhere each has one of them, unless in the full extent."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     yield attention("Qwen3-0.6B", bf16, bf16, 16, 8, 128)
     yield attention("Llama-3-8B", bf16, bf16, 32, 8, 128)
@@ -206,8 +210,9 @@ def cases() -> Iterator[Case]:
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
-    for kind in _distinct_formats():
-        for rows in quantized_linear.ROWS:
+    both = FULL or generation == COUNTED
+    for number, kind in enumerate(_distinct_formats()):
+        for rows in quantized_linear.ROWS if both else [quantized_linear.ROWS[number % 2]]:
             yield product(kind, bf16, rows)
     yield product(Q4_1, fp32, quantized_linear.ROWS[0])
 
@@ -215,45 +220,99 @@ def cases() -> Iterator[Case]:
 # ---- what was compiled ---------------------------------------------------------------------------
 
 
-def compiled(case: Case, generation: int) -> list[Compiled]:
-    """The kernels that a case launches, compiled."""
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as Triton has compiled it, and the bytes that ``Case`` has of it."""
+
+    name: str
+    case: Case
+    made: Any
+
+    @property
+    def moved(self) -> float:
+        return self.case.moved.get(self.name, 0.0)
+
+
+def compiled(cases: Iterable[Case], generation: int) -> Iterator[tuple[Case, Compiled]]:
+    """The kernels that each case launches."""
     found = []
+    for case in cases:
 
-    def keep(kernel: str, made: Any) -> None:
-        found.append(_measured(case, generation, kernel, made))
+        def keep(name: str, made: Any, case: Case = case) -> None:
+            found.append(Kernel(name, case, made))
 
-    with compiled_for(generation, keep):
-        case.launch()
-    return found
+        with compiled_for(generation, keep):
+            case.launch()
+    loops = iter(_loops([kernel for kernel in found if kernel.moved], generation))
+    for kernel in found:
+        counts = kernel.moved and generation == COUNTED
+        yield kernel.case, _measured(kernel, next(loops) if counts else 0)
 
 
-def _measured(case: Case, generation: int, kernel: str, made: Any) -> Compiled:
+def _measured(kernel: Kernel, instructions: int) -> Compiled:
+    made = kernel.made
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?, 0x10,", made.asm["ptx"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
-        usage = _cuobjdump("--dump-resource-usage", file.name)
-        moved, slots = case.moved.get(kernel), 0.0
-        if moved is not None and generation == COUNTED:
-            issued = counted(_cuobjdump("--dump-sass", file.name)) * made.metadata.num_warps
-            slots = issued / ISSUED_A_CLOCK / (moved / BYTES_A_CLOCK)
+        usage = _run("cuobjdump", "--dump-resource-usage", file.name)
+    slots = 0.0
+    if instructions:
+        issued = instructions * made.metadata.num_warps
+        slots = issued / ISSUED_A_CLOCK / (kernel.moved / BYTES_A_CLOCK)
     vectors = len(re.findall(r"(?:ld|st)\.global\S*\.v4\.", made.asm["ptx"]))
     taken = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return Compiled(
-        kernel,
+        kernel.name,
         registers=taken["REG"],
         stack=taken["STACK"],
         local=taken["LOCAL"],
         shared=made.metadata.shared,
         asynchronous=len(copies),
-        moved=case.moved.get(kernel, 0.0),
+        moved=kernel.moved,
         vectors=vectors * 16 * 32 * made.metadata.num_warps,
         slots=slots,
     )
 
 
-def _cuobjdump(option: str, file: str) -> str:
-    command = [str(TOOLS / "cuobjdump"), option, file]
+def _loops(kernels: Sequence[Kernel], generation: int) -> Iterator[int]:
+    """The instructions of each kernel's loop. All are disassembled at once, one behind the other:
+    the tool takes a quarter of a second to start."""
+    codes = [_code(kernel.made.asm["cubin"]) for kernel in kernels]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(codes))
+        file.flush()
+        lines = _run("nvdisasm", "--binary", f"SM{generation}", file.name).splitlines()
+    addressed = [(int(m[1], 16), line) for line in lines if (m := re.search(_ADDRESS, line))]
+    start = 0
+    for code in codes:
+        end = start + len(code)
+        yield counted("\n".join(line for at, line in addressed if start <= at < end))
+        start = end
+
+
+_ADDRESS = re.compile(r"/\*([0-9a-f]{4,})\*/")
+
+
+def _code(cubin: bytes) -> bytes:
+    """The machine code in a 64-bit ELF file: its one section ``.text.KERNEL``."""
+    sections, size, count, names = (
+        *struct.unpack_from("<Q", cubin, 0x28),
+        *struct.unpack_from("<3H", cubin, 0x3A),
+    )
+    headers = [struct.unpack_from("<2I4Q", cubin, sections + size * n) for n in range(count)]
+    texts = headers[names][4]
+    found = [
+        cubin[offset : offset + length]
+        for name, _, _, _, offset, length in headers
+        if cubin.startswith(b".text.", texts + name)
+    ]
+    (code,) = found
+    return code
+
+
+def _run(tool: str, *arguments: str) -> str:
+    command = [str(TOOLS / tool), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -293,22 +352,21 @@ def check(name: str, usage: Compiled) -> list[str]:
     return wrong
 
 
-def main() -> int:
+def main(generations: Sequence[int]) -> int:
     print("Triton", triton.__version__)
     failed, seen = False, set()
-    for generation in GENERATIONS:
-        for case in cases():
-            for usage in compiled(case, generation):
-                name = f"{usage.kernel[1:]} {case.name}"
-                if usage.kernel == "_combine" and (generation, usage) in seen:
-                    continue  # it is the same for most
-                seen.add((generation, usage))
-                wrong = check(name, usage)
-                failed = failed or bool(wrong)
-                told = (f"FAILED: {each}" for each in wrong)
-                print(generation, f"{name}: {usage}", *told, sep="  ", flush=True)
+    for generation in generations or GENERATIONS:
+        for case, usage in compiled(cases(generation), generation):
+            name = f"{usage.kernel[1:]} {case.name}"
+            if usage.kernel == "_combine" and (generation, usage) in seen:
+                continue  # it is the same for most
+            seen.add((generation, usage))
+            wrong = check(name, usage)
+            failed = failed or bool(wrong)
+            told = (f"FAILED: {each}" for each in wrong)
+            print(generation, f"{name}: {usage}", *told, sep="  ", flush=True)
     return int(failed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main([int(each) for each in sys.argv[1:]]))

@@ -1,5 +1,5 @@
 """Requests whose decode node is gone after each event of theirs (in the full extent; else after
-every fourth): what the client gets is what it gets from one node. Router, services, engine and
+every fifth): what the client gets is what it gets from one node. Router, services, engine and
 ranks are real; only the deaths are played."""
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ async def test_a_request_goes_on_after_each_event_as_if_nothing_had_been(
                 body = fields | {"stream": stream}
                 mortal.calls, mortal.count = 0, None
                 want, logprobs = await shown(c, path, body)
-                for count in range(1, 99, 1 if FULL else 4):
+                for count in range(1, 99, 1 if FULL else 5):
                     mortal.calls, mortal.deaths, mortal.count = 0, 0, count
                     mortal.details = NODE_DRAINING if count % 3 == 0 else GONE
                     got, again = await shown(c, path, body)
