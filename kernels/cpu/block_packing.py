@@ -66,13 +66,10 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     multiple of ``BLOCK`` and of the layout's ``group``.
     """
     assert weight.order is None
-    if panels.layout.book:  # whose row numbers are words of bits from several places
-        panels.fill(weight)
-        return
     if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
         weight = _in_two_bits(weight)
     tables = tables_of(weight.format, panels.layout)
-    codes, scales, _ = tables.sections
+    codes, scales, *_ = tables.sections
     arguments: list[np.ndarray] = []
     for moves, section in zip(tables.sections, panels.sections(), strict=True):
         moves = moves or _NOTHING
@@ -94,7 +91,8 @@ def tables_of(format: BlockFormat, layout: Layout) -> Tables:
     nbytes = format.bytes_of(unit)
     blocks = torch.zeros(unit // format.values, format.nbytes, dtype=torch.uint8)
     factors = torch.zeros_like(blocks, dtype=torch.bool)
-    for at in layout.supers:
+    # Scales of books are not computed from their factors.
+    for at in () if layout.book else layout.supers:
         blocks[:, at + 1] = _ONE  # what the reference divides by is never zero
         factors[:, at : at + 2] = True
     base, factors = blocks.flatten(), factors.flatten()
@@ -134,7 +132,7 @@ def _moves(changed: np.ndarray, constants: np.ndarray, nbytes: int, words: dict[
         masks: dict[tuple[int, int], int] = {}
         for source in np.flatnonzero(entry):
             for target in np.flatnonzero(entry[source] >> np.arange(8 * entry.itemsize) & 1):
-                key = source // 8 - target // 8, source % 8 - target % 8
+                key = int(source // 8 - target // 8), int(source % 8 - target % 8)
                 masks[key] = masks.get(key, 0) | 1 << int(target)
         for (byte, shift), mask in masks.items():
             at = int(min(max(byte, 0), nbytes - 4))
@@ -190,6 +188,10 @@ def _move(
     super_fields: np.ndarray,
     super_constants: np.ndarray,
     supers: np.ndarray,
+    extra_firsts: np.ndarray,
+    extra_fields: np.ndarray,
+    extra_constants: np.ndarray,
+    extras: np.ndarray,
 ) -> None:
     width = blocks.shape[1]
     for panel in prange(len(blocks) // LANES):
@@ -202,6 +204,7 @@ def _move(
             _put(taken, code_firsts, code_fields, code_constants, codes, to)
             _put(taken, scale_firsts, scale_fields, scale_constants, scales, to)
             _put(taken, super_firsts, super_fields, super_constants, supers, to)
+            _put(taken, extra_firsts, extra_fields, extra_constants, extras, to)
 
 
 @kernel()
