@@ -3,15 +3,15 @@
 A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
 the index of a number in a table first, and floats of 8 bits (e4m3) are numbers themselves. 32
 neighbouring inputs are a block, 4 of them a word. A panel has the words of its outputs side by
-side, 64 bytes: one register of AVX-512. The lowest 8 bits of the number of a ``book``'s row are a
-byte of a line, those above it, in as many masks, single bits.
+side, 64 bytes: one register of AVX-512. Of the number of a ``book``'s row the lowest 8 bits are a
+byte of a line; each bit above them is in a mask of its own, of the four rows that a line has.
 
 A weight is one array of bytes, a section after the other:
 
     codes    [panels, blocks, bits of a code, LANES, 4]
     scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
     supers   [panels, blocks / 8, scale and minimum, LANES], fp16
-    zeros    [panels, blocks or fewer, groups of a block, LANES]
+    zeros    [panels, blocks or fewer, groups of a block, LANES], or masks [panels, blocks, LANES]
     levels   [bytes of a level, 4, 16], and the book [2, rows]
 
 Codes are divided into planes of neighbouring bits, which need no more space than the file's. A byte
@@ -39,20 +39,20 @@ WORDS = BLOCK // 4
 # Blocks that share the factors of their scales.
 SUPER = 8
 LINE = 64
-# A bit for each byte of a line.
-MASK_BYTES = LINE // 8
 # Weights that are brought into panels at a time.
 _PIECE = 1 << 20
 
 # A scale is a number; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of
-# its super-block; or MXFP4's exponent. A minimum is of the same kind, or the byte's upper half.
-ScaleKind = Literal["fp16", "bf16", "fp32", "int8", "halves", "exponent"]
+# its super-block; or MXFP4's exponent. A minimum is of the same kind, or the byte's upper half. Odd
+# numbers up to 31, with factors too, are halves of a byte of both groups.
+ScaleKind = Literal["fp16", "bf16", "fp32", "int8", "halves", "odd", "exponent"]
 _DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
     "int8": torch.int8,
     "halves": torch.uint8,
+    "odd": torch.uint8,
     "exponent": torch.uint8,
 }
 
@@ -121,7 +121,12 @@ class Layout:
     @property
     def code_bytes(self) -> int:
         """Bytes of a panel's codes of a block."""
-        return LINE * self.lines + MASK_BYTES * self.masks
+        return LINE * self.lines
+
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of a panel's masks of a block, each of which has four bits of a lane."""
+        return LANES * -(-self.masks // 2)
 
     @property
     def numbers(self) -> int:
@@ -131,7 +136,7 @@ class Layout:
     @property
     def number_bytes(self) -> int:
         """Bytes of a panel's scales of one group."""
-        return LANES * _DTYPES[self.scales].itemsize
+        return LANES * _DTYPES[self.scales].itemsize // (2 if self.scales == "odd" else 1)
 
     @property
     def scale_bytes(self) -> int:
@@ -143,14 +148,15 @@ class Layout:
         """Bytes of a panel's factors of a super-block."""
         return LANES * 2 * len(self.supers)
 
-    def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int]:
-        """Where scales, supers or zeros, and levels begin, and the whole weight's bytes."""
+    def sections(self, panels: int, blocks: int) -> tuple[int, int, int, int, int]:
+        """Where scales, supers, zeros or masks, and levels begin, and the whole weight's bytes."""
         scales = panels * blocks * self.code_bytes
         supers = scales + panels * (blocks // self.sharing) * self.groups * self.scale_bytes
         zeros = supers + panels * (blocks // SUPER) * self.super_bytes
         levels = zeros + panels * (blocks // self.sharing) * self.groups * LANES * self.zeros
+        levels += panels * blocks * self.mask_bytes
         end = levels + LINE * self.level_bytes + 2 * self.book
-        return scales, supers, levels, -(-end // LINE) * LINE
+        return scales, supers, zeros, levels, -(-end // LINE) * LINE
 
 
 _PLANES = {
@@ -199,7 +205,7 @@ def _book(
         (),
         zero=128,
         group=group,
-        scales="int8",
+        scales="odd" if group < BLOCK else "int8",
         supers=(0,),
         levels=tuple(each * part for each in levels),
         unit=part,
@@ -209,8 +215,8 @@ def _book(
     )
 
 
-# Scales of 3 or 4 bits are bytes, and every sign and move has a bit: IQ1_S and IQ1_M take 16 and
-# 18 % more than in the file, IQ2 12, 16 and 10 %, IQ3 8 and 4 %.
+# Every sign and move has a bit, and scales of 3 or 4 bits have 8, or 4 in groups of 16: IQ1_S and
+# IQ1_M take 16 and 4 % more than in the file, IQ2 12, 11 and 0 %, IQ3 8 and 4 %.
 LAYOUTS |= {
     "IQ1_S": _book(2048, 32, 1 / 8),
     "IQ1_M": _book(2048, 16, 1 / 8),
@@ -271,39 +277,34 @@ class Panels:
         self.layout = layout
         self._outputs = outputs
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
-        scales, supers, levels, _ = layout.sections(self._count, blocks)
-        self._lines = data[:scales].view(self._count, blocks, layout.code_bytes)
+        scales, supers, zeros, levels, _ = layout.sections(self._count, blocks)
+        self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
         shape = self._count, blocks // layout.sharing, layout.groups
-        self._scales = data[scales:supers].view(_DTYPES[layout.scales]).view(*shape, -1, LANES)
-        self._supers = self._zeros = data[supers:levels]
+        each = (*shape[:2], 1) if layout.scales == "odd" else shape
+        self._scales = data[scales:supers].view(_DTYPES[layout.scales]).view(*each, -1, LANES)
+        self._supers = data[supers:zeros].view(torch.float16)
+        if layout.supers:
+            self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
+        self._zeros = self._masks = data[zeros:levels]
         if layout.zeros:
             self._zeros = self._zeros.view(torch.int8).view(*shape, LANES)
-        if layout.supers:
-            self._supers = self._supers.view(torch.float16)
-            self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
+        if layout.masks:
+            wide = torch.uint8 if layout.mask_bytes == LANES else torch.int16
+            self._masks = self._masks.view(wide).view(self._count, blocks, LANES)
         self._levels = data[levels : levels + LINE * layout.level_bytes]
         book = levels + LINE * layout.level_bytes
         self._book = data[book : book + 2 * layout.book].view(2, layout.book)
 
-    @property
-    def _codes(self) -> torch.Tensor:
-        """Words of lines."""
-        lines = self._lines[..., : LINE * self.layout.lines]
-        return lines.view(torch.int32).unflatten(-1, (-1, LANES))
-
     def sections(self) -> list[torch.Tensor]:
-        """Codes, scales, and supers or zeros, as unsigned integers [panels, entries, LANES]; a
-        layout without either has no entries of them. Rows of a book are no whole integers."""
+        """Codes, scales, supers, and zeros or masks, as unsigned integers [panels, entries, LANES];
+        a layout without the last has no entries of them."""
         kinds = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+        extra = self._masks if self.layout.masks else self._zeros
         return [
             each.view(kinds[each.element_size()])
             .flatten()
             .view(self._count, each.numel() // (self._count * LANES), LANES)
-            for each in (
-                self._codes,
-                self._scales,
-                self._zeros if self.layout.zeros else self._supers,
-            )
+            for each in (self._codes, self._scales, self._supers, extra)
         ]
 
     def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
@@ -371,13 +372,14 @@ class Panels:
             single.append(found.down.reshape(outputs, -1, 4))
         self._codes[where] = _across(words.view(torch.int32).squeeze(-1))
         if single:
-            bits = _across(torch.stack(single, dim=2)).transpose(-1, -2)
-            bits = bits.reshape(*bits.shape[:3], MASK_BYTES, 8).byte()
-            packed = (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-            self._lines[where, :, LINE * layout.lines :] = packed.flatten(2)
+            bits = torch.cat(single, dim=-1).int() << torch.arange(4 * layout.masks)
+            self._masks[where] = _across(bits.sum(-1).to(self._masks.dtype))
         self._supers[where] = _across(found.scale)
-        scales = found.scales.reshape(outputs, -1, layout.groups, 1)
-        self._scales[where] = _across(scales.to(torch.int8))
+        scales = found.scales.reshape(outputs, -1, layout.groups, 1).byte()
+        if layout.scales == "odd":
+            halves = scales >> 1
+            scales = halves[:, :, :1] | halves[:, :, 1:] << 4
+        self._scales[where] = _across(scales.view(_DTYPES[layout.scales]))
 
     def _words(self, grouped: GroupedCodes) -> torch.Tensor:
         """Planes of codes, [O, B, bits] words of 4 bytes."""
@@ -418,6 +420,8 @@ class Panels:
         found = self._scales[panels, ..., lanes]
         if layout.scales == "halves":
             found = torch.cat([found & 15, found >> 4], dim=-1)
+        if layout.scales == "odd":
+            found = 2 * torch.cat([found & 15, found >> 4], dim=2) + 1
         if layout.scales == "exponent":
             wide = found.int()
             scales = torch.where(wide < 2, 0x00200000 << wide, (wide - 1) << 23).view(torch.float32)
@@ -454,12 +458,10 @@ class Panels:
     ) -> torch.Tensor:
         """The codes of row numbers and signs, [O, I]."""
         layout = self.layout
-        packed = self._lines[panels, :, LINE * layout.lines :]
-        packed = packed.reshape(*words.shape[:2], layout.masks, MASK_BYTES)
-        single = (packed[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
-        places = 4 * lanes[:, None] + torch.arange(4)
-        places = places[:, None, None].expand(*single.shape[:-1], -1)
-        single = single.gather(-1, places)  # [O, B, masks, 4]
+        single = torch.empty(*words.shape[:2], 0, 4, dtype=torch.uint8)
+        if layout.masks:
+            masks = self._masks[panels, :, lanes].int()[..., None]
+            single = (masks >> torch.arange(4 * layout.masks) & 1).byte().unflatten(-1, (-1, 4))
         rows, extra = words[:, :, : layout.row_lines].int(), layout.book.bit_length() - 9
         for line in range(layout.row_lines):
             for bit in range(extra):

@@ -68,14 +68,13 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
     multiple of ``BLOCK`` and of the layout's ``group``.
     """
     assert weight.order is None
-    # The numbers of a book's rows are words of bits from several places.
-    if panels.layout.book or _unit(weight.format, panels.layout) > _LONGEST:
+    if _unit(weight.format, panels.layout) > _LONGEST:
         panels.fill(weight)
         return
     if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
         weight = _in_two_bits(weight)
     tables = tables_of(weight.format, panels.layout)
-    codes, scales, _ = tables.sections
+    codes, scales, *_ = tables.sections
     arguments: list[np.ndarray] = []
     for moves, section in zip(tables.sections, panels.sections(), strict=True):
         moves = moves or _NOTHING
@@ -97,7 +96,8 @@ def tables_of(format: BlockFormat, layout: Layout) -> Tables:
     nbytes = format.bytes_of(unit)
     blocks = torch.zeros(unit // format.values, format.nbytes, dtype=torch.uint8)
     factors = torch.zeros_like(blocks, dtype=torch.bool)
-    for at in layout.supers:
+    # Scales of books are not computed from their factors.
+    for at in () if layout.book else layout.supers:
         blocks[:, at + 1] = _ONE  # what the reference divides by is never zero
         factors[:, at : at + 2] = True
     base, factors = blocks.flatten(), factors.flatten()
@@ -197,6 +197,10 @@ def _move(
     super_fields: np.ndarray,
     super_constants: np.ndarray,
     supers: np.ndarray,
+    extra_firsts: np.ndarray,
+    extra_fields: np.ndarray,
+    extra_constants: np.ndarray,
+    extras: np.ndarray,
 ) -> None:
     width = blocks.shape[1]
     for panel in prange(len(blocks) // LANES):
@@ -209,6 +213,7 @@ def _move(
             _put(taken, code_firsts, code_fields, code_constants, codes, to)
             _put(taken, scale_firsts, scale_fields, scale_constants, scales, to)
             _put(taken, super_firsts, super_fields, super_constants, supers, to)
+            _put(taken, extra_firsts, extra_fields, extra_constants, extras, to)
 
 
 @kernel()

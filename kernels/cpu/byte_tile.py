@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from .block_layouts import BLOCK, LANES, LINE, MASK_BYTES, SUPER, WORDS, Layout
+from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
 
 # Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
@@ -259,11 +259,15 @@ class Tile:
         supers = builder.add(scales, builder.mul(builder.udiv(all_blocks, sharing), record))
         step = LONG(layout.super_bytes)
         self.supers_at = builder.add(supers, builder.mul(builder.udiv(before, LONG(SUPER)), step))
+        all_supers = builder.mul(builder.udiv(all_blocks, LONG(SUPER)), step)
+        levels = zeros = builder.add(supers, all_supers)
         own = builder.mul(builder.udiv(before, sharing), LONG(LANES * layout.groups))
-        self.zeros_at = builder.add(supers, own)
+        self.zeros_at = builder.add(zeros, own)
+        masks = LONG(layout.mask_bytes)
+        self.masks_at = builder.add(zeros, builder.mul(before, masks))
         self.levels: list[Any] = []
         if layout.levels:
-            levels = builder.add(supers, builder.mul(builder.udiv(all_blocks, LONG(SUPER)), step))
+            levels = builder.add(levels, builder.mul(all_blocks, masks))
             self.levels = [
                 self.emit.load(weight, levels, BYTES, LINE * place)
                 for place in range(layout.level_bytes)
@@ -310,8 +314,7 @@ class Tile:
         builder, emit, layout = self.builder, self.emit, self.layout
         base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
         lines = range(0, LINE * layout.lines, LINE)
-        align = MASK_BYTES if layout.masks else LINE
-        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=align) for more in lines]
+        raw = [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
         for more in lines:
             emit.prefetch(self.weight, base, more + _AHEAD)
         return raw
@@ -379,10 +382,19 @@ class Tile:
     def _masks(self, at: Any) -> list[Any]:
         """The single bits of a block's row numbers and moves."""
         builder, emit, layout = self.builder, self.emit, self.layout
-        base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
-        places = range(LINE * layout.lines, layout.code_bytes, MASK_BYTES)
-        loaded = [emit.load(self.weight, base, LONG, more, align=MASK_BYTES) for more in places]
-        return [builder.bitcast(each, _BITS) for each in loaded]
+        if not layout.masks:
+            return []
+        base = builder.add(self.masks_at, builder.mul(at, LONG(layout.mask_bytes)))
+        kind = ir.VectorType(ir.IntType(8 * layout.mask_bytes // LANES), LANES)
+        wide = builder.zext(emit.load(self.weight, base, kind), LINE_WORDS)
+        single = [
+            self._moved(builder.bitcast(wide, BYTES), {byte: 4 * mask + byte for byte in range(4)})
+            for mask in range(layout.masks)
+        ]
+        return [
+            builder.icmp_unsigned("!=", builder.and_(bits, all_of(BYTES, 1)), all_of(BYTES, 0))
+            for bits in single
+        ]
 
     def _rows(self, line: Any, masks: list[Any]) -> list[Any]:
         """The two bytes of each row of a line of numbers: an instruction finds seven bits of them,
@@ -478,6 +490,15 @@ class Tile:
         if kind == "int8":
             whole = emit.small(weight, base, own, signed=True)
             return builder.sitofp(whole, FLOATS)
+        if kind == "odd":
+            both = emit.small(weight, base, 0, signed=False)
+            half = (
+                builder.lshr(both, all_of(LINE_WORDS, 4))
+                if more
+                else builder.and_(both, all_of(LINE_WORDS, 15))
+            )
+            doubled = builder.shl(half, all_of(LINE_WORDS, 1))
+            return builder.sitofp(builder.or_(doubled, all_of(LINE_WORDS, 1)), FLOATS)
         wide = emit.small(weight, base, more, signed=False)
         if kind == "halves":
             half = (
