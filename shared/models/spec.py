@@ -7,6 +7,7 @@ needs to know, for example, which layers have a sliding window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -580,10 +581,38 @@ def _fields_by_layer(part: str, specs: list[Any]) -> dict[str, str]:
 
 
 def _rope_fields(ropes: list[RopeSpec | None]) -> dict[str, str]:
+    ropes = [rope and _by_factors(rope) for rope in ropes]
     return {
         f"rope_{field.name}": _uniform_or_runs(getattr(rope, field.name, "-") for rope in ropes)
         for field in fields(RopeSpec)
     }
+
+
+def _by_factors(rope: RopeSpec) -> RopeSpec:
+    """The same rope by the factor of each frequency, which is all that GGUF files have of Llama 3's
+    scaling. In three digits: converters compute them in float32."""
+    match rope.scaling:
+        case Llama3Scaling() as llama3:
+            factors, attention_factor = _llama3_factors(rope, llama3), 1.0
+        case LongRopeScaling(factors=factors, attention_factor=attention_factor):
+            pass
+        case _:
+            return rope
+    rounded = tuple(float(f"{factor:.3g}") for factor in factors)
+    scaling = LongRopeScaling(factors=rounded, attention_factor=attention_factor)
+    return replace(rope, scaling=scaling)
+
+
+def _llama3_factors(rope: RopeSpec, scaling: Llama3Scaling) -> tuple[float, ...]:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    factors = []
+    for index in range(0, rope.dim, 2):
+        frequency = rope.theta ** (-index / rope.dim)
+        turns = scaling.original_max_position * frequency / (2 * math.pi)
+        ramp = (turns - low) / (high - low) if high != low else math.inf * (turns - low or 1)
+        kept = min(1.0, max(0.0, ramp))
+        factors.append(1 / ((1 - kept) / scaling.factor + kept))
+    return tuple(factors)
 
 
 def _uniform_or_runs(values: Iterable[object]) -> str:

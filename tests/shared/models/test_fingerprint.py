@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.shared.errors import ModelError
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
+from tandem.shared.models.spec import (
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeSpec,
+    fingerprint_fields,
+)
 from tandem.shared.text.tokenizer_files import TemplateText, TokenizerFiles, read_tokenizer_files
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
@@ -56,6 +64,30 @@ def test_dtype_and_precision_of_the_checkpoint_do_not_count(folder: Path) -> Non
     assert model_fingerprint(other, read) == model_fingerprint(spec, read)
     changed = replace(spec, norm_eps=spec.norm_eps * 1.001)
     assert model_fingerprint(changed, read) != model_fingerprint(spec, read)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_scaling_is_that_of_a_gguf_file(folder: Path, dim: int, factor: float) -> None:
+    """Of Llama 3.1 to 3.3: in a file there are factors, which the converter computes so."""
+    scaling = Llama3Scaling(
+        factor=factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+    )
+    rope = RopeSpec(theta=500_000.0, dim=dim, scaling=scaling)
+    wavelengths = 2 * math.pi * 500_000.0 ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    smooth = (8192 / wavelengths - 1) / 3
+    ramp = 1 / ((1 - smooth) / factor + smooth)
+    stretched = torch.where(wavelengths > 8192, factor, torch.where(wavelengths < 2048, 1, ramp))
+    factors = LongRopeScaling(factors=tuple(stretched.tolist()), attention_factor=1.0)
+    spec = read_spec(folder)
+
+    def fields(rope: RopeSpec) -> dict[str, str]:
+        layers = tuple(replace(each, rope=rope) for each in spec.layers)
+        return fingerprint_fields(replace(spec, layers=layers))
+
+    assert fields(rope) == fields(replace(rope, scaling=factors))
+    other = replace(rope, scaling=replace(scaling, factor=factor + 1))
+    assert fields(rope) != fields(other)
 
 
 def test_tokens_are_compared_by_number_and_text(folder: Path) -> None:
