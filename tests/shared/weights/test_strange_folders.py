@@ -105,6 +105,7 @@ def test_any_bytes_are_a_model_or_an_error(whole: Path, data: st.DataObject) -> 
     loads_or_tells(folder)
 
 
+@FEWER
 @given(data=st.data())
 def test_any_index_is_a_model_or_an_error(whole: Path, data: st.DataObject) -> None:
     folder = whole.with_name("index")
