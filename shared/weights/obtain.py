@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..config import EngineConfig
+from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError
 from ..models.registry import family_of, spec_of
 from ..models.spec import QUANTIZED, DecoderSpec, tensor_parallel_problem
@@ -42,6 +43,8 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
             raise ModelError(
                 f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
             )
+        # Raises for KV of a format that is not supported; the dtype of weights is chosen later.
+        kv_dtype_of(config.kv_cache_dtype, spec.dtype, spec.kv_dtype)
         spec = quantised(spec, config)
         if config.load_format == "dummy" and (found.download is None or found.path.is_dir()):
             return ObtainedModel(name, found.path, source, spec, generates=spec.has_head)

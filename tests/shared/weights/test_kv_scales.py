@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tandem.shared.config import EngineConfig
 from tandem.shared.config.kv_dtypes import kv_dtype_of
 from tandem.shared.errors import ModelError
 from tandem.shared.kv.layout import UNSCALED
 from tandem.shared.weights.kv_scales import read_kv_scales
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.kv_scales import NAMINGS, rewrite, write_kv_scales
@@ -132,5 +134,9 @@ def test_kv_of_another_format_is_refused_by_name_where_it_is_needed(
     for spelling in ("auto", "fp8"):
         with pytest.raises(ModelError, match=rf"KV by {named}.*: use --kv-cache-dtype bfloat16"):
             kv_dtype_of(spelling, "bfloat16", asked)
+    # Before any weight is downloaded.
+    with pytest.raises(ModelError, match=named):
+        obtain_model(EngineConfig(model=str(scaled)))
+    assert obtain_model(EngineConfig(model=str(scaled), kv_cache_dtype="bfloat16"))
     assert kv_dtype_of("bfloat16", "float32", asked) == "bfloat16"
     assert kv_dtype_of("int8", "float32", asked) == "int8"
