@@ -21,7 +21,7 @@ _LARGEST_E4M3 = 448.0
 # Partial sums, so that compiled searches add in the same order.
 SUMS = 4
 # Numbers that are encoded at a time: candidates take several times their memory.
-_PIECE = 1 << 20
+_PIECE = 1 << 18
 
 
 class WithMinimum(Protocol):

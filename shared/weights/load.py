@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,12 @@ from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
 from .checkpoint_weights import CheckpointWeights
 from .in_situ import InSitu
+from .kept_memory import kept_bytes
 from .random_weights import RandomWeights
 from .source import WeightSource, check_format, open_source
+from .transfer import in_words
+
+log = logging.getLogger("tandem.node")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -75,13 +80,21 @@ def decoder_from(
     family = family_of(config.values, config.file)
     weights = CheckpointWeights(source, family, spec, in_situ, place.operators)
 
+    stated = kept = 0
+
     def load(part: Part) -> None:
+        nonlocal stated, kept
+        stated += sum(slot.target.nbytes for slot in part.weight_slots().values())
         weights.fill(part)
         part.finish_loading()
+        kept += kept_bytes(part)
 
     place = replace(place, format_of=weights.format_of, order_of=weights.order_of)
     model = Decoder(spec, place, load, has_head=weights.has_head)
     weights.finish()
+    log.info(
+        "the weights take %s of memory; their formats imply %s", in_words(kept), in_words(stated)
+    )
     return model
 
 

@@ -148,11 +148,11 @@ def _read(files: list[Path], threads: int) -> None:
         with file.open("rb", buffering=0) as opened:
             opened.seek(first)
             while into:
-                into = into[opened.readinto(into) :]  # type: ignore[attr-defined]
+                into = into[opened.readinto(into) :]
 
     for file in files:
         size = file.stat().st_size
-        data = memoryview(torch.empty(size, dtype=torch.uint8).numpy())
+        data = torch.empty(size, dtype=torch.uint8).numpy().data
         ends = [size * number // threads for number in range(threads + 1)]
         readers = [
             threading.Thread(target=part, args=(file, data[first:end], first))

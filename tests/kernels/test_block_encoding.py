@@ -11,14 +11,20 @@ from tandem.kernels.block_formats import BLOCK_FORMATS, group_format
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 
-# The relative error of normally distributed weights as llama.cpp quantises them, in percent.
-ERRORS = {"Q2_K": 29.7, "Q3_K": 15.02, "Q4_K": 7.149, "Q5_K": 3.598, "Q6_K": 1.77}
+# The relative error of normally distributed weights as llama.cpp quantises them, in percent, by
+# ``python -m tandem.tests.kernels.llama_errors``.
+ERRORS = {"Q2_K": 29.7007, "Q3_K": 15.0245, "Q4_K": 7.1486, "Q5_K": 3.5978, "Q6_K": 1.7696}
 
 
 def weights(seed: int = 0) -> torch.Tensor:
     made = torch.randn(64, 1024, generator=torch.Generator().manual_seed(seed)) * 0.02
     made[3], made[4, :256], made[5, 256:512] = 0, 0.01, 0
     return made
+
+
+def relative_error(found: torch.Tensor, weight: torch.Tensor) -> float:
+    """In percent, without the rows that are not random."""
+    return 100 * float((found - weight)[6:].norm() / weight[6:].norm())
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
@@ -30,10 +36,11 @@ def test_bytes_are_those_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_the_error_is_that_of_llama_cpp(name: str) -> None:
+    """Ratios when they were last compared: Q2_K 1.0057, Q3_K 1.0000, Q4_K 1.0051, Q5_K 1.0020,
+    Q6_K 0.9999."""
     format, weight = BLOCK_FORMATS[name], weights()
     found = QuantizedWeight(format, encode(format, weight)).values()
-    error = 100 * float((found - weight)[6:].norm() / weight[6:].norm())
-    assert error < 1.02 * ERRORS[name]
+    assert relative_error(found, weight) < 1.01 * ERRORS[name]
     assert not found[3].any() and not found[5, 256:512].any()
 
 

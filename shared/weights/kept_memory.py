@@ -1,0 +1,59 @@
+"""The memory that loaded weights take, in whatever form they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import FunctionType, MethodType
+
+import numpy as np
+import torch
+
+from ...kernels.operators import Operators
+
+_OURS = __name__.partition(".")[0]
+
+
+def kept_bytes(part: object) -> int:
+    """Bytes of the tensors and arrays that a part of a decoder holds, each memory once. Operators
+    close over weights that they have packed, so this follows functions as well as attributes."""
+    sizes: dict[int, int] = {}
+    seen: dict[int, object] = {}  # the objects too, lest another one gets an id of theirs
+    waiting = [part]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or isinstance(each, Operators):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, torch.Tensor):
+            if each.is_mkldnn:
+                sizes[id(each)] = each.numel() * each.element_size()
+            else:
+                storage = each.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+        elif isinstance(each, np.ndarray):
+            while isinstance(each.base, np.ndarray):
+                each = each.base
+            sizes.setdefault(each.ctypes.data, each.nbytes)
+        else:
+            waiting.extend(_held(each))
+    return sum(sizes.values())
+
+
+def _held(each: object) -> Iterator[object]:
+    """What an object of this package, a function or a container refers to."""
+    match each:
+        case list() | tuple():
+            yield from each
+        case dict():
+            yield from each.values()
+        case partial():
+            yield from (each.func, *each.args, *each.keywords.values())
+        case MethodType():
+            yield each.__self__
+        case FunctionType():
+            yield from (cell.cell_contents for cell in each.__closure__ or ())
+        case _ if type(each).__module__.partition(".")[0] == _OURS:
+            slots = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
+            yield from getattr(each, "__dict__", {}).values()
+            yield from (getattr(each, name, None) for name in slots)

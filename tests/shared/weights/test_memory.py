@@ -1,0 +1,118 @@
+"""The memory that weights take once they are loaded, and while they are."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.cpu import jit
+from tandem.shared.engine.rank.device import operators_for
+from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.weights import file_reads
+from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.load import load_model
+from tandem.shared.weights.source import open_source, read_spec
+from tandem.tests.kernels.test_byte_products import WIDER
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
+
+SHAPE: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 8,
+    "tie_word_embeddings": False,
+}
+# What is not the weights', and pieces that are quantised.
+SLACK, PIECES = 4 << 20, 16 << 20
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory") / "model"
+    tiny_models.build("qwen3", folder, dtype="bfloat16", **SHAPE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def q8_0(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(wide, tmp_path_factory.mktemp("gguf") / "model.gguf", "Q8_0")
+
+
+def told(path: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple[float, float]:
+    """Megabytes in memory and of the formats, as the log has them."""
+    with caplog.at_level(logging.INFO, "tandem.node"):
+        load_model(path, operators=operators_for(torch.device("cpu"), **KERNELS), **options)
+    line = next(each for each in caplog.messages if each.startswith("the weights take"))
+    words = line.split()
+    assert words[4] == words[-1] == "MB", line
+    return float(words[3]), float(words[-2])
+
+
+KERNELS = {"cpu_kernels": "compiled"}
+
+
+@pytest.mark.parametrize("isq", [None, "q8_0", "q6k", "q4k"])
+def test_what_weights_take_is_told(
+    wide: Path, caplog: pytest.LogCaptureFixture, isq: str | None
+) -> None:
+    """Beside what their formats say, which is what ``tandem info`` tells. Panels have some scales
+    in more bits than the file."""
+    sizes = parameter_sizes(open_source(wide), read_spec(wide), "bfloat16", isq=isq)
+    wider = WIDER if jit.multiplies_bytes() else {}
+    expected = sum(each.nbytes for each in sizes) / 1e6
+    packed = sum(each.nbytes * (1 + wider.get(each.format, 0)) for each in sizes) / 1e6
+    kept, stated = told(wide, caplog, isq=isq)
+    assert stated == pytest.approx(expected, rel=0.02)
+    # Q4_K is taken apart where bytes are not multiplied.
+    if isq != "q4k" or jit.multiplies_bytes():
+        assert kept == pytest.approx(packed, rel=0.02)
+    assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own counters")
+@pytest.mark.parametrize("kind", ["plain", "GGUF", "isq"])
+def test_the_peak_is_the_result_and_a_layer(wide: Path, q8_0: Path, kind: str) -> None:
+    path, isq = (q8_0 if kind == "GGUF" else wide), ("q4k" if kind == "isq" else None)
+    operators = operators_for(torch.device("cpu"), **KERNELS)
+    load_model(path, operators=operators, isq=isq)  # compiles
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    model = load_model(path, operators=operators, isq=isq)
+    above = memory("VmHWM") - memory("VmRSS")
+    sizes = parameter_sizes(open_source(path), read_spec(path), "bfloat16")
+    layer = sum(each.nbytes for each in sizes if each.name.startswith("layers.0."))
+    allowed = 2 * layer + SLACK + (PIECES if isq else 0)
+    assert sum(each.nbytes for each in sizes) > 1.5 * allowed
+    assert above < allowed, (above, layer)
+    del model
+
+
+@pytest.mark.parametrize("kind", ["plain", "GGUF"])
+def test_ranks_read_only_their_parts(
+    wide: Path, q8_0: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both together read the file once, and norms twice."""
+    path, counts, fill = (q8_0 if kind == "GGUF" else wide), [], file_reads._fill
+
+    def counted(opened: int, begin: int, data: memoryview, *names: Any) -> None:
+        counts.append(len(data))
+        fill(opened, begin, data, *names)
+
+    monkeypatch.setattr(file_reads, "_fill", counted)
+    for rank in range(2):
+        load_model(path, tp=TensorParallel(rank, 2))
+    sizes = parameter_sizes(open_source(path), read_spec(path), "bfloat16")
+    assert sum(counts) == pytest.approx(sum(each.nbytes for each in sizes), rel=0.01)
+
+
+def memory(name: str) -> int:
+    """Bytes of this process, by a line of the kernel's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
