@@ -101,21 +101,25 @@ def _pack(
     heads, blocks, panels, dim, lanes = keys_packed.shape
     for piece in prange(heads * blocks):
         head, block = piece // blocks, piece % blocks
-        for panel in range(panels):
-            for lane in range(lanes):
-                t = panel * lanes + lane
-                token = first + block * panels * lanes + t
-                into = keys_packed[head, block, panel]
-                if token < end:
-                    slot = table[token // block_size] * block_size + token % block_size
-                    key, value = keys[head, slot], values[head, slot]
-                    for d in range(dim):
-                        into[d, lane] = key[d]
-                        values_packed[head, block, d // lanes, t, d % lanes] = value[d]
-                else:
-                    for d in range(dim):
-                        into[d, lane] = 0
-                        values_packed[head, block, d // lanes, t, d % lanes] = 0
+        base = first + block * panels * lanes
+        # Those that a tile may read; others stay as they are.
+        read = min(panels, ((end - base + lanes - 1) // lanes + _WIDTH - 1) // _WIDTH * _WIDTH)
+        for t in range(read * lanes):
+            token = base + t
+            key_into, lane = keys_packed[head, block, t // lanes], t % lanes
+            if token < end:
+                slot = table[token // block_size] * block_size + token % block_size
+                key, value = keys[head, slot], values[head, slot]
+                for d in range(dim):
+                    key_into[d, lane] = key[d]
+                for panel in range((dim + lanes - 1) // lanes):
+                    begin = panel * lanes
+                    part, into = value[begin : begin + lanes], values_packed[head, block, panel, t]
+                    for d in range(len(part)):
+                        into[d] = part[d]
+            else:
+                for d in range(dim):
+                    key_into[d, lane] = 0
 
 
 @kernel(parallel=True)
@@ -197,7 +201,8 @@ def _attend_share(
             break
         for panel in range(0, (tokens + LANES - 1) // LANES, _WIDTH):
             for r in range(0, rows, _ROWS):
-                multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
+                if panel * LANES < _seen(begin, r, rows, group, start, whole, causal) - base:
+                    multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
         for r in range(rows):
             seen = (start + (begin + r) // group + 1 if causal else whole) - base
             first, last = max(0, seen - window), max(0, min(tokens, seen))
@@ -210,7 +215,9 @@ def _attend_share(
                 sums[r, d] *= factor
         for panel in range(0, values.shape[1], _WIDTH):
             for r in range(0, rows, _ROWS):
-                multiply_tile(_ROWS, _WIDTH, 0, values[block], panel, scores, r, added, 0, tokens)
+                seen = _seen(begin, r, rows, group, start, whole, causal) - base
+                count = max(0, min(tokens, seen))
+                multiply_tile(_ROWS, _WIDTH, 0, values[block], panel, scores, r, added, 0, count)
         for r in range(rows):
             for d in range(dim):
                 sums[r, d] += added[r, d]
@@ -218,6 +225,13 @@ def _attend_share(
         into = out_TGD[(begin + r) // group, (begin + r) % group]
         for d in range(dim):
             into[d] = narrow(sums[r, d] / totals[r], into[d])
+
+
+@kernel()
+def _seen(begin: int, row: int, rows: int, group: int, start: int, whole: int, causal: bool) -> int:
+    """How many tokens the last row of a tile sees."""
+    last = begin + min(row + _ROWS, rows) - 1
+    return start + last // group + 1 if causal else whole
 
 
 @kernel()

@@ -19,8 +19,6 @@ NO_WINDOW = 1 << 62
 NO_SINKS = np.empty(0, np.float32)
 # Query heads and tokens of a tile, whose sums stay in registers, and the tokens for one head.
 _HEADS, _TOKENS, _SINGLE = (2, 8, 16) if WIDE else (1, 4, 4)
-# Dividing so many products among threads takes longer than to compute them.
-_FEW = 1 << 17
 
 
 def decode_attention(
@@ -61,21 +59,8 @@ def _attend(
     out: np.ndarray,
 ) -> None:
     """Without a soft cap it is zero, and without sinks there is none of them."""
-    heads = keys.shape[0]
-    tasks, numbers = len(rows) * heads, q.shape[1] * q.shape[2]
-    tokens = 0
-    for r in range(len(rows)):
-        tokens += min(rows[r, 1], window)
-    if tokens * numbers <= _FEW:
-        for task in range(tasks):
-            _attend_head(
-                q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out
-            )
-    else:
-        for task in prange(tasks):
-            _attend_head(
-                q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out
-            )
+    for task in prange(len(rows) * len(keys)):
+        _attend_head(q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out)
 
 
 @kernel()

@@ -249,7 +249,9 @@ def test_paged_attention_of_decoding_and_other_rows(
 
 @PAIRS
 @pytest.mark.parametrize("window", [None, 1, 40, 300])
-@pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 70), (255, 2), (511, 66), (700, 5)])
+@pytest.mark.parametrize(
+    ("start", "count"), [(0, 1), (0, 70), (236, 40), (255, 2), (511, 66), (700, 5)]
+)
 def test_chunks_over_several_blocks_of_tokens(
     dtype: torch.dtype,
     activations: torch.dtype,
@@ -386,12 +388,15 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: to
 
 
 @ACTIVATIONS
-def test_decoding_rows_of_either_type(compiled: CompiledOperators, dtype: torch.dtype) -> None:
-    keys, values = torch.randn(2, 2, 80, 8).bfloat16()
+@pytest.mark.parametrize("dim", [8, 80])
+def test_decoding_rows_of_either_type(
+    compiled: CompiledOperators, dtype: torch.dtype, dim: int
+) -> None:
+    keys, values = torch.randn(2, 2, 80, dim).bfloat16()
     contexts = [
         SequenceMetadata(slice(row, row + 1), 9 * row, list(range(20)), BLOCK) for row in range(5)
     ]
-    q = torch.randn(5, 6, 8).to(dtype)
+    q = torch.randn(5, 6, dim).to(dtype)
     metadata = batched(contexts, decode_metadata(contexts, q.device))
     got = compiled.paged_attention(q, keys, values, metadata, PARAMS)
     wide = q.float(), keys.float(), values.float()

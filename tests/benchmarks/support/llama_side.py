@@ -61,8 +61,8 @@ class Side:
         if self.prefilled != (streams, context):
             api.llama_memory_clear(memory, True)
             for stream in range(streams):
-                rows = [(at + stream, at, stream, at == context - 1) for at in range(context)]
-                self.compute(rows)
+                prompt = [(at + stream, at, stream, at == context - 1) for at in range(context)]
+                self.compute(prompt)
             self.prefilled = streams, context
         for stream in range(streams):
             api.llama_memory_seq_rm(memory, stream, context, -1)
