@@ -34,15 +34,16 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.block_formats import (
     BLOCK_FORMATS,
-    CODEBOOK_FORMATS,
-    Q4_1,
+    Q4_K,
+    Q6_K,
+    Q8_0,
     BlockFormat,
     group_format,
 )
 from tandem.kernels.fp8 import FP8
 from tandem.kernels.gpu import paged_decode, quantized_linear, slot_copy
-from tandem.kernels.grouped_codes import GroupedCodes
-from tandem.kernels.quantized import QuantizedWeight, grouped_codes
+from tandem.kernels.gpu.packed_codes import CHUNK, TILE, PackedCodes, pack, takes
+from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
 
@@ -52,7 +53,8 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Every generation's programs may have at least this much, also on consumers' GPUs.
 SHARED_BYTES = 99 << 10
 # A processor has 65,536 registers: so many programs of 128 threads fit on it, by kernel.
-PROGRAMS = {"_attend": 3, "_combine": 8, "_multiply": 3, "_copy": 8}
+# Those of products are up to four times as wide.
+PROGRAMS = {"_attend": 3, "_combine": 8, "_multiply": 2, "_add": 8, "_copy": 8}
 # A word or two that ptxas puts there for Blackwell, where float32 has no tensor cores.
 FLOAT32_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
@@ -146,27 +148,33 @@ def attention(
 
 def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     """The product with a weight in blocks."""
-    blocks = torch.empty(64, 2 * 256 // kind.values * kind.nbytes, dtype=torch.uint8, device=META)
-    weight = grouped_codes(QuantizedWeight(kind, blocks))
-    x = torch.empty(rows, 2 * 256, dtype=dtype, device=META)
-    constants = quantized_linear.constants(weight, rows, dtype)
-    tile = constants["OUTPUTS"] * constants["BYTES"]
+    weight = _weight(kind)
+    x = torch.empty(rows, weight.inputs, dtype=dtype, device=META)
+    constants = quantized_linear.constants(weight, rows)
+    codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
+    scales = 2 if weight.minimums is None else 4
+    moved = codes * ((0.5 if weight.halves else 1) + scales / weight.group)
     return Case(
         f"{kind.name} {_short(dtype)} {rows}",
         lambda: quantized_linear.multiply(x, weight),
-        {"_multiply": tile * (1 + _scale_bytes(weight))},
+        {"_multiply": moved},
     )
+
+
+def _weight(kind: BlockFormat) -> PackedCodes:
+    # So many inputs that they are divided between programs.
+    blocks = torch.empty(64, 2048 // kind.values * kind.nbytes, dtype=torch.uint8, device=META)
+    return pack(QuantizedWeight(kind, blocks))
 
 
 def _distinct_formats() -> Iterable[BlockFormat]:
     """A format for each kernel that one of them needs."""
+    others = group_format("e4m3", 8, 128, "F32"), group_format("int", 4, 128, "F16", "zero")
     found: dict[tuple[object, ...], BlockFormat] = {}
-    for kind in (*BLOCK_FORMATS.values(), group_format("e4m3", 8, 128, "F32")):
-        if kind not in CODEBOOK_FORMATS:
-            blocks = torch.empty(64, 2 * 256 // kind.values * kind.nbytes, dtype=torch.uint8)
-            weight = grouped_codes(QuantizedWeight(kind, blocks.to(META)))
-            constants = quantized_linear.constants(weight, 1, torch.bfloat16)
-            found.setdefault((*constants.values(), weight.scales.dtype), kind)
+    for kind in (*BLOCK_FORMATS.values(), *others):
+        if takes(kind):
+            constants = quantized_linear.constants(_weight(kind), 1)
+            found.setdefault(tuple(constants.values()), kind)
     return found.values()
 
 
@@ -184,13 +192,6 @@ def copy(words: int, *, scatter: bool) -> Case:
     return Case(f"{words} words {'in' if scatter else 'out'}", launch, {"_copy": moved})
 
 
-def _scale_bytes(weight: GroupedCodes) -> float:
-    """Bytes of scales and minimums for each byte of codes."""
-    group = weight.group // 2 if weight.halves else weight.group
-    each = 1 if weight.minimums is None else 2
-    return each * weight.scales.element_size() / group
-
-
 def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
@@ -206,10 +207,13 @@ def cases() -> Iterator[Case]:
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
+    few, *more = quantized_linear.ROWS
     for kind in _distinct_formats():
-        for rows in quantized_linear.ROWS:
+        yield product(kind, bf16, few)
+    yield product(Q8_0, fp16, few)
+    for kind in (Q4_K, Q6_K, Q8_0):
+        for rows in more:
             yield product(kind, bf16, rows)
-    yield product(Q4_1, fp32, quantized_linear.ROWS[0])
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -300,7 +304,7 @@ def main() -> int:
         for case in cases():
             for usage in compiled(case, generation):
                 name = f"{usage.kernel[1:]} {case.name}"
-                if usage.kernel == "_combine" and (generation, usage) in seen:
+                if usage.kernel in ("_combine", "_add") and (generation, usage) in seen:
                     continue  # it is the same for most
                 seen.add((generation, usage))
                 wrong = check(name, usage)
