@@ -51,9 +51,9 @@ class PackedCodes:
     order of [second input, upper, h], where h is 1 for output g + 8, and upper for the inputs from
     2t + 8 on; of bytes, four in the order of [second input, h]. So a shift and a mask leave two
     codes in the mantissas of two numbers. Those of a table are in the order of [upper, h, second
-    input], as four at a time are looked up. ``scales``, and ``minimums``, have two fp16 for outputs g
-    and g + 8: int32 [tiles, chunks or groups, 8, groups of a chunk]. Scales that fp16 does not hold
-    are relative to a power of two of their output, ``factors``, fp32 [O].
+    input], as four at a time are looked up. ``scales``, and ``minimums``, have two fp16, for
+    outputs g and g + 8: int32 [tiles, chunks or groups, 8, groups of a chunk]. Those that fp16 does
+    not hold are relative to a power of two of their output, ``factors``, fp32 [O].
     """
 
     words: torch.Tensor

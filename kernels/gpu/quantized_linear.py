@@ -207,13 +207,14 @@ def _bytes_placed(
 def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
     """Remove from placed codes what they are placed in."""
     DTYPE: tl.constexpr = placed.dtype
+    if _INTERPRETED and tl.bfloat16 == DTYPE:
+        placed = placed.to(tl.float32)  # numpy has no bfloat16
     if NUMBERS == "int":
-        magic: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
-        return placed - tl.full((), magic + ZERO, DTYPE)
+        return placed - ((128 if tl.bfloat16 == DTYPE else 1024) + ZERO)
     if NUMBERS == "e4m3":
-        return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, DTYPE)
+        return placed * (2.0**120 if tl.bfloat16 == DTYPE else 2.0**8)
     if NUMBERS == "e2m1":
-        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, DTYPE)
+        return placed * (2.0**126 if tl.bfloat16 == DTYPE else 2.0**14)
     return placed
 
 
@@ -374,7 +375,8 @@ def _multiply(
             b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)
             codes = _exact(tl.join(a, b), NUMBERS, ZERO)
             if PLACED != DTYPE:
-                codes = codes.to(tl.float32).to(DTYPE)
+                codes = codes.to(tl.float32)
+                codes = codes if _INTERPRETED else codes.to(DTYPE)
             # [H, tiles, warps, g, t, step, upper, second, h]
             codes = codes.reshape(2, TILES, WARPS, 8, 4, 2, 2, 2, 2)
             if GROUPS == 4:
@@ -398,6 +400,7 @@ def _multiply(
         else:
             x = x.permute(0, 2, 1, 3, 4, 5, 6, 7)
         x = x.reshape(GROUPS * WARPS, 64 // SPAN // GROUPS, ROWS, 4, MINE // 4, 2, 2)
+        x = x.to(codes.dtype)
         if FOURS:
             x = x.permute(0, 1, 4, 3, 5, 6, 2)
         else:
@@ -407,7 +410,7 @@ def _multiply(
         found = tl.dot(codes, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
         sums = _added(sums, found, _spread(scale, TILES, WARPS, ROWS))
         if HAS_MINIMUM:
-            ones = tl.full((GROUPS * WARPS, TILES * 16, 64 // GROUPS), 1, DTYPE)
+            ones = tl.full((GROUPS * WARPS, TILES * 16, 64 // GROUPS), 1, codes.dtype)
             found = tl.dot(ones, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
             sums = _added(sums, found, _spread(minimum, TILES, WARPS, ROWS))
         word, scale, minimum = following, following_scale, following_minimum
@@ -439,6 +442,8 @@ def _add(
     """Add the parts, the first one first."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     total = tl.zeros((SIZE,), tl.float32)
-    for part in range(parts):
-        total += tl.load(sums_PRO + part.to(tl.int64) * count + at, mask=at < count, other=0)
+    part_at = sums_PRO + at
+    for _ in range(parts):
+        total += tl.load(part_at, mask=at < count, other=0)
+        part_at += count
     tl.store(out_RO + at, total.to(out_RO.dtype.element_ty), mask=at < count)

@@ -35,7 +35,6 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.block_formats import (
     BLOCK_FORMATS,
     Q4_K,
-    Q6_K,
     Q8_0,
     BlockFormat,
     group_format,
@@ -66,20 +65,22 @@ ISSUED_A_CLOCK = 4
 # of the limit, so that a kernel up to here is as fast as the memory.
 MOST_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
-# today, so that none gets slower. int8 is converted code by code, quantised weights are decoded by
-# arithmetic in float32, and float32, which GPUs are not used for, is multiplied number by number.
-# Codes that are found in a table take a third longer with Triton 3.6 than with 3.9.
+# today, so that none gets slower. int8 is converted code by code, float32, which GPUs are not used
+# for, is multiplied number by number, scales are applied to the sums of each row, and codes of 4
+# bits that are no integers take more instructions to place, or to look up.
 SLOW = (
     ("attend float32", 0.8),
-    ("multiply float32", 6.5),
     ("attend int8", 1.2),
-    ("multiply Q8_0", 1.7),
-    ("multiply Q6_K", 1.4),
-    ("multiply IQ4_NL", 3.8),
-    ("multiply IQ4_XS", 3.8),
-    ("multiply NVFP4", 3.4),
-    ("multiply", 2.8),
+    ("multiply 64", 1.9),
+    ("multiply 32", 1.1),
+    ("multiply 16", 0.75),
+    ("multiply IQ4_NL", 0.95),
+    ("multiply MXFP4", 0.8),
+    ("multiply NVFP4", 0.8),
+    ("multiply", 0.7),
 )
+# Triton 3.6 moves codes of small groups, and the sums for minimums, from thread to thread.
+SHUFFLED = 1.75 if triton.__version__.startswith("3.6.") else 1.0
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def _short(dtype: torch.dtype) -> str:
     return "fp8" if dtype == FP8 else str(dtype).removeprefix("torch.")
 
 
-def cases() -> Iterator[Case]:
+def cases(generation: int) -> Iterator[Case]:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     yield attention("Qwen3-0.6B", bf16, bf16, 16, 8, 128)
     yield attention("Llama-3-8B", bf16, bf16, 32, 8, 128)
@@ -208,12 +209,12 @@ def cases() -> Iterator[Case]:
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
-    for kind in _distinct_formats():
+    for kind in _distinct_formats() if generation == COUNTED else (Q8_0, Q4_K):
         yield product(kind, bf16, few)
     yield product(Q8_0, fp16, few)
-    for kind in (Q4_K, Q6_K, Q8_0):
-        for rows in more:
-            yield product(kind, bf16, rows)
+    for rows in more:
+        yield product(Q4_K, bf16, rows)
+    yield product(Q8_0, bf16, more[-1])
 
 
 # ---- what was compiled ---------------------------------------------------------------------------
@@ -292,7 +293,7 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("does not copy keys and values asynchronously")
     words = set(name.split())
     bar = next((most for named, most in SLOW if words.issuperset(named.split())), MOST_SLOTS)
-    if usage.slots > bar:
+    if usage.slots > bar * (SHUFFLED if usage.kernel == "_multiply" else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
 
@@ -301,7 +302,7 @@ def main() -> int:
     print("Triton", triton.__version__)
     failed, seen = False, set()
     for generation in GENERATIONS:
-        for case in cases():
+        for case in cases(generation):
             for usage in compiled(case, generation):
                 name = f"{usage.kernel[1:]} {case.name}"
                 if usage.kernel in ("_combine", "_add") and (generation, usage) in seen:
