@@ -210,11 +210,12 @@ def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.t
     if _INTERPRETED and tl.bfloat16 == DTYPE:
         placed = placed.to(tl.float32)  # numpy has no bfloat16
     if NUMBERS == "int":
-        return placed - ((128 if tl.bfloat16 == DTYPE else 1024) + ZERO)
+        magic: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
+        return placed - tl.full((), magic + ZERO, placed.dtype)
     if NUMBERS == "e4m3":
-        return placed * (2.0**120 if tl.bfloat16 == DTYPE else 2.0**8)
+        return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, placed.dtype)
     if NUMBERS == "e2m1":
-        return placed * (2.0**126 if tl.bfloat16 == DTYPE else 2.0**14)
+        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, placed.dtype)
     return placed
 
 
@@ -258,17 +259,23 @@ def _tile(number: tl.tensor, outputs: tl.tensor, TILES: tl.constexpr) -> tl.tens
 def _added(sums: tl.tensor, found: tl.tensor, scale: tl.tensor) -> tl.tensor:
     """Add what was found for each group, to sums for each group or to those of all."""
     if sums.shape[0] == found.shape[0]:
-        return sums + found * scale
-    # one after the other, so that each is a multiplication and an addition at once
-    first, second = _halves(found)
-    first_scale, second_scale = _halves(scale)
-    if found.shape[0] == 2:
-        return sums + first * first_scale + second * second_scale
-    a, b = _halves(first)
-    c, d = _halves(second)
-    a_scale, b_scale = _halves(first_scale)
-    c_scale, d_scale = _halves(second_scale)
-    return sums + a * a_scale + b * b_scale + c * c_scale + d * d_scale
+        sums += found * scale
+    else:  # one after the other, so that each is a multiplication and an addition at once
+        first, second = _halves(found)
+        first_scale, second_scale = _halves(scale)
+        if found.shape[0] == 2:
+            sums += first * first_scale
+            sums += second * second_scale
+        else:
+            a, b = _halves(first)
+            c, d = _halves(second)
+            a_scale, b_scale = _halves(first_scale)
+            c_scale, d_scale = _halves(second_scale)
+            sums += a * a_scale
+            sums += b * b_scale
+            sums += c * c_scale
+            sums += d * d_scale
+    return sums
 
 
 @triton.jit
