@@ -144,7 +144,7 @@ def test_operators_take_any_number_of_rows(
     x = torch.randn(rows, weight.inputs, device=DEVICE, dtype=torch.float16)
     product = GpuOperators().prepare_quantized(weight, bias, x.dtype)
     expected = torch.nn.functional.linear(x.float(), dequantize(weight), bias)
-    torch.testing.assert_close(product(x).float(), expected, atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(product(x).float(), expected, atol=2e-2, rtol=5e-3)
     chosen = torch.tensor([7, 44, 7], device=DEVICE)
     torch.testing.assert_close(
         product.rows(chosen), dequantize(weight)[chosen], atol=1e-3, rtol=1e-3
