@@ -15,7 +15,8 @@ from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
 from ..signatures import QuantizedLinear, SlotCopies
 from . import decode_trial, quantized_trial, slot_copy_trial
-from .scaled_linear import with_scaled_products
+from .packed_codes import PackedCodes, pack
+from .scaled_linear import scaled_linear
 
 # Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
 MOST_ROWS = 64
@@ -24,7 +25,9 @@ MOST_ROWS = 64
 class _SlicedLinear:
     """Torch's product with decoded slices of a weight."""
 
-    def __init__(self, weight: GroupedCodes | QuantizedWeight, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, weight: GroupedCodes | PackedCodes | QuantizedWeight, bias: torch.Tensor | None
+    ) -> None:
         self._weight = weight
         self._bias = bias
 
@@ -39,7 +42,7 @@ class _SlicedLinear:
 class _TritonLinear(_SlicedLinear):
     """Triton's product with codes, of so many rows as it takes."""
 
-    def __init__(self, codes: GroupedCodes, bias: torch.Tensor | None) -> None:
+    def __init__(self, codes: PackedCodes, bias: torch.Tensor | None) -> None:
         super().__init__(codes, bias)
         self._codes = codes
 
@@ -62,15 +65,16 @@ class GpuOperators(Operators):
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
-        """Keeps codes and scales apart, so that a GPU reads whole words; with a codebook, that
-        would be several times the memory."""
+        """Keeps codes in the order in which the kernel reads them; without it, codes and scales
+        apart, so that a GPU reads whole words. With a codebook, that would be several times the
+        memory."""
         if weight.format in CODEBOOK_FORMATS:
             return _SlicedLinear(weight, bias)
-        works = quantized_trial.works(weight.format, dtype, weight.blocks.device)
-        codes = grouped_codes(weight)
-        few = (_TritonLinear if works else _SlicedLinear)(codes, bias)
-        most = MOST_ROWS if works else 0
-        return with_scaled_products(few, most, weight.format, codes, bias, dtype)
+        if scaled := scaled_linear(weight, bias, dtype):
+            return scaled
+        if quantized_trial.works(weight.format, dtype, weight.blocks.device):
+            return _TritonLinear(pack(weight), bias)
+        return _SlicedLinear(grouped_codes(weight), bias)
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         if all(slot_copy_trial.works(size, device) for size in row_bytes):

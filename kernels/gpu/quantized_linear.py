@@ -1,137 +1,456 @@
 """Triton product of a few rows with a quantised weight, decoded in registers.
 
-    x [R, I]   codes, scales, minimums, levels of ``GroupedCodes``   ->   out [R, O], in x's dtype
+    x [R, I] fp16 or bf16   PackedCodes [O, I]   ->   out [R, O], in x's dtype
 
-A program takes some outputs and all inputs, and multiplies all rows with each tile that it decodes.
-Sums are fp32; products are taken in x's dtype.
+The weight's outputs are the rows of the tensor cores' products, and x's rows their columns, of
+which 8 are the fewest. A program takes one or two tiles of outputs. Its warps read chunks of inputs
+in turn, straight into the registers in which the tensor cores want them. Codes become numbers of
+x's dtype, all of them exactly: or-ed into the mantissa of a power of two, from which that power is
+subtracted. Their products with x are summed in fp32 for each group, and only then multiplied with
+the scale; a minimum is multiplied with the sum of x. So results are nearer to those of the exact
+weight than if it were rounded to x's dtype.
 
-R rows, I inputs, O outputs, S groups of neighbouring inputs that share a scale.
+The sums of the warps, and of the programs between which inputs are divided where outputs are few,
+are added in one order. How inputs are divided depends on the weight and on the kernel, and there is
+one for each of ``ROWS``: a row's result is the same in any batch that the same kernel takes.
+
+R rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ..fp8 import FP8
-from ..grouped_codes import GroupedCodes
+from .packed_codes import CHUNK, TILE, PackedCodes
 
-# Rows of the kernels that are compiled: a tensor core multiplies no fewer than the first number,
-# and the sums of more than the last would not fit into registers. One for 32 would issue more
-# instructions than that for 64, which Hopper multiplies out of shared memory.
-ROWS = (16, 64)
-# Outputs of a tile, and bytes of its codes by the size of x's numbers: float32 is multiplied
-# without tensor cores, from registers.
-_OUTPUTS = 32
-_BYTES = {2: 64, 4: 32}
+# Rows of the kernels that are compiled, each with the warps between which a program's inputs are
+# divided, and its tiles of outputs.
+ROWS = {8: (16, 2), 16: (8, 2), 32: (8, 2), 64: (4, 2)}
+# Warps that keep the memory busy: each has 1 KB on its way to each of 132 processors' 16 warps.
+_WARPS = 16 * 132
 _ALIGNMENT = 16
-# Options of compilation.
-OPTIONS = {"num_warps": 4, "num_stages": 2}
+_ADDED = 1024
+# Triton 3.6 lets a thread multiply four neighbours of 32 where others take two of 16, twice.
+_FOURS = tl.constexpr(triton.__version__.startswith("3.6."))
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-def constants(weight: GroupedCodes, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+def constants(weight: PackedCodes, rows: int) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
-    # A byte's two codes are in groups of their own, with as many registers of scales.
-    many_scales = weight.halves and weight.scales.dtype == torch.float32
+    most = next(most for most in ROWS if rows <= most)
+    warps, tiles = ROWS[most]
     return {
+        "NUMBERS": weight.numbers,
         "HALVES": weight.halves,
-        "GROUP": weight.group,
+        "WHOLE": weight.bits == 8,
         "ZERO": weight.zero,
+        "GROUP": weight.group,
         "HAS_MINIMUM": weight.minimums is not None,
-        "HAS_LEVELS": weight.levels is not None,
-        "FLOATS": weight.codes.dtype == FP8,
-        "ROWS": next(most for most in ROWS if rows <= most),
-        "OUTPUTS": _OUTPUTS,
-        "BYTES": min(_BYTES[dtype.itemsize], 32 if many_scales else 64),
+        "ROWS": most,
+        "WARPS": warps,
+        # Sums of two tiles and of minimums as well would not fit into registers.
+        "TILES": 1 if most == 64 and weight.minimums is not None else tiles,
     }
 
 
-def multiply(x_RI: torch.Tensor, weight: GroupedCodes) -> torch.Tensor:
-    """Multiply at most ``ROWS[-1]`` rows."""
+def multiply(x_RI: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
+    """Multiply at most as many rows as the last of ``ROWS``."""
     rows, outputs = len(x_RI), weight.outputs
     assert rows > 0 and x_RI.shape[1] == weight.inputs
-    x_RI = x_RI.contiguous()
+    padding = -weight.inputs % CHUNK
+    x_RI = torch.nn.functional.pad(x_RI, (0, padding)) if padding else x_RI.contiguous()
     if x_RI.data_ptr() % _ALIGNMENT:  # a part of one row; Triton would compile another kernel
         x_RI = x_RI.clone()
+    fixed = constants(weight, rows)
+    warps, programs = fixed["WARPS"], triton.cdiv(outputs, TILE * fixed["TILES"])
+    parts = max(1, min(_WARPS // (warps * programs), weight.chunks // warps))
     out_RO = x_RI.new_empty(rows, outputs)
-    minimums = weight.scales if weight.minimums is None else weight.minimums
-    levels = weight.table()
-    _multiply[(triton.cdiv(outputs, _OUTPUTS),)](
+    sums_PRO = x_RI.new_empty(parts if parts > 1 else 0, rows, outputs, dtype=torch.float32)
+    _multiply[(programs, parts)](
         x_RI,
-        weight.codes.view(torch.int8) if weight.codes.dtype == FP8 else weight.codes,
+        weight.words,
         weight.scales,
-        minimums,
-        weight.scales if levels is None else levels,
+        weight.scales if weight.minimums is None else weight.minimums,
+        weight.factors,
+        weight.words if weight.levels is None else _table(weight.levels, x_RI.dtype, x_RI.device),
         out_RO,
+        sums_PRO if parts > 1 else weight.factors,
+        _mask(weight, x_RI.dtype),
         rows,
         outputs,
+        weight.chunks,
         weight.scales.shape[1],
-        **constants(weight, rows, x_RI.dtype),
-        **OPTIONS,
+        # Chunks of a part, of which each warp takes one at a time.
+        triton.cdiv(triton.cdiv(weight.chunks, warps), parts) * warps,
+        **fixed,
+        num_warps=warps,
+        num_stages=1,
     )
+    if parts > 1:
+        count = rows * outputs
+        _add[(triton.cdiv(count, _ADDED),)](sums_PRO, out_RO, count, parts, SIZE=_ADDED)
     return out_RO
 
 
-@triton.jit(do_not_specialize=["rows", "outputs", "groups"])
+@cache
+def _table(levels: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The low bytes of 16 numbers of ``dtype``, four in a word, then the high ones."""
+    found = torch.tensor(levels, dtype=dtype).view(torch.uint8).view(16, 2).T.contiguous()
+    return found.view(torch.int32).flatten().to(device)
+
+
+def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
+    """The bits of two numbers in which there are codes. An argument of the kernel, because ptxas
+    moves a constant into a register again for each instruction that has another one."""
+    if weight.numbers == "int":
+        return 0x000F000F if weight.halves else 0x00FF00FF
+    if weight.numbers == "e2m1":
+        return 0x01C001C0 if dtype == torch.bfloat16 else 0x0E000E00
+    return 0x07F007F0 if dtype == torch.bfloat16 else 0x3F803F80
+
+
+@triton.jit
+def _two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """The two numbers in a word, which stays as it is: LLVM would compute its halves apart."""
+    if _INTERPRETED:
+        low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
+        )
+    return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
+
+
+@triton.jit
+def _fours(low: tl.tensor, high: tl.tensor, selectors: tl.tensor) -> tl.tensor:
+    """The bytes of two words by four indices of 4 bits: an instruction."""
+    if _INTERPRETED:
+        found = tl.zeros_like(selectors)
+        for place in tl.static_range(4):
+            index = selectors >> 4 * place & 7
+            word = tl.where(index < 4, low, high)
+            found |= (word >> 8 * (index & 3) & 255) << 8 * place
+        return found
+    return tl.inline_asm_elementwise(
+        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selectors], tl.int32, True, 1
+    )
+
+
+@triton.jit
+def _placed(
+    word: tl.tensor,
+    mask: tl.tensor,
+    PLACE: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Two codes of 4 bits as numbers, or larger or smaller by what ``_exact`` removes."""
+    if NUMBERS == "e2m1":
+        # The sign, and below it exponent and mantissa over the lowest bits of a larger exponent.
+        moved = word << (12 - 4 * PLACE)
+        down: tl.constexpr = 6 if tl.bfloat16 == DTYPE else 3
+        return _two(moved & -0x7FFF8000 | (moved >> down) & mask, DTYPE)
+    magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
+    return _two((word >> 4 * PLACE) & mask | magic, DTYPE)
+
+
+@triton.jit
+def _chosen(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
+    """Four bytes of 16 in four words."""
+    a, b = tl.load(table), tl.load(table + 1)
+    c, d = tl.load(table + 2), tl.load(table + 3)
+    lower = _fours(_like(a, index), _like(b, index), index)
+    return _fours(lower, _fours(_like(c, index), _like(d, index), index), half)
+
+
+@triton.jit
+def _looked_up(
+    selectors: tl.tensor, table: tl.tensor, DTYPE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The numbers of four codes, the first two and the others."""
+    index = selectors & 0x7777
+    # Those of the lower or of the upper half of the table.
+    half = (selectors & 0x8888) >> 1 | 0x3210
+    low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
+    first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
+    return _two(_fours(low, high, first), DTYPE), _two(_fours(low, high, second), DTYPE)
+
+
+@triton.jit
+def _like(value: tl.tensor, other: tl.tensor) -> tl.tensor:
+    return tl.zeros_like(other) + value
+
+
+@triton.jit
+def _bytes_placed(
+    word: tl.tensor,
+    mask: tl.tensor,
+    H: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """As ``_placed``, of codes that take a byte."""
+    if NUMBERS == "e4m3":
+        moved = word << 8 * (1 - H)
+        down: tl.constexpr = 4 if tl.bfloat16 == DTYPE else 1
+        return _two(moved & -0x7FFF8000 | (moved >> down) & mask, DTYPE)
+    magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
+    return _two((word >> 8 * H) & mask | magic, DTYPE)
+
+
+@triton.jit
+def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
+    """Remove from placed codes what they are placed in."""
+    DTYPE: tl.constexpr = placed.dtype
+    if _INTERPRETED and tl.bfloat16 == DTYPE:
+        placed = placed.to(tl.float32)  # numpy has no bfloat16
+    if NUMBERS == "int":
+        magic: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
+        return placed - tl.full((), magic + ZERO, placed.dtype)
+    if NUMBERS == "e4m3":
+        return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, placed.dtype)
+    if NUMBERS == "e2m1":
+        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, placed.dtype)
+    return placed
+
+
+@triton.jit
+def _spread(
+    pairs: tl.tensor, TILES: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
+) -> tl.tensor:
+    """fp16 of outputs g and g + 8, in words [tiles, warps, 32] and groups, as fp32 for sums
+    [groups, warps, outputs, rows]."""
+    GROUPS: tl.constexpr = pairs.shape[1]
+    wide = _two(pairs, tl.float16).to(tl.float32)
+    wide = wide.reshape(TILES, WARPS, 8, 4, GROUPS, 2, 1, 1)
+    wide = tl.broadcast_to(wide, (TILES, WARPS, 8, 4, GROUPS, 2, ROWS // 8, 2))
+    return wide.permute(4, 1, 0, 5, 2, 6, 3, 7).reshape(GROUPS, WARPS, TILES * 16, ROWS)
+
+
+@triton.jit
+def _of_step(
+    scale_at: tl.tensor, chunk: tl.tensor, last: tl.tensor, GROUP: tl.constexpr
+) -> tl.tensor:
+    """The scales of the warps' chunks, zero for warps that have none."""
+    place = chunk * (8 * (64 // GROUP)) if GROUP <= 64 else chunk // (GROUP // 64) * 8
+    return tl.load(scale_at + place[:, None], mask=(chunk < last)[:, None], other=0)
+
+
+@triton.jit
+def _places(A: tl.constexpr, B: tl.constexpr, WARPS: tl.constexpr):
+    """The indices of [A, B, warps, 32]."""
+    place = tl.arange(0, A * B * WARPS * 32)
+    return place // (B * WARPS * 32), place // (WARPS * 32) % B, place // 32 % WARPS, place % 32
+
+
+@triton.jit
+def _tile(number: tl.tensor, outputs: tl.tensor, TILES: tl.constexpr) -> tl.tensor:
+    """The tile of a program by its number, or the last one of all: the last program may have fewer
+    than the others."""
+    return tl.minimum(tl.program_id(0) * TILES + number, (outputs - 1) // 16)
+
+
+@triton.jit
+def _added(sums: tl.tensor, found: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Add what was found for each group, to sums for each group or to those of all."""
+    if sums.shape[0] == found.shape[0]:
+        sums += found * scale
+    else:  # one after the other, so that each is a multiplication and an addition at once
+        first, second = _halves(found)
+        first_scale, second_scale = _halves(scale)
+        if found.shape[0] == 2:
+            sums += first * first_scale
+            sums += second * second_scale
+        else:
+            a, b = _halves(first)
+            c, d = _halves(second)
+            a_scale, b_scale = _halves(first_scale)
+            c_scale, d_scale = _halves(second_scale)
+            sums += a * a_scale
+            sums += b * b_scale
+            sums += c * c_scale
+            sums += d * d_scale
+    return sums
+
+
+@triton.jit
+def _halves(data: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The first groups and the others."""
+    half: tl.constexpr = data.shape[0] // 2
+    data = data.reshape(2, half, data.shape[1], data.shape[2], data.shape[3])
+    return tl.split(data.permute(1, 2, 3, 4, 0))
+
+
+@triton.jit(do_not_specialize=["mask", "rows", "outputs", "chunks", "places", "part"])
 def _multiply(
     x_RI: tl.tensor,
-    codes: tl.tensor,
-    scales_OS: tl.tensor,
-    minimums_OS: tl.tensor,
-    levels: tl.tensor,
+    words: tl.tensor,
+    scales: tl.tensor,
+    minimums: tl.tensor,
+    factors: tl.tensor,
+    table: tl.tensor,
     out_RO: tl.tensor,
+    sums_PRO: tl.tensor,
+    mask: tl.tensor,
     rows: tl.tensor,
     outputs: tl.tensor,
-    groups: tl.tensor,
+    chunks: tl.tensor,
+    places: tl.tensor,
+    part: tl.tensor,
+    NUMBERS: tl.constexpr,
     HALVES: tl.constexpr,
-    GROUP: tl.constexpr,
+    WHOLE: tl.constexpr,
     ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
-    HAS_LEVELS: tl.constexpr,
-    FLOATS: tl.constexpr,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BYTES: tl.constexpr,
+    WARPS: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
-    """Multiply all rows with some outputs."""
-    row = tl.arange(0, ROWS)
-    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    there = output < outputs
-    # Bytes of a group of codes, and of a row of them.
-    group_bytes: tl.constexpr = GROUP // 2 if HALVES else GROUP
-    width = groups * group_bytes
-    inputs = groups * GROUP
-    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for first in range(0, width, BYTES):
-        at = first + tl.arange(0, BYTES)
-        inside = there[:, None] & (at < width)[None, :]
-        place = output[:, None].to(tl.int64) * width + at[None, :]
-        code = tl.load(codes + place, mask=inside, other=0)
-        group = at // group_bytes
-        scale_at = output[:, None].to(tl.int64) * groups + group[None, :]
-        scale = tl.load(scales_OS + scale_at, mask=inside, other=0).to(tl.float32)
-        least = tl.zeros((OUTPUTS, BYTES), tl.float32)
+    """Multiply all rows with some tiles' part of the inputs. ``places`` are those of a tile's
+    scales, and ``part`` is in chunks."""
+    DTYPE: tl.constexpr = x_RI.dtype.element_ty
+    # Groups of a chunk, inputs that a quad of threads shares, and those of each of its threads.
+    GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    SPAN: tl.constexpr = 16 if GROUP == 16 else 32
+    MINE: tl.constexpr = SPAN // 4
+    HALF: tl.constexpr = 1 if HALVES else 2
+    FOURS: tl.constexpr = _FOURS and GROUPS < 4
+    first = tl.program_id(1) * part
+    last = tl.minimum(first + part, chunks)
+    # Everything is read in two dimensions, those of threads and of a thread's own numbers, so that
+    # Triton spreads it over threads, then warps, then registers, as the tensor cores want it.
+    # [H, tiles, warps, 32] and 4
+    at, of_tile, of_warp, thread = _places(HALF, TILES, WARPS)
+    tile = _tile(of_tile, outputs, TILES)
+    at = ((tile.to(tl.int64) * chunks + first + of_warp) * HALF + at) * 128 + thread * 4
+    word_at = words + at[:, None] + tl.arange(0, 4)[None, :]
+    # [tiles, warps, 32] and groups
+    _, of_tile, scale_warp, thread = _places(1, TILES, WARPS)
+    scale_at = _tile(of_tile, outputs, TILES) * places * (8 * GROUPS) + thread // 4 * GROUPS
+    scale_at = scale_at[:, None] + tl.arange(0, GROUPS)[None, :]
+    # [spans, rows / 8, warps, 8, 4] and inputs of a thread. Rows that are not there are read as the
+    # last one.
+    span, eight, x_warp, thread = _places(64 // SPAN, ROWS // 8, WARPS)
+    row = tl.minimum(eight * 8 + thread // 4, rows - 1)
+    x_at = row * (chunks * 64) + span * SPAN + thread % 4 * MINE
+    x_at = x_RI + x_at[:, None] + tl.arange(0, MINE)[None, :]
+
+    KEPT: tl.constexpr = GROUPS if ROWS * GROUPS * TILES <= 64 else 1
+    sums = tl.zeros((KEPT, WARPS, TILES * 16, ROWS), tl.float32)
+    word = tl.load(word_at)
+    scale = _of_step(scales + scale_at, first + scale_warp, last, GROUP)
+    minimum = scale
+    if HAS_MINIMUM:
+        minimum = _of_step(minimums + scale_at, first + scale_warp, last, GROUP)
+    for step in range(first, last, WARPS):
+        # Those of the next step are on their way meanwhile. There is memory after the last ones.
+        word_at += WARPS * 128 * HALF
+        following = tl.load(word_at)
+        x = tl.load(x_at + (tl.minimum(step + x_warp, last - 1) * 64)[:, None])
+        following_scale = _of_step(scales + scale_at, step + WARPS + scale_warp, last, GROUP)
+        following_minimum = following_scale
         if HAS_MINIMUM:
-            least = tl.load(minimums_OS + scale_at, mask=inside, other=0).to(tl.float32)
-        column = group * GROUP + at % group_bytes if HALVES else at
-        for half in tl.static_range(2 if HALVES else 1):
-            number = code
-            if HALVES:
-                number = (code >> (4 * half)) & 15
-            if HAS_LEVELS:
-                number = tl.load(levels + number)
-            if FLOATS:
-                # e4m3, 20 bits further down than in a float32, whose exponent is 120 larger.
-                bits = (number.to(tl.int32) << 20) & -2013265921
-                number = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
-            weight = scale * (number.to(tl.float32) - ZERO) + least
-            here = column + half * group_bytes
-            taken = (row < rows)[:, None] & (at < width)[None, :]
-            x = tl.load(x_RI + row[:, None] * inputs + here[None, :], mask=taken, other=0)
-            total = tl.dot(x, tl.trans(weight.to(x.dtype)), total, input_precision="ieee")
-    written = (row < rows)[:, None] & there[None, :]
-    place = row[:, None].to(tl.int64) * outputs + output[None, :]
-    tl.store(out_RO + place, total.to(out_RO.dtype.element_ty), mask=written)
+            following_minimum = _of_step(
+                minimums + scale_at, step + WARPS + scale_warp, last, GROUP
+            )
+        if HALVES:
+            if NUMBERS == "levels":
+                a, b = _looked_up(word, table, DTYPE)
+                c, d = _looked_up(word >> 16, table, DTYPE)
+            else:
+                a = _placed(word, mask, 0, NUMBERS, DTYPE)
+                b = _placed(word, mask, 1, NUMBERS, DTYPE)
+                c = _placed(word, mask, 2, NUMBERS, DTYPE)
+                d = _placed(word, mask, 3, NUMBERS, DTYPE)
+            codes = _exact(tl.join(tl.join(a, b), tl.join(c, d)), NUMBERS, ZERO)
+            # [1, tiles, warps, g, t, groups, steps of a group, second, h, upper]
+            codes = codes.reshape(TILES, WARPS, 8, 4, GROUPS, 4 // GROUPS, 2, 2, 2)
+            if FOURS:
+                codes = codes.permute(4, 1, 0, 7, 2, 5, 3, 8, 6)
+            else:
+                codes = codes.permute(4, 1, 0, 7, 2, 5, 8, 3, 6)
+        else:
+            # No mantissa of bfloat16 has 8 bits beside the place of another number.
+            PLACED: tl.constexpr = tl.float16 if WHOLE and NUMBERS == "int" else DTYPE
+            a = _bytes_placed(word, mask, 0, NUMBERS, PLACED)
+            b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)
+            codes = _exact(tl.join(a, b), NUMBERS, ZERO)
+            if PLACED != DTYPE:
+                codes = codes.to(tl.float32)
+                codes = codes if _INTERPRETED else codes.to(DTYPE)
+            # [H, tiles, warps, g, t, step, upper, second, h]
+            codes = codes.reshape(2, TILES, WARPS, 8, 4, 2, 2, 2, 2)
+            if GROUPS == 4:
+                codes = codes.permute(0, 5, 2, 1, 8, 3, 6, 4, 7)
+            elif GROUPS == 2:
+                if FOURS:
+                    codes = codes.permute(0, 2, 1, 8, 3, 5, 4, 6, 7)
+                else:
+                    codes = codes.permute(0, 2, 1, 8, 3, 5, 6, 4, 7)
+            else:
+                if FOURS:
+                    codes = codes.permute(2, 1, 8, 3, 0, 5, 4, 6, 7)
+                else:
+                    codes = codes.permute(2, 1, 8, 3, 0, 5, 6, 4, 7)
+        codes = codes.reshape(GROUPS * WARPS, TILES * 16, 64 // GROUPS)
+
+        # [spans, rows / 8, warps, 8, t, steps, upper, second]
+        x = x.reshape(64 // SPAN, ROWS // 8, WARPS, 8, 4, MINE // 4, 2, 2)
+        if GROUPS == 1:
+            x = x.permute(2, 0, 1, 3, 4, 5, 6, 7)
+        else:
+            x = x.permute(0, 2, 1, 3, 4, 5, 6, 7)
+        x = x.reshape(GROUPS * WARPS, 64 // SPAN // GROUPS, ROWS, 4, MINE // 4, 2, 2)
+        x = x.to(codes.dtype)
+        if FOURS:
+            x = x.permute(0, 1, 4, 3, 5, 6, 2)
+        else:
+            x = x.permute(0, 1, 4, 5, 3, 6, 2)
+        x = x.reshape(GROUPS * WARPS, 64 // GROUPS, ROWS)
+
+        found = tl.dot(codes, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
+        sums = _added(sums, found, _spread(scale, TILES, WARPS, ROWS))
+        if HAS_MINIMUM:
+            ones = tl.full((GROUPS * WARPS, TILES * 16, 64 // GROUPS), 1, codes.dtype)
+            found = tl.dot(ones, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
+            sums = _added(sums, found, _spread(minimum, TILES, WARPS, ROWS))
+        word, scale, minimum = following, following_scale, following_minimum
+
+    total = tl.sum(tl.sum(sums, axis=0), axis=0)
+    output = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
+    factor = tl.load(factors + output, mask=output < outputs, other=0)
+    column = tl.arange(0, ROWS)
+    kept = (output < outputs)[:, None] & (column < rows)[None, :]
+    total = total * factor[:, None]
+    if tl.num_programs(1) > 1:
+        out_at = (tl.program_id(1).to(tl.int64) * rows + column)[None, :] * outputs + output[
+            :, None
+        ]
+        tl.store(sums_PRO + out_at, total, mask=kept)
+    else:
+        out_at = column[None, :].to(tl.int64) * outputs + output[:, None]
+        tl.store(out_RO + out_at, total.to(DTYPE), mask=kept)
+
+
+@triton.jit(do_not_specialize=["count", "parts"])
+def _add(
+    sums_PRO: tl.tensor,
+    out_RO: tl.tensor,
+    count: tl.tensor,
+    parts: tl.tensor,
+    SIZE: tl.constexpr,
+) -> None:
+    """Add the parts, the first one first."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    total = tl.zeros((SIZE,), tl.float32)
+    part_at = sums_PRO + at
+    for _ in range(parts):
+        total += tl.load(part_at, mask=at < count, other=0)
+        part_at += count
+    tl.store(out_RO + at, total.to(out_RO.dtype.element_ty), mask=at < count)

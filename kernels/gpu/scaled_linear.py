@@ -16,10 +16,10 @@ from typing import Literal
 
 import torch
 
-from ..block_formats import BlockFormat, GroupFormat
+from ..block_formats import GroupFormat
 from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
-from ..signatures import QuantizedLinear
+from ..quantized import QuantizedWeight, grouped_codes
 
 log = logging.getLogger("tandem.kernels")
 
@@ -36,52 +36,42 @@ _OLDEST: dict[Scaling, tuple[int, int]] = {"rows": (8, 9), "blocks": (9, 0)}
 
 
 class ScaledLinear:
-    """The scaled product of more than ``most`` rows, and another one of so many or fewer."""
+    """The scaled product of any number of rows."""
 
-    def __init__(
-        self,
-        codes: GroupedCodes,
-        scaling: Scaling,
-        bias: torch.Tensor | None,
-        few: QuantizedLinear,
-        most: int,
-    ) -> None:
-        self._codes = codes.codes.t()
+    def __init__(self, codes: GroupedCodes, scaling: Scaling, bias: torch.Tensor | None) -> None:
+        self._weight = codes
+        self._columns = codes.codes.t()
         self._scales = weight_scales(codes, scaling)
         self._scaling = scaling
         self._bias = bias
-        self._few = few
-        self._most = most
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) <= self._most:
-            return self._few(x)
+        if not len(x):  # which the libraries do not take
+            return x.new_empty(0, self._weight.outputs)
         rounded, scales = rounded_rows(x, self._scaling)
-        out = torch._scaled_mm(rounded, self._codes, scales, self._scales, out_dtype=torch.bfloat16)
+        out = torch._scaled_mm(
+            rounded, self._columns, scales, self._scales, out_dtype=torch.bfloat16
+        )
         return out if self._bias is None else out + self._bias.to(out.dtype)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """See ``QuantizedLinear``."""
-        return self._few.rows(outputs)
+        return self._weight.part(outputs).values()
 
 
-def with_scaled_products(
-    few: QuantizedLinear,
-    most: int,
-    format: BlockFormat,
-    codes: GroupedCodes,
-    bias: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> QuantizedLinear:
-    """``few``, with the scaled product for more than ``most`` rows if the format rounds activations
-    and this GPU multiplies the codes."""
-    device = codes.codes.device
+def scaled_linear(
+    weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+) -> ScaledLinear | None:
+    """The scaled product with a weight, if its format rounds activations and this GPU multiplies
+    the codes."""
+    device, format = weight.blocks.device, weight.format
     if not isinstance(format, GroupFormat) or not format.rounds_inputs or dtype != torch.bfloat16:
-        return few
+        return None
+    codes = grouped_codes(weight)
     scaling = scaling_of(codes)
     if scaling is None or not multiplies(scaling, capability_of(device)):
-        return few
-    return ScaledLinear(codes, scaling, bias, few, most) if works(scaling, device) else few
+        return None
+    return ScaledLinear(codes, scaling, bias) if works(scaling, device) else None
 
 
 def scaling_of(codes: GroupedCodes) -> Scaling | None:
@@ -144,7 +134,7 @@ def works(scaling: Scaling, device: torch.device) -> bool:
     except Exception as error:  # of the libraries behind torch, too
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if reason:
-        log.warning("weights in fp8 are decoded for products of many rows: %s", reason)
+        log.warning("weights in fp8 are decoded for each product: %s", reason)
     return not reason
 
 

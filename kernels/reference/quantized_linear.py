@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 
@@ -15,9 +17,20 @@ _PIECE = 1 << 20
 _DECODED = 1 << 24
 
 
-def multiply_decoded(
-    x: torch.Tensor, weight: GroupedCodes | QuantizedWeight, bias: torch.Tensor | None
-) -> torch.Tensor:
+class Decodable(Protocol):
+    """A quantised weight [outputs, inputs] in any order of its bytes."""
+
+    @property
+    def inputs(self) -> int: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    def part(self, outputs: slice, /) -> QuantizedWeight | GroupedCodes:
+        """Some of the outputs."""
+
+
+def multiply_decoded(x: torch.Tensor, weight: Decodable, bias: torch.Tensor | None) -> torch.Tensor:
     """The product with a weight in x's dtype."""
     step = max(1, _DECODED // weight.inputs)
     out = x.new_empty(x.shape[0], weight.outputs)

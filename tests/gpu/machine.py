@@ -151,8 +151,8 @@ def fp8_attention(device: str) -> str:
     return f"{error:.2g} off, converted {how}, {time.monotonic() - begun:.1f} s with compiling"
 
 
-def wgmma(device: str) -> str:
-    """A product of 64 rows, for which Hopper has instructions of its own."""
+def quantized(device: str) -> str:
+    """A product of 64 rows with quantised weights."""
     _only_on_gpu(device)
     from tandem.kernels.block_formats import Q8_0
     from tandem.kernels.gpu import quantized_trial
@@ -229,7 +229,7 @@ PROBES: dict[str, Callable[[str], str]] = {
     "graph": graphs,
     "segments": segments,
     "triton": fp8_attention,
-    "wgmma": wgmma,
+    "quantized": quantized,
     "pidfd": pidfds,
     "memfd": memory_files,
     "pin": pinned,

@@ -25,7 +25,6 @@ from tandem.kernels.gpu.scaled_linear import (
 )
 from tandem.kernels.grouped_codes import GroupedCodes
 from tandem.kernels.quantized import QuantizedWeight, grouped_codes
-from tandem.kernels.reference.quantized_linear import DecodedLinear
 
 FP8 = torch.float8_e4m3fn
 CPU = torch.device("cpu")
@@ -77,8 +76,7 @@ def emulated(
 @pytest.mark.parametrize("rows", [1, 19, 99])
 def test_a_product_is_that_of_the_rounded_numbers(rows: int) -> None:
     codes, bias = codes_of(80, 256, "rows"), torch.randn(80)
-    few = DecodedLinear(QuantizedWeight(Q8_0, torch.zeros(80, 8 * 34, dtype=torch.uint8)), None)
-    linear = ScaledLinear(codes, "rows", None, few, 0)
+    linear = ScaledLinear(codes, "rows", None)
     x = torch.randn(rows, 256).bfloat16() * torch.logspace(-3, 3, rows)[:, None].bfloat16()
     got = linear(x)
     assert got.dtype == torch.bfloat16
@@ -91,17 +89,17 @@ def test_a_product_is_that_of_the_rounded_numbers(rows: int) -> None:
     # e4m3 rounds a number by 3% in the mean, and so a product.
     error = (exact - x.float() @ codes.values().t()).norm() / exact.norm()
     assert 0.01 < error < 0.04
-    biased = ScaledLinear(codes, "rows", bias, few, 0)
+    biased = ScaledLinear(codes, "rows", bias)
     assert torch.equal(biased(x), got + bias.bfloat16())
-    assert torch.equal(linear.rows(torch.tensor([3, 5])), few.rows(torch.tensor([3, 5])))
+    assert torch.equal(linear.rows(torch.tensor([3, 5])), codes.values()[[3, 5]])
+    assert linear(x[:0]).shape == (0, 80)
 
 
 def test_rows_of_zeros_stay_zeros_and_those_that_are_not_numbers_do_not_become_any() -> None:
     codes = codes_of(32, 128, "rows")
-    few = DecodedLinear(QuantizedWeight(Q8_0, torch.zeros(32, 4 * 34, dtype=torch.uint8)), None)
     x = torch.randn(3, 128).bfloat16()
     x[0], x[1, 5] = 0, torch.nan
-    got = ScaledLinear(codes, "rows", None, few, 0)(x)
+    got = ScaledLinear(codes, "rows", None)(x)
     assert not got[0].any() and got[1].isnan().all() and got[2].isfinite().all()
 
 
@@ -111,10 +109,9 @@ def test_a_product_of_blocks_has_a_scale_for_each_block_of_both(
     monkeypatch.setattr(torch, "_scaled_mm", emulated)
     codes = codes_of(272, 640, "blocks")
     assert scaling_of(codes) == "blocks"
-    few = DecodedLinear(QuantizedWeight(Q8_0, torch.zeros(272, 20 * 34, dtype=torch.uint8)), None)
     x = torch.randn(70, 640).bfloat16()
     x[:, 128:256] *= 100
-    got = ScaledLinear(codes, "blocks", None, few, 0)(x).float()
+    got = ScaledLinear(codes, "blocks", None)(x).float()
     groups = x.float().unflatten(1, (-1, 128))
     scale = groups.abs().amax(2, keepdim=True) / 448
     rounded = ((groups / scale).to(FP8).float() * scale).flatten(1)
@@ -207,14 +204,6 @@ def test_without_such_a_gpu_weights_are_decoded() -> None:
     assert not isinstance(linear, ScaledLinear)
 
 
-def test_few_rows_are_left_to_the_other_product() -> None:
-    codes = codes_of(32, 256, "rows")
-    few = DecodedLinear(QuantizedWeight(Q8_0, torch.zeros(32, 8 * 34, dtype=torch.uint8)), None)
-    linear = ScaledLinear(codes, "rows", None, few, 64)
-    x = torch.randn(65, 256).bfloat16()
-    assert linear(x).any() and not linear(x[:64]).any() and linear(x[:0]).shape == (0, 32)
-
-
 def test_a_product_that_is_wrong_is_not_relied_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,7 +212,7 @@ def test_a_product_that_is_wrong_is_not_relied_on(
 
     monkeypatch.setattr(torch, "_scaled_mm", wrong)
     assert not works("rows", CPU)
-    assert "fp8 are decoded for products of many rows: its results are" in caplog.text
+    assert "fp8 are decoded for each product: its results are" in caplog.text
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

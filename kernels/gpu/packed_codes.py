@@ -1,0 +1,257 @@
+"""Codes of a quantised weight in the order in which tensor cores take them.
+
+A tile is 16 outputs, and a chunk 64 of their inputs, which a warp decodes at once. ``mma.m16n8k16``
+multiplies in thread t of quad g the outputs g and g + 8 with the inputs 2t, 2t + 1, 2t + 8 and
+2t + 9 of 16. Sums do not depend on which inputs are called so: thread t has 8 neighbouring ones of
+32 (or 4 of 16, for groups of 16), so that it also reads their activations as whole words.
+
+H, the times that a thread reads 16 bytes of a chunk: 1 for codes of 4 bits, 2 for those of a byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+import torch.nn.functional as F
+
+from ..block_formats import (
+    CODEBOOK_FORMATS,
+    Q2_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    BlockFormat,
+    GroupFormat,
+)
+from ..fp8 import FP8
+from ..grouped_codes import GroupedCodes
+from ..quantized import QuantizedWeight, grouped_codes
+
+TILE = 16
+CHUNK = 64
+# Chunks after the last one of all, which warps without work of their own read too.
+SPARE = 32
+# Bits, and the least of the codes, where these do not use all of the 4 or 8 that they take.
+_NARROW = {Q2_K: (2, 0), Q5_0: (5, -16), Q5_1: (5, 0), Q5_K: (5, 0), Q6_K: (6, -32)}
+# Floats with a sign, two bits of an exponent and one of a mantissa.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_DOUBLED = tuple(2 * each for each in _E2M1)
+# Weights that are brought into order at a time.
+_PIECE = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCodes:
+    """``factor * (scale * (number - zero) + minimum)``, where codes are numbers less the least one.
+
+    ``words`` are int32 [tiles, chunks, H, 32 threads, 4]. Of 4 bits, a word has eight codes in the
+    order of [second input, upper, h], where h is 1 for output g + 8, and upper for the inputs from
+    2t + 8 on; of bytes, four in the order of [second input, h]. So a shift and a mask leave two
+    codes in the mantissas of two numbers. Those of a table are in the order of [upper, h, second
+    input], as four at a time are looked up. ``scales``, and ``minimums``, have two fp16, for
+    outputs g and g + 8: int32 [tiles, chunks or groups, 8, groups of a chunk]. Those that fp16 does
+    not hold are relative to a power of two of their output, ``factors``, fp32 [O].
+    """
+
+    words: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    factors: torch.Tensor
+    inputs: int
+    # Inputs that share a scale: 16, 32 or a multiple of 64.
+    group: int
+    # What codes stand for: "int", "e4m3", "e2m1", or "levels" of a table.
+    numbers: str
+    bits: int
+    zero: int
+    levels: tuple[float, ...] | None
+
+    @property
+    def outputs(self) -> int:
+        return len(self.factors)
+
+    @property
+    def halves(self) -> bool:
+        """True if a byte has two codes."""
+        return self.words.shape[2] == 1
+
+    @property
+    def chunks(self) -> int:
+        return self.words.shape[1]
+
+    def part(self, outputs: slice | torch.Tensor) -> GroupedCodes:
+        """Some of the outputs, with codes in order."""
+        device = self.words.device
+        chosen = torch.arange(self.outputs, device=device)[outputs]
+        tile, h, g = chosen // TILE, chosen % TILE // 8, chosen % 8
+        threads = g[:, None] * 4 + torch.arange(4, device=device)
+        # [outputs, t, chunks, H, bytes]
+        words = self.words[tile[:, None], :, :, threads].view(torch.uint8)
+        steps = (-1, CHUNK // _span(self.group), _span(self.group) // 16, 2, 2)
+        if self.numbers == "levels":
+            # [..., upper, h, second]
+            codes = (
+                torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
+            )
+            codes = _picked(codes.transpose(-1, -2), h)
+        elif self.halves:
+            # [..., second, upper, h]
+            codes = (
+                torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
+            )
+            codes = _picked(codes, h).transpose(-1, -2)
+        else:
+            codes = _picked(words.flatten(2).unflatten(2, (*steps, 2)), h)
+        # [outputs, chunks, span, t, step, upper, second]
+        codes = codes.permute(0, 2, 3, 1, 4, 5, 6).flatten(1)[:, : self.inputs]
+        factors, groups = self.factors[chosen][:, None], -(-self.inputs // self.group)
+
+        def of_groups(pairs: torch.Tensor) -> torch.Tensor:
+            halves = pairs[tile, :, g].view(torch.float16).unflatten(-1, (-1, 2))
+            return _picked(halves, h).flatten(1)[:, :groups].float() * factors
+
+        scales = of_groups(self.scales)
+        minimums = None if self.minimums is None else of_groups(self.minimums)
+        if self.numbers == "e4m3":
+            return GroupedCodes(codes.contiguous().view(FP8), scales, None, self.group)
+        if self.numbers == "int":
+            signed, zero = (codes ^ 128).view(torch.int8), self.zero - 128
+            return GroupedCodes(signed, scales, minimums, self.group, zero)
+        levels = _E2M1 if self.numbers == "e2m1" else self.levels
+        return GroupedCodes(codes.view(torch.int8), scales, None, self.group, levels=levels)
+
+
+def _picked(pairs: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """Of each pair of an output, the one of its half of the tile."""
+    index = h.view(-1, *(1,) * (pairs.ndim - 1)).expand(*pairs.shape[:-1], 1)
+    return pairs.gather(-1, index)[..., 0]
+
+
+def takes(format: BlockFormat) -> bool:
+    """True for formats of which ``pack`` takes weights."""
+    return format not in CODEBOOK_FORMATS and (
+        not isinstance(format, GroupFormat) or gcd(format.values, CHUNK) >= 16
+    )
+
+
+def pack(weight: QuantizedWeight) -> PackedCodes:
+    """The codes in order, for keeping. Needs a little of the weight's size meanwhile."""
+    step = max(TILE, _PIECE // weight.inputs // TILE * TILE)
+    pieces = (weight.part(slice(at, at + step)) for at in range(0, weight.outputs, step))
+    return _joined([_ordered(weight.format, grouped_codes(piece)) for piece in pieces])
+
+
+def pack_codes(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
+    """As ``pack``, of the codes of a format."""
+    return _joined([_ordered(format, codes)])
+
+
+def _joined(parts: list[PackedCodes]) -> PackedCodes:
+    words = torch.cat([part.words for part in parts])
+    minimums = [part.minimums for part in parts if part.minimums is not None]
+    return replace(
+        parts[0],
+        words=_with_spare(words, SPARE * words[0, 0].numel()),
+        scales=torch.cat([part.scales for part in parts]),
+        minimums=torch.cat(minimums) if minimums else None,
+        factors=torch.cat([part.factors for part in parts]),
+    )
+
+
+def _with_spare(data: torch.Tensor, spare: int) -> torch.Tensor:
+    """The same, in memory that goes on after it."""
+    held = data.new_zeros(data.numel() + spare)
+    held[: data.numel()] = data.flatten()
+    return held[: data.numel()].view(data.shape)
+
+
+def _range(format: BlockFormat, codes: GroupedCodes) -> tuple[int, int]:
+    """Bits of the codes that are multiplied as integers, and the least one."""
+    if format in _NARROW:
+        return _NARROW[format]
+    if isinstance(format, GroupFormat) and format.bits < 8:
+        return format.bits, 0
+    return (4, 0) if codes.halves else (8, -128)
+
+
+def _span(group: int) -> int:
+    """Neighbouring inputs that the threads of a quad divide among them."""
+    return 16 if group == 16 else 32
+
+
+def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
+    bits, least = _range(format, codes)
+    group = codes.group if codes.group % CHUNK == 0 else gcd(codes.group, CHUNK)
+    scales, minimums, zero = codes.scales, codes.minimums, codes.zero - least
+    factors = torch.ones(codes.outputs, device=scales.device)
+    if minimums is not None and minimums.dtype != torch.float16:
+        # The minimum of the middle code is smaller, and so is what rounding it adds.
+        middle = 1 << bits - 1
+        minimums = minimums.float() + scales.float() * (middle - zero)
+        zero = middle
+    kept = [scales] if minimums is None else [scales, minimums]
+    if any(each.dtype != torch.float16 for each in kept):
+        kept = [each.float() for each in kept]
+        largest = torch.stack([each.abs().amax(1) for each in kept]).amax(0)
+        factors = torch.exp2(torch.frexp(largest).exponent.float())
+        kept = [each / factors[:, None] for each in kept]
+    pairs = [_pairs(each, codes.group, group, codes.inputs) for each in kept]
+    numbers = "int"
+    if codes.codes.dtype == FP8:
+        numbers, zero = "e4m3", 0
+    elif codes.levels in (_E2M1, _DOUBLED):
+        numbers = "e2m1"
+        factors = factors * (2 if codes.levels == _DOUBLED else 1)
+    elif codes.levels is not None:
+        numbers = "levels"
+    return PackedCodes(
+        words=_words(_unsigned(codes, least), group, codes.halves, numbers == "levels"),
+        scales=pairs[0],
+        minimums=pairs[1] if minimums is not None else None,
+        factors=factors,
+        inputs=codes.inputs,
+        group=group,
+        numbers=numbers,
+        bits=bits,
+        zero=zero,
+        levels=codes.levels if numbers == "levels" else None,
+    )
+
+
+def _unsigned(codes: GroupedCodes, least: int) -> torch.Tensor:
+    """uint8 [O, I]: codes less the least one, or the bytes of floats."""
+    if codes.halves:
+        return torch.cat([codes.codes & 15, codes.codes >> 4], dim=-1).flatten(1)
+    if codes.codes.dtype == FP8:
+        return codes.codes.view(torch.uint8)
+    return codes.codes.view(torch.uint8) - least % 256
+
+
+def _words(codes: torch.Tensor, group: int, halves: bool, looked_up: bool) -> torch.Tensor:
+    codes = F.pad(codes, (0, -codes.shape[1] % CHUNK, 0, -codes.shape[0] % TILE))
+    span = _span(group)
+    # [tiles, h, g, chunks, span, t, step, upper, second]
+    codes = codes.view(-1, 2, 8, codes.shape[1] // CHUNK, CHUNK // span, 4, span // 16, 2, 2)
+    if halves:
+        # [tiles, chunks, g, t, span, step, and the order of a word]
+        codes = codes.permute(0, 3, 2, 5, 4, 6, *((7, 1, 8) if looked_up else (8, 7, 1)))
+        held = codes[..., 0] | codes[..., 1] << 4
+        return held.reshape(*held.shape[:2], 1, 32, 16).view(torch.int32)
+    # [tiles, chunks, span, step, g, t, upper, second, h]
+    codes = codes.permute(0, 3, 4, 6, 2, 5, 7, 8, 1)
+    # Of four steps, a thread reads two at once.
+    held = codes.reshape(*codes.shape[:2], 2, 2, 32, 8).transpose(3, 4)
+    return held.reshape(*held.shape[:3], 32, 16).view(torch.int32)
+
+
+def _pairs(scales: torch.Tensor, from_group: int, group: int, inputs: int) -> torch.Tensor:
+    """int32 [tiles, chunks or groups, 8, groups of a chunk]: fp16 for outputs g and g + 8."""
+    scales = scales.half().repeat_interleave(from_group // group, dim=1)
+    of_chunk = max(1, CHUNK // group)
+    scales = F.pad(scales, (0, -scales.shape[1] % of_chunk, 0, -len(scales) % TILE))
+    # [tiles, h, g, chunks, groups of a chunk]
+    scales = scales.view(-1, 2, 8, scales.shape[1] // of_chunk, of_chunk)
+    return scales.permute(0, 3, 2, 4, 1).contiguous().view(torch.int32)[..., 0]
