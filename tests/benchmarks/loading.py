@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,15 +81,22 @@ def measure(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _write(kind: str, folder: Path) -> Path:
-    from tandem.tests.benchmarks.support.blocks_gguf import q4_k_m, q8_0, write_random_gguf
+    from tandem.tests.benchmarks.support.random_gguf import Shape, write_random_gguf
     from tandem.tests.benchmarks.support.random_model import QWEN3_600M, write_random_model
 
     if kind in ("bf16", ISQ):
         write_random_model(folder, QWEN3_600M)
         return folder
-    shape = replace(QWEN3_600M, hidden=2048, ffn=6144, layers=16 if kind == "Q8_0" else 30)
+    shape = Shape(
+        architecture="qwen3",
+        hidden=2048,
+        layers=16 if kind == "Q8_0" else 30,
+        heads=16,
+        kv_heads=8,
+        ffn=6144,
+    )
     file = folder / "model.gguf"
-    write_random_gguf(file, shape, q8_0 if kind == "Q8_0" else q4_k_m)
+    write_random_gguf(file, shape, kind, QWEN3_600M.vocab)
     return file
 
 

@@ -62,11 +62,15 @@ FILES = (
 )
 
 
-def write_random_gguf(path: Path, shape: Shape, kind: str, vocabulary: Path) -> None:
-    """Write a file of one of ``FILES``' kinds, with the tokenizer of ``vocabulary``."""
+def write_random_gguf(path: Path, shape: Shape, kind: str, vocabulary: Path | int) -> None:
+    """Write a file of one of ``FILES``' kinds, with the tokenizer of the file ``vocabulary``, or
+    for so many words without one."""
     unfinished = path.with_suffix(".unfinished")
     writer = GGUFWriter(unfinished, shape.architecture)
-    words = _copy_tokenizer(GGUFReader(vocabulary), writer)
+    if isinstance(vocabulary, int):
+        words = vocabulary
+    else:
+        words = _copy_tokenizer(GGUFReader(vocabulary), writer)
     _write_shape(writer, shape, words)
     writer.add_file_type(LlamaFileType[f"MOSTLY_{kind}"])
     for name, size in _tensors(shape, words):
