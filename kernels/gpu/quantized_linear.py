@@ -242,7 +242,9 @@ def _of_step(
 
 
 @triton.jit
-def _places(A: tl.constexpr, B: tl.constexpr, WARPS: tl.constexpr):
+def _places(
+    A: tl.constexpr, B: tl.constexpr, WARPS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """The indices of [A, B, warps, 32]."""
     place = tl.arange(0, A * B * WARPS * 32)
     return place // (B * WARPS * 32), place // (WARPS * 32) % B, place // 32 % WARPS, place % 32
