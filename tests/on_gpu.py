@@ -125,6 +125,7 @@ def benchmark(
 _KERNELS = (
     "tests/kernels/test_paged_decode.py",
     "tests/kernels/test_quantized_on_gpu.py",
+    "tests/kernels/test_experts_on_gpu.py",
     "tests/kernels/test_scaled_linear.py",
 )
 _IPC = ("memfd", "ipc")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..activations import Activation
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import DecodeKernel, batched_attention, log_fallback
 from ..block_formats import CODEBOOK_FORMATS
@@ -13,8 +14,9 @@ from ..quantized import QuantizedWeight, grouped_codes
 from ..reference.attention import paged_attention
 from ..reference.quantized_linear import multiply_decoded
 from ..scaled import CachedKV
-from ..signatures import QuantizedLinear, SlotCopies
+from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
 from . import decode_trial, quantized_trial, slot_copy_trial
+from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
 
@@ -75,6 +77,23 @@ class GpuOperators(Operators):
         if quantized_trial.works(weight.format, dtype, weight.blocks.device):
             return _TritonLinear(pack(weight), bias)
         return _SlicedLinear(grouped_codes(weight), bias)
+
+    def prepare_experts(
+        self,
+        gate_up: list[Weight],
+        down: list[Weight],
+        activation: Activation,
+        dtype: torch.dtype,
+        gate_up_biases: list[torch.Tensor] | None = None,
+        down_biases: list[torch.Tensor] | None = None,
+    ) -> Experts:
+        """Experts that are alike are computed together, in a launch for each half."""
+        if stackable(gate_up, dtype) and stackable(down, dtype):
+            halves = stack(gate_up, gate_up_biases), stack(down, down_biases)
+            return TritonExperts(*halves, self.act_and_mul, activation)
+        return super().prepare_experts(
+            gate_up, down, activation, dtype, gate_up_biases, down_biases
+        )
 
     def prepare_slot_copies(self, row_bytes: frozenset[int], device: torch.device) -> SlotCopies:
         if all(slot_copy_trial.works(size, device) for size in row_bytes):

@@ -10,7 +10,9 @@ H, the times that a thread reads 16 bytes of a chunk: 1 for codes of 4 bits, 2 f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import gcd
 
 import torch
@@ -147,6 +149,27 @@ def pack(weight: QuantizedWeight) -> PackedCodes:
 def pack_codes(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
     """As ``pack``, of the codes of a format."""
     return _joined([_ordered(format, codes)])
+
+
+def stack_packed(parts: Iterable[PackedCodes], count: int) -> PackedCodes:
+    """Weights of the same format and shape, one behind the other."""
+    each = iter(parts)
+    part = next(each)
+    held = part.words.new_zeros(count * part.words.numel() + SPARE * part.words[0, 0].numel())
+    words = held[: count * part.words.numel()].view(count, *part.words.shape)
+    scales, factors = (like.new_empty(count, *like.shape) for like in (part.scales, part.factors))
+    minimums = None if part.minimums is None else torch.empty_like(scales)
+    for index, part in enumerate(chain([part], each)):  # noqa: B020
+        words[index], scales[index], factors[index] = part.words, part.scales, part.factors
+        if minimums is not None and part.minimums is not None:
+            minimums[index] = part.minimums
+    return replace(
+        part,
+        words=words.flatten(0, 1),
+        scales=scales.flatten(0, 1),
+        minimums=None if minimums is None else minimums.flatten(0, 1),
+        factors=factors.flatten(0, 1),
+    )
 
 
 def _joined(parts: list[PackedCodes]) -> PackedCodes:

@@ -14,6 +14,9 @@ The sums of the warps, and of the programs between which inputs are divided wher
 are added in one order. How inputs are divided depends on the weight and on the kernel, and there is
 one for each of ``ROWS``: a row's result is the same in any batch that the same kernel takes.
 
+``multiply_grouped`` does the same with the experts of a mixture, whose weights are one behind the
+other: a program has a block of rows of one expert, or nothing to do.
+
 R rows, I inputs, O outputs.
 """
 
@@ -27,6 +30,7 @@ import triton
 import triton.language as tl
 
 from .packed_codes import CHUNK, TILE, PackedCodes
+from .row_blocks import RowBlocks
 
 # Rows of the kernels that are compiled, each with the warps between which a program's inputs are
 # divided, and its tiles of outputs.
@@ -40,7 +44,7 @@ _FOURS = tl.constexpr(triton.__version__.startswith("3.6."))
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-def constants(weight: PackedCodes, rows: int) -> dict[str, Any]:
+def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
     most = next(most for most in ROWS if rows <= most)
     warps, tiles = ROWS[most]
@@ -51,6 +55,7 @@ def constants(weight: PackedCodes, rows: int) -> dict[str, Any]:
         "ZERO": weight.zero,
         "GROUP": weight.group,
         "HAS_MINIMUM": weight.minimums is not None,
+        "GROUPED": grouped,
         "ROWS": most,
         "WARPS": warps,
         # Sums of two tiles and of minimums as well would not fit into registers.
@@ -60,24 +65,40 @@ def constants(weight: PackedCodes, rows: int) -> dict[str, Any]:
 
 def multiply(x_RI: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
     """Multiply at most as many rows as the last of ``ROWS``."""
-    rows, outputs = len(x_RI), weight.outputs
-    assert rows > 0 and x_RI.shape[1] == weight.inputs
+    assert len(x_RI) > 0
+    return _launch(x_RI, weight, weight.outputs, None)
+
+
+def multiply_grouped(x_RI: torch.Tensor, weights: PackedCodes, plan: RowBlocks) -> torch.Tensor:
+    """The products [S, O] of the plan's rows of x, with stacked weights of their experts."""
+    return _launch(x_RI, weights, weights.outputs // plan.experts, plan)
+
+
+def _launch(
+    x_RI: torch.Tensor, weight: PackedCodes, outputs: int, plan: RowBlocks | None
+) -> torch.Tensor:
+    assert x_RI.shape[1] == weight.inputs
     padding = -weight.inputs % CHUNK
     x_RI = torch.nn.functional.pad(x_RI, (0, padding)) if padding else x_RI.contiguous()
     if x_RI.data_ptr() % _ALIGNMENT:  # a part of one row; Triton would compile another kernel
         x_RI = x_RI.clone()
-    fixed = constants(weight, rows)
+    rows = len(x_RI) if plan is None else len(plan.sources)
+    fixed = constants(weight, rows if plan is None else plan.rows, grouped=plan is not None)
     warps, programs = fixed["WARPS"], triton.cdiv(outputs, TILE * fixed["TILES"])
-    parts = max(1, min(_WARPS // (warps * programs), weight.chunks // warps))
+    # As many programs as work for one row, whatever the batch.
+    working = programs * (1 if plan is None else plan.chosen)
+    parts = max(1, min(_WARPS // (warps * working), weight.chunks // warps))
     out_RO = x_RI.new_empty(rows, outputs)
     sums_PRO = x_RI.new_empty(parts if parts > 1 else 0, rows, outputs, dtype=torch.float32)
-    _multiply[(programs, parts)](
+    _multiply[(programs, parts, 1 if plan is None else len(plan.blocks))](
         x_RI,
         weight.words,
         weight.scales,
         weight.scales if weight.minimums is None else weight.minimums,
         weight.factors,
         weight.words if weight.levels is None else _table(weight.levels, x_RI.dtype, x_RI.device),
+        weight.words if plan is None else plan.blocks,
+        weight.words if plan is None else plan.sources,
         out_RO,
         sums_PRO if parts > 1 else weight.factors,
         _mask(weight, x_RI.dtype),
@@ -296,6 +317,8 @@ def _multiply(
     minimums: tl.tensor,
     factors: tl.tensor,
     table: tl.tensor,
+    blocks: tl.tensor,
+    sources: tl.tensor,
     out_RO: tl.tensor,
     sums_PRO: tl.tensor,
     mask: tl.tensor,
@@ -310,12 +333,13 @@ def _multiply(
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
+    GROUPED: tl.constexpr,
     ROWS: tl.constexpr,
     WARPS: tl.constexpr,
     TILES: tl.constexpr,
 ) -> None:
-    """Multiply all rows with some tiles' part of the inputs. ``places`` are those of a tile's
-    scales, and ``part`` is in chunks."""
+    """Multiply all rows, or those of a block, with some tiles' part of the inputs. ``places`` are
+    those of a tile's scales, and ``part`` is in chunks."""
     DTYPE: tl.constexpr = x_RI.dtype.element_ty
     # Groups of a chunk, inputs that a quad of threads shares, and those of each of its threads.
     GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
@@ -325,21 +349,31 @@ def _multiply(
     FOURS: tl.constexpr = _FOURS and GROUPS < 4
     first = tl.program_id(1) * part
     last = tl.minimum(first + part, chunks)
+    expert, first_row, count = 0, 0, rows
+    if GROUPED:
+        block = blocks + 3 * tl.program_id(2)
+        expert, first_row, count = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        # A block without rows reads nothing but what is read ahead.
+        last = tl.where(count > 0, last, first)
+    before = expert * ((outputs + 15) // 16)
     # Everything is read in two dimensions, those of threads and of a thread's own numbers, so that
     # Triton spreads it over threads, then warps, then registers, as the tensor cores want it.
     # [H, tiles, warps, 32] and 4
     at, of_tile, of_warp, thread = _places(HALF, TILES, WARPS)
-    tile = _tile(of_tile, outputs, TILES)
+    tile = before + _tile(of_tile, outputs, TILES)
     at = ((tile.to(tl.int64) * chunks + first + of_warp) * HALF + at) * 128 + thread * 4
     word_at = words + at[:, None] + tl.arange(0, 4)[None, :]
     # [tiles, warps, 32] and groups
     _, of_tile, scale_warp, thread = _places(1, TILES, WARPS)
-    scale_at = _tile(of_tile, outputs, TILES) * places * (8 * GROUPS) + thread // 4 * GROUPS
+    tile = before + _tile(of_tile, outputs, TILES)
+    scale_at = tile.to(tl.int64) * places * (8 * GROUPS) + thread // 4 * GROUPS
     scale_at = scale_at[:, None] + tl.arange(0, GROUPS)[None, :]
     # [spans, rows / 8, warps, 8, 4] and inputs of a thread. Rows that are not there are read as the
     # last one.
     span, eight, x_warp, thread = _places(64 // SPAN, ROWS // 8, WARPS)
-    row = tl.minimum(eight * 8 + thread // 4, rows - 1)
+    row = tl.maximum(tl.minimum(eight * 8 + thread // 4, count - 1), 0)
+    if GROUPED:
+        row = tl.load(sources + first_row + row)
     x_at = row * (chunks * 64) + span * SPAN + thread % 4 * MINE
     x_at = x_RI + x_at[:, None] + tl.arange(0, MINE)[None, :]
 
@@ -426,9 +460,10 @@ def _multiply(
 
     total = tl.sum(tl.sum(sums, axis=0), axis=0)
     output = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
-    factor = tl.load(factors + output, mask=output < outputs, other=0)
+    factor = tl.load(factors + expert * outputs + output, mask=output < outputs, other=0)
     column = tl.arange(0, ROWS)
-    kept = (output < outputs)[:, None] & (column < rows)[None, :]
+    kept = (output < outputs)[:, None] & (column < count)[None, :]
+    column += first_row
     total = total * factor[:, None]
     if tl.num_programs(1) > 1:
         out_at = (tl.program_id(1).to(tl.int64) * rows + column)[None, :] * outputs + output[

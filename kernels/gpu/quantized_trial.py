@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ..block_formats import BlockFormat
 from ..fp8 import FP8
+from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
 from .packed_codes import CHUNK, PackedCodes, pack_codes, takes
 
@@ -18,7 +19,7 @@ log = logging.getLogger("tandem.kernels")
 
 
 # Inputs of which the kernels of all numbers of rows divide some between programs.
-_INPUTS = 32 * CHUNK
+INPUTS = 32 * CHUNK
 
 
 def triton_multiply(x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
@@ -56,16 +57,7 @@ def limit(dtype: torch.dtype) -> float:
 def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, rows: int) -> float:
     """The largest difference from the reference, for results of magnitude one."""
     generator = torch.Generator().manual_seed(0)
-    shape = (99, _INPUTS // kind.values * kind.nbytes)
-    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    weight = grouped_codes(QuantizedWeight(kind, blocks.to(device)))
-    # Random bytes are scales of any size.
-    scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
-    minimums = None if weight.minimums is None else -scales.to(weight.minimums)
-    codes = weight.codes
-    if codes.dtype == FP8:  # of which some bytes are no number
-        codes = torch.randn(codes.shape, generator=generator).to(codes)
-    weight = replace(weight, codes=codes, scales=scales, minimums=minimums)
+    weight = random_codes(kind, device, generator)
     x = torch.randn(rows, weight.inputs, generator=generator).to(device, dtype)
     found = triton_multiply(x, pack_codes(kind, weight))
     if device.type == "meta":  # nothing is computed there
@@ -74,3 +66,19 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
     size = dense.norm(dim=1).max()
     difference = found.float() / size - F.linear(x.float(), dense) / size
     return float(difference.abs().nan_to_num(torch.inf).max())
+
+
+def random_codes(
+    kind: BlockFormat, device: torch.device, generator: torch.Generator
+) -> GroupedCodes:
+    """A random weight of a format, with scales up to one."""
+    shape = (99, INPUTS // kind.values * kind.nbytes)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    weight = grouped_codes(QuantizedWeight(kind, blocks.to(device)))
+    # Random bytes are scales of any size.
+    scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
+    minimums = None if weight.minimums is None else -scales.to(weight.minimums)
+    codes = weight.codes
+    if codes.dtype == FP8:  # of which some bytes are no number
+        codes = torch.randn(codes.shape, generator=generator).to(codes)
+    return replace(weight, codes=codes, scales=scales, minimums=minimums)

@@ -41,8 +41,16 @@ from tandem.kernels.block_formats import (
     group_format,
 )
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import paged_decode, quantized_linear, slot_copy
-from tandem.kernels.gpu.packed_codes import CHUNK, TILE, PackedCodes, pack, takes
+from tandem.kernels.gpu import grouped_product, paged_decode, quantized_linear, slot_copy
+from tandem.kernels.gpu.packed_codes import (
+    CHUNK,
+    TILE,
+    PackedCodes,
+    pack,
+    stack_packed,
+    takes,
+)
+from tandem.kernels.gpu.row_blocks import row_blocks
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
@@ -55,7 +63,15 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 SHARED_BYTES = 99 << 10
 # A processor has 65,536 registers: so many programs of 128 threads fit on it, by kernel.
 # Those of products are up to four times as wide.
-PROGRAMS = {"_attend": 3, "_combine": 8, "_multiply": 2, "_add": 8, "_copy": 8}
+PROGRAMS = {
+    "_attend": 3,
+    "_combine": 8,
+    "_multiply": 2,
+    "_add": 8,
+    "_multiply_plain": 2,
+    "_add_weighted": 8,
+    "_copy": 8,
+}
 # A word or two that ptxas puts there for Blackwell, where float32 has no tensor cores.
 FLOAT32_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
@@ -153,15 +169,45 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     """The product with a weight in blocks."""
     weight = _weight(kind)
     x = torch.empty(rows, weight.inputs, dtype=dtype, device=META)
-    constants = quantized_linear.constants(weight, rows)
-    codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
-    scales = 2 if weight.minimums is None else 4
-    moved = codes * ((0.5 if weight.halves else 1) + scales / weight.group)
     return Case(
         f"{kind.name} {_short(dtype)} {rows}",
         lambda: quantized_linear.multiply(x, weight),
-        {"_multiply": moved},
+        {"_multiply": _bytes_of_a_step(weight, rows)},
     )
+
+
+def experts(kind: BlockFormat | None, rows: int) -> Case:
+    """The products of experts with blocks of so many rows, with plain weights or those in a
+    format, and the sum of what they find."""
+    bf16 = torch.bfloat16
+    weight = None if kind is None else _weight(kind)
+    moved = {} if weight is None else {"_multiply": _bytes_of_a_step(weight, rows)}
+    if kind is None:
+        outputs, inputs = grouped_product.ROWS[rows]
+        moved = {"_multiply_plain": 2.0 * outputs * inputs}
+
+    def launch() -> None:
+        chosen = torch.empty(rows, 2, dtype=torch.int64, device=META)
+        plan = row_blocks(chosen, 3, grouped_product.ROWS)
+        assert plan.rows == rows
+        x = torch.empty(rows, 2048, dtype=bf16, device=META)
+        if weight is None:
+            stacked = torch.empty(3, 64, 2048, dtype=bf16, device=META)
+            found = grouped_product.multiply_experts(x, stacked, plan)
+        else:
+            found = quantized_linear.multiply_grouped(x, stack_packed([weight] * 3, 3), plan)
+        shares = torch.empty(rows, 2, device=META)
+        grouped_product.add_weighted(found, shares, plan, torch.empty_like(x[:, :64]))
+
+    name = "experts" if kind is None else f"experts {kind.name}"
+    return Case(f"{name} bf16 {rows}", launch, moved)
+
+
+def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
+    constants = quantized_linear.constants(weight, rows)
+    codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
+    scales = 2 if weight.minimums is None else 4
+    return float(codes * ((0.5 if weight.halves else 1) + scales / weight.group))
 
 
 def _weight(kind: BlockFormat) -> PackedCodes:
@@ -219,6 +265,9 @@ def cases(generation: int) -> Iterator[Case]:
     for rows in more:
         yield product(Q4_K, bf16, rows)
     yield product(Q8_0, bf16, more[-1])
+    for rows in grouped_product.ROWS:
+        yield experts(None, rows)
+    yield experts(Q4_K, few)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------

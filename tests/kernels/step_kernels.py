@@ -20,7 +20,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 
-from tandem.kernels.gpu import decode_trial, quantized_trial, slot_copy_trial
+from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
@@ -49,8 +49,8 @@ STEPS: tuple[Rows, ...] = (
 
 
 def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
-    """Name, folder or file, load format and dtype of the cache. Experts are left out: they wait for
-    the device, which is not there; and latent attention, which has no kernel."""
+    """Name, folder or file, load format and dtype of the cache. Latent attention is left out, which
+    has no kernel."""
     for shape in shapes(small=False):
         # All of their layers are alike.
         folder = folder_of(replace(shape, config=shape.config | {"num_hidden_layers": 2}), root)
@@ -63,6 +63,10 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     for kind, others in (("Q4_0", {"output": "Q6_K"}), ("Q4_1", {}), ("Q8_0", {}), ("Q6_K", {})):
         file = write_gguf(whole, root / f"{kind}.gguf", kind, others=others)
         yield f"llama {kind}", file, "auto", "auto"
+    experts = root / "experts"
+    tiny_models.build("qwen3_moe", experts, hidden_size=64, moe_intermediate_size=32)
+    yield "qwen3_moe", experts, "auto", "auto"
+    yield "qwen3_moe Q8_0", write_gguf(experts, root / "experts.gguf", "Q8_0"), "auto", "auto"
 
 
 def run(runner: ModelRunner, rows: Rows) -> None:
@@ -95,6 +99,7 @@ def main() -> int:
         for name, path, load_format, kept in models(Path(root)):
             decode_trial.problem.cache_clear()
             quantized_trial.works.cache_clear()
+            grouped_experts.works.cache_clear()
             slot_copy_trial.works.cache_clear()
             keys.clear()
             runner = build_runner(

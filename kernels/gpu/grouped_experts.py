@@ -1,0 +1,172 @@
+"""Experts of a mixture on a GPU: a launch for each half of all experts, however many there are, and
+nothing that waits for the host.
+
+T rows, K experts of each, S = T K rows of all experts in the experts' order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ..activations import Activation
+from ..block_formats import BlockFormat
+from ..quantized import QuantizedWeight
+from ..signatures import Weight
+from . import quantized_trial
+from .packed_codes import PackedCodes, pack, pack_codes, stack_packed
+from .row_blocks import RowBlocks, row_blocks
+
+log = logging.getLogger("tandem.kernels")
+
+ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
+# Inputs of plain weights, as ``grouped_product`` reads them.
+_ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeights:
+    """A weight of each expert: numbers [E, O, I], or runs of outputs in a format each."""
+
+    experts: int
+    runs: tuple[torch.Tensor | PackedCodes, ...]
+    bias_EO: torch.Tensor | None
+
+    def multiply(self, x: torch.Tensor, plan: RowBlocks) -> torch.Tensor:
+        """The products [S, outputs] of the plan's rows."""
+        found = [_product(x, run, plan) for run in self.runs]
+        out = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        return out if self.bias_EO is None else out + self.bias_EO[plan.owners].to(out.dtype)
+
+
+class TritonExperts:
+    """See ``signatures.Experts``. A row's results are added in the order of its choices."""
+
+    def __init__(
+        self,
+        gate_up: StackedWeights,
+        down: StackedWeights,
+        act_and_mul: ActAndMul,
+        activation: Activation,
+    ) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._act_and_mul = act_and_mul
+        self._activation = activation
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """See ``signatures.Experts``."""
+        from .grouped_product import ROWS, add_weighted
+
+        if len(x):
+            plan = row_blocks(chosen, self._gate_up.experts, ROWS)
+            hidden = self._act_and_mul(self._gate_up.multiply(x, plan), self._activation)
+            found = self._down.multiply(hidden, plan.of_products())
+            add_weighted(found, weights, plan, out)
+
+
+def _product(x: torch.Tensor, weights: torch.Tensor | PackedCodes, plan: RowBlocks) -> torch.Tensor:
+    from .grouped_product import multiply_experts
+    from .quantized_linear import multiply_grouped
+
+    if isinstance(weights, torch.Tensor):
+        return multiply_experts(x, weights, plan)
+    return multiply_grouped(x, weights, plan)
+
+
+def stackable(weights: list[Weight], dtype: torch.dtype) -> bool:
+    """Return whether the experts' weights are alike, and kernels multiply them with activations of
+    ``dtype``."""
+    kinds = {tuple(_kind(run) for run in weight) for weight in weights}
+    return len(kinds) == 1 and all(_takes(run, dtype) for run in weights[0])
+
+
+def _kind(run: torch.Tensor | QuantizedWeight) -> tuple[object, ...]:
+    if isinstance(run, torch.Tensor):
+        return run.dtype, run.shape
+    return run.format, run.blocks.shape, run.order is None
+
+
+def _takes(run: torch.Tensor | QuantizedWeight, dtype: torch.dtype) -> bool:
+    if isinstance(run, QuantizedWeight):
+        return run.order is None and works(run.format, dtype, run.blocks.device)
+    aligned = run.shape[1] % _ALIGNED == 0
+    return aligned and run.dtype == dtype and works(None, dtype, run.device)
+
+
+def stack(weights: list[Weight], biases: list[torch.Tensor] | None) -> StackedWeights:
+    """Stack weights that are ``stackable``. Empties the list, so that a copy of one run is in
+    memory at once."""
+    experts, runs = len(weights), [list(each) for each in zip(*weights, strict=True)]
+    weights.clear()
+    made = tuple(_stacked(run) for run in runs)
+    return StackedWeights(experts, made, torch.stack(biases) if biases else None)
+
+
+def _stacked(runs: list[torch.Tensor | QuantizedWeight]) -> torch.Tensor | PackedCodes:
+    count, first = len(runs), runs[0]
+    runs.reverse()
+    taken = (runs.pop() for _ in range(count))
+    if not isinstance(first, torch.Tensor):
+        return stack_packed(
+            (pack(each) for each in taken if isinstance(each, QuantizedWeight)), count
+        )
+    made = first.new_empty(count, *first.shape)
+    for into, each in zip(made, taken, strict=True):
+        assert isinstance(each, torch.Tensor)
+        into.copy_(each)
+    return made
+
+
+@cache
+def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the products of experts compile and are correct on this device, with weights
+    of a format or plain ones; log why if they are not. Tries a kernel for each size of blocks."""
+    if device.type == "cpu" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if kind is not None and not quantized_trial.works(kind, dtype, device):
+        return False
+    try:
+        from .grouped_product import ROWS
+
+        worst = max(largest_error(kind, dtype, device, size) for size in ROWS)
+        reason = "" if worst < quantized_trial.limit(dtype) else f"their results are {worst:g} off"
+    except Exception as error:  # Triton has its own for every way of failing
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if reason:
+        log.warning("experts are computed one by one, because of Triton: %s", reason)
+    return not reason
+
+
+def largest_error(
+    kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, rows: int
+) -> float:
+    """The largest difference from the reference, for results of magnitude one, with so many rows of
+    which three experts have two thirds each."""
+    from .grouped_product import ROWS, add_weighted
+
+    generator = torch.Generator().manual_seed(0)
+    if kind is None:
+        dense = torch.randn(3, 99, 19 * _ALIGNED, generator=generator).to(device, dtype)
+        weights: torch.Tensor | PackedCodes = dense
+    else:
+        codes = [quantized_trial.random_codes(kind, device, generator) for _ in range(3)]
+        weights = stack_packed((pack_codes(kind, each) for each in codes), 3)
+        dense = torch.stack([each.values() for each in codes])
+    x = torch.randn(rows, dense.shape[2], generator=generator).to(device, dtype)
+    chosen = torch.rand(rows, 3, generator=generator).topk(2).indices.to(device)
+    shares = torch.rand(rows, 2, generator=generator).to(device)
+    plan = row_blocks(chosen, 3, ROWS)
+    out = torch.zeros(rows, 99, device=device, dtype=dtype)
+    add_weighted(_product(x, weights, plan), shares, plan, out)
+    if device.type == "meta":  # nothing is computed there
+        return 0.0
+    each = torch.einsum("ti,eoi->teo", x.float(), dense.float())
+    expected = each.gather(1, chosen[..., None].expand(-1, -1, 99)).mul(shares[..., None]).sum(1)
+    size = dense.float().norm(dim=2).max()
+    return float(((out.float() - expected) / size).abs().nan_to_num(torch.inf).max())

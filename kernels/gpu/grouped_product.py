@@ -1,0 +1,117 @@
+"""Triton kernels for the experts of a mixture: products with plain weights, and the sum of what the
+experts of a row have found. Products with quantised weights are in ``quantized_linear.py``.
+
+T rows, K experts of each, S = T K rows of all experts in the experts' order, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .row_blocks import RowBlocks
+
+# Rows of a block, each with the outputs of a program and the inputs of a step of it.
+ROWS = {8: (64, 128), 32: (64, 64), 64: (128, 64)}
+_SIZE = 1024
+_ALIGNED = 16
+
+
+def multiply_experts(
+    x_RI: torch.Tensor, weights_EOI: torch.Tensor, plan: RowBlocks
+) -> torch.Tensor:
+    """The products [S, O] of the plan's rows of x with their experts' weights, in x's dtype. Inputs
+    are a multiple of 16, so that weights are read in whole words of 16 bytes."""
+    _, outputs, inputs = weights_EOI.shape
+    x_RI = x_RI.contiguous()
+    out_SO = x_RI.new_empty(len(plan.sources), outputs)
+    width, step = ROWS[plan.rows]
+    _multiply_plain[(triton.cdiv(outputs, width), len(plan.blocks))](
+        x_RI,
+        weights_EOI,
+        plan.blocks,
+        plan.sources,
+        out_SO,
+        outputs,
+        inputs // _ALIGNED,
+        ROWS=plan.rows,
+        OUTPUTS=width,
+        INPUTS=step,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out_SO
+
+
+def add_weighted(
+    found_SC: torch.Tensor, weights_TK: torch.Tensor, plan: RowBlocks, out_TC: torch.Tensor
+) -> None:
+    """Add to ``out`` what the experts of each row have found, in the order of its choices."""
+    rows, chosen = weights_TK.shape
+    width = found_SC.shape[1]
+    _add_weighted[(rows, triton.cdiv(width, _SIZE))](
+        found_SC, weights_TK.contiguous(), plan.places, out_TC, width, chosen, SIZE=_SIZE
+    )
+
+
+@triton.jit(do_not_specialize=["outputs", "sixteenths"])
+def _multiply_plain(
+    x_RI: tl.tensor,
+    weights_EOI: tl.tensor,
+    blocks: tl.tensor,
+    sources: tl.tensor,
+    out_SO: tl.tensor,
+    outputs: tl.tensor,
+    sixteenths: tl.tensor,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+) -> None:
+    """Multiply a block of rows with some of an expert's outputs."""
+    inputs = sixteenths * 16  # which tells Triton what they are a multiple of
+    block = blocks + 3 * tl.program_id(1)
+    expert, first, count = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    source = tl.load(sources + first + row, mask=row < count, other=0).to(tl.int64)
+    column = tl.arange(0, INPUTS)
+    weight_at = (expert.to(tl.int64) * outputs + output) * inputs
+    weight_at = weights_EOI + weight_at[:, None] + column[None, :]
+    x_at = x_RI + (source * inputs)[None, :] + column[:, None]
+    acc = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    # A block without rows reads nothing.
+    for at in range(0, tl.where(count > 0, inputs, 0), INPUTS):
+        inside = column < inputs - at
+        weight = tl.load(
+            weight_at + at, mask=(output < outputs)[:, None] & inside[None, :], other=0
+        )
+        x = tl.load(x_at + at, mask=inside[:, None] & (row < count)[None, :], other=0)
+        acc = tl.dot(weight, x, acc)
+    out_at = (first + row).to(tl.int64)[None, :] * outputs + output[:, None]
+    kept = (output < outputs)[:, None] & (row < count)[None, :]
+    tl.store(out_SO + out_at, acc.to(out_SO.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["width", "chosen"])
+def _add_weighted(
+    found_SC: tl.tensor,
+    weights_TK: tl.tensor,
+    places_TK: tl.tensor,
+    out_TC: tl.tensor,
+    width: tl.tensor,
+    chosen: tl.tensor,
+    SIZE: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    there = at < width
+    acc = tl.zeros((SIZE,), tl.float32)
+    for number in range(chosen):
+        place = tl.load(places_TK + row * chosen + number)
+        weight = tl.load(weights_TK + row * chosen + number).to(tl.float32)
+        found = tl.load(found_SC + place * width + at, mask=there, other=0)
+        acc += weight * found.to(tl.float32)
+    out_at = out_TC + row * width + at
+    out = tl.load(out_at, mask=there, other=0).to(tl.float32) + acc
+    tl.store(out_at, out.to(out_TC.dtype.element_ty), mask=there)

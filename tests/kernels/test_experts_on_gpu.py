@@ -1,0 +1,128 @@
+"""Experts computed together by Triton: on a GPU if there is one, else as Triton interprets it.
+Without Triton it is skipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tandem.kernels.activations import Activation
+from tandem.kernels.block_formats import BLOCK_FORMATS
+from tandem.kernels.gpu import grouped_experts
+from tandem.kernels.gpu.grouped_experts import TritonExperts, largest_error
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.quantized_trial import limit
+from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.operators import Operators
+from tandem.kernels.quantized import QuantizedWeight, dequantize
+from tandem.kernels.reference.experts import LoopedExperts
+from tandem.kernels.signatures import Weight
+from tandem.tests.support.random_blocks import random_weight
+
+pytest.importorskip("triton")
+
+from tandem.kernels.gpu import grouped_product, quantized_linear
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SILU: Activation = "silu"
+HIDDEN, WIDTH, EXPERTS, CHOSEN = 64, 48, 5, 3
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("chosen", [1, 2, 5])
+def test_each_row_is_in_a_block_of_each_of_its_experts(rows: int, chosen: int) -> None:
+    torch.manual_seed(0)
+    choices = torch.rand(rows, EXPERTS).topk(chosen).indices
+    plan = row_blocks(choices, EXPERTS, [8, 32])
+    found = set()
+    for expert, first, count in plan.blocks.tolist():
+        assert 0 <= count <= plan.rows
+        for place in range(first, first + count):
+            row = int(plan.sources[place])
+            found.add((row, expert))
+            assert plan.owners[place] == expert
+            assert place in plan.places[row]
+            assert choices[row, plan.places[row].tolist().index(place)] == expert
+    assert found == {(row, int(expert)) for row in range(rows) for expert in choices[row]}
+    assert plan.of_products().sources.tolist() == list(range(rows * chosen))
+
+
+def test_blocks_have_more_rows_where_experts_do() -> None:
+    for rows, size in ((1, 8), (8, 8), (64, 32), (4096, 64)):
+        assert row_blocks(torch.zeros(rows, 1, dtype=torch.int64), 4, [8, 32, 64]).rows == size
+
+
+def test_numbers_of_blocks_depend_on_numbers_of_rows_alone() -> None:
+    even, one = torch.arange(64).view(32, 2) % 16, torch.tensor([[3, 4]]).expand(32, 2)
+    assert row_blocks(even, 16, [8]).blocks.shape == row_blocks(one, 16, [8]).blocks.shape
+
+
+def test_sizes_have_kernels_of_both_kinds() -> None:
+    assert set(grouped_product.ROWS) <= set(quantized_linear.ROWS)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("Q4_K", 8), (None, 8), (None, 32)])
+def test_the_trial_passes(name: str | None, rows: int) -> None:
+    kind = None if name is None else BLOCK_FORMATS[name]
+    assert 0 <= largest_error(kind, torch.float16, DEVICE, rows) < limit(torch.float16)
+
+
+def weights_of(name: str | None, outputs: int, inputs: int) -> list[Weight]:
+    if name is None:
+        scale = inputs**-0.5
+        shape = (EXPERTS, outputs, inputs)
+        return [(each.half().to(DEVICE),) for each in torch.randn(shape) * scale]
+    kind = BLOCK_FORMATS[name]
+    found = random_weight(kind, EXPERTS * outputs, inputs // kind.values).blocks.to(DEVICE)
+    return [(QuantizedWeight(kind, each),) for each in found.view(EXPERTS, outputs, -1)]
+
+
+def dense(weights: list[Weight]) -> list[Weight]:
+    return [
+        (dequantize(run).half() if isinstance(run, QuantizedWeight) else run,) for (run,) in weights
+    ]
+
+
+@pytest.mark.parametrize("name", [None, "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("rows", [0, 3, 30])
+def test_experts_are_those_of_the_loop(
+    name: str | None, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(grouped_experts, "works", lambda *_: True)
+    width = 64 if name else WIDTH
+    gate_up, down = weights_of(name, 2 * width, HIDDEN), weights_of(name, HIDDEN, width)
+    biases = [list(torch.randn(EXPERTS, each, device=DEVICE)) for each in (2 * width, HIDDEN)]
+    dense_up, dense_down = dense(gate_up), dense(down)
+    together = GpuOperators().prepare_experts(gate_up, down, SILU, torch.float16, *biases)
+    one_by_one = Operators().prepare_experts(dense_up, dense_down, SILU, torch.float16, *biases)
+    assert isinstance(together, TritonExperts) and not gate_up and not down
+    x = (torch.randn(rows, HIDDEN) * 0.1).half().to(DEVICE)
+    shares = torch.rand(rows, CHOSEN, device=DEVICE)
+    chosen = torch.rand(rows, EXPERTS).topk(CHOSEN).indices.to(DEVICE)
+    found, expected = (torch.ones(rows, HIDDEN, device=DEVICE).half() for _ in range(2))
+    together(x, shares, chosen, found)
+    one_by_one(x, shares, chosen, expected)
+    if rows:
+        size = expected.abs().max()
+        torch.testing.assert_close(found, expected, atol=float(size) * 4e-3, rtol=0)
+
+
+def test_experts_that_differ_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_experts, "works", lambda *_: True)
+    mixed = [*weights_of(None, 2 * WIDTH, HIDDEN)[1:], *weights_of("Q8_0", 2 * WIDTH, HIDDEN)[:1]]
+    down = weights_of(None, HIDDEN, WIDTH)
+    made = GpuOperators().prepare_experts(mixed, down, SILU, torch.float16)
+    assert isinstance(made, LoopedExperts)
+
+
+def test_experts_that_are_wrong_are_not_relied_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grouped_experts, "largest_error", lambda *_: 0.9)
+    grouped_experts.works.cache_clear()
+    assert not grouped_experts.works(None, torch.float16, torch.device("cuda"))
+    assert "one by one, because of Triton: their results are 0.9 off" in caplog.text
+    assert not grouped_experts.works(None, torch.float32, torch.device("cuda"))
+    assert not grouped_experts.works(None, torch.float16, torch.device("cpu"))
+    grouped_experts.works.cache_clear()
