@@ -20,8 +20,8 @@ from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
 from .block_layouts import BLOCK, LANES, Layout, Panels, layout_of
 from .block_packing import pack
-from .byte_tile import TILES, call_address, quantise_block, tile_product
-from .float_tile import round_block
+from .byte_tile import TILES, Tile, call_address, quantise_block, tile_product
+from .float_tile import FloatTile, round_block
 from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
 
 _MOST = TILES[-1]
@@ -270,7 +270,7 @@ def multiply_groups(
 @cache
 def _compiled(layout: Layout) -> tuple[int, object]:
     """The function that multiplies a tile with a panel of a layout."""
-    multiply_tile = tile_product(layout)
+    multiply_tile = tile_product(layout, FloatTile if layout.floats else Tile)
 
     def multiply_panel(
         filled: int,

@@ -77,8 +77,9 @@ def quantise_block(typing: Any, x: Any, at: Any, codes: Any, scales: Any, place:
 
 
 @cache
-def tile_product(layout: Layout) -> Callable[..., None]:
-    """The intrinsic that multiplies a tile with a panel of a layout.
+def tile_product(layout: Layout, kind: type[Tile]) -> Callable[..., None]:
+    """The intrinsic that multiplies a tile with a panel of a layout, by the loop that ``kind``
+    emits.
 
     ``out = x @ panel + bias`` for a tile of ``rows``, which are one of ``TILES``.
 
@@ -89,9 +90,6 @@ def tile_product(layout: Layout) -> Callable[..., None]:
     taken in the order of its inputs, whatever the tile: a row's product does not depend on its
     neighbours.
     """
-    from .float_tile import FloatTile
-
-    kind = FloatTile if layout.floats else Tile
     # With a second byte of each level, twice as many registers have codes.
     most = TILES[-1] // 2 if layout.level_bytes > 1 else TILES[-1]
 
