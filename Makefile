@@ -27,7 +27,7 @@ WORKERS ?= 3
 MODEL := builtin
 SMOLLM2 := $(filter smollm2,$(MODEL))
 serve: $(VENV)/.serve $(SMOLLM2:%=$(VENV)/.%)
-	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 --share-devices $(if $(SMOLLM2),--cpu-kernels compiled) $(ARGS)
+	$(BIN)/tandem serve $(MODEL) --prefill-nodes 1 --share-devices $(if $(SMOLLM2),--cpu-kernels compiled --kv-cache-dtype float16) $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.triton36
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)

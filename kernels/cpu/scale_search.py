@@ -14,6 +14,9 @@ from ..block_encoding import SUMS, Searches
 from .jit import array, kernel
 
 _LANES = 64
+# Compiled code has only what its own folder has.
+_SUMS = 4
+assert _SUMS == SUMS
 _ZERO, _ONE = np.float32(0), np.float32(1)
 # What changes no sum, not even the sign of a zero.
 _NOTHING = np.float32(-0.0)
@@ -73,7 +76,7 @@ def _take(x: np.ndarray, begin: int) -> np.ndarray:
 
 @kernel(exact=True)
 def _joined(sums: np.ndarray, total: np.ndarray) -> None:
-    """``block_encoding.sum_of``, of the sums [SUMS, G] of every SUMS-th term."""
+    """``block_encoding.sum_of``, of the sums [_SUMS, G] of every _SUMS-th term."""
     for lane in range(_LANES):
         total[lane] = (sums[0, lane] + sums[2, lane]) + (sums[1, lane] + sums[3, lane])
 
@@ -113,7 +116,7 @@ def _some_with_minimum(
 ) -> None:
     n = len(x)
     codes = np.empty((n, _LANES), np.float32)
-    terms = np.empty((3, SUMS, _LANES), np.float32)
+    terms = np.empty((3, _SUMS, _LANES), np.float32)
     total, sum_x = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     sum_l, sum_l2 = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     sum_xl, found = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
@@ -132,8 +135,8 @@ def _some_with_minimum(
     terms[:] = _NOTHING
     for i in range(n):
         for lane in range(_LANES):
-            terms[0, i % SUMS, lane] += importance[i, lane]
-            terms[1, i % SUMS, lane] += importance[i, lane] * x[i, lane]
+            terms[0, i % _SUMS, lane] += importance[i, lane]
+            terms[1, i % _SUMS, lane] += importance[i, lane] * x[i, lane]
     _joined(terms[0], total)
     _joined(terms[1], sum_x)
     for lane in range(_LANES):
@@ -148,9 +151,9 @@ def _some_with_minimum(
         for i in range(n):
             for lane in range(_LANES):
                 code, weight = codes[i, lane], importance[i, lane]
-                terms[0, i % SUMS, lane] += weight * code
-                terms[1, i % SUMS, lane] += weight * (code * code)
-                terms[2, i % SUMS, lane] += weight * code * x[i, lane]
+                terms[0, i % _SUMS, lane] += weight * code
+                terms[1, i % _SUMS, lane] += weight * (code * code)
+                terms[2, i % _SUMS, lane] += weight * code * x[i, lane]
         _joined(terms[0], sum_l)
         _joined(terms[1], sum_l2)
         _joined(terms[2], sum_xl)
@@ -205,7 +208,7 @@ def _error(
         for lane in range(_LANES):
             off = scale[lane] * codes[i, lane] + minimum[lane] - x[i, lane]
             off = abs(off) if absolute else off * off
-            terms[i % SUMS, lane] += importance[i, lane] * off
+            terms[i % _SUMS, lane] += importance[i, lane] * off
     _joined(terms, error)
 
 
@@ -221,7 +224,7 @@ def _some_symmetric(
     x: np.ndarray, most: np.float32, factors: np.ndarray, scales: np.ndarray
 ) -> None:
     inverse = _inverse_of_largest(x)
-    terms = np.empty((2, SUMS, _LANES), np.float32)
+    terms = np.empty((2, _SUMS, _LANES), np.float32)
     sum_lx, sum_l2 = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     scale, best = np.zeros(_LANES, np.float32), np.zeros(_LANES, np.float32)
     for factor in factors:
@@ -230,8 +233,8 @@ def _some_symmetric(
             for lane in range(_LANES):
                 one = x[i, lane]
                 code = min(max(np.rint(factor * inverse[lane] * one), -most), most - _ONE)
-                terms[0, i % SUMS, lane] += one * one * one * code
-                terms[1, i % SUMS, lane] += one * one * (code * code)
+                terms[0, i % _SUMS, lane] += one * one * one * code
+                terms[1, i % _SUMS, lane] += one * one * (code * code)
         _joined(terms[0], sum_lx)
         _joined(terms[1], sum_l2)
         for lane in range(_LANES):
@@ -268,15 +271,15 @@ def _one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> None:
 def _some_one_by_one(x: np.ndarray, most: np.float32, scales: np.ndarray) -> None:
     n, inverse = len(x), _inverse_of_largest(x)
     codes = np.empty((n, _LANES), np.float32)
-    terms = np.full((2, SUMS, _LANES), _NOTHING)
+    terms = np.full((2, _SUMS, _LANES), _NOTHING)
     sum_lx, sum_l2 = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for i in range(n):
         for lane in range(_LANES):
             one = x[i, lane]
             code = min(max(np.rint(-most * inverse[lane] * one), -most), most - _ONE)
             codes[i, lane] = code
-            terms[0, i % SUMS, lane] += one * one * one * code
-            terms[1, i % SUMS, lane] += one * one * (code * code)
+            terms[0, i % _SUMS, lane] += one * one * one * code
+            terms[1, i % _SUMS, lane] += one * one * (code * code)
     _joined(terms[0], sum_lx)
     _joined(terms[1], sum_l2)
     for _ in range(5):

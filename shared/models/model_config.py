@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelError, shown
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
-from ..text.pair_template import QWEN3_ANSWERS, is_qwen3_reranker
+from ..text.pair_template import COMPARES, answers_by_name
 from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
 
@@ -74,15 +74,14 @@ def _read_modules(folder: Path) -> dict[str, Any]:
 
 
 def _answers(values: dict[str, Any], folder: Path) -> list[Any] | tuple[str, ...] | None:
-    """The answers whose logits are a score: as vLLM's keys name them, or those of a Qwen3-Reranker,
-    which is told by its name only. ``None`` for any other model."""
+    """The answers whose logits are a score: as vLLM's keys name them, or those of a model that is
+    told by its name only. ``None`` for any other model."""
     answers = values.get(_ANSWERS)
     if answers is None:
         names = values.get("architectures")
-        plain = isinstance(names, list) and names[:1] == ["Qwen3ForCausalLM"]
-        return QWEN3_ANSWERS if plain and is_qwen3_reranker(folder) else None
+        return answers_by_name(names[0] if isinstance(names, list) and names else None, folder)
     file, method = folder / "config.json", values.get("method")
-    if values.get("is_original_qwen3_reranker") is True:
+    if values.get(COMPARES) is True:
         method = "from_2_way_softmax"
     wanted = {"from_2_way_softmax": 2, "no_post_processing": 1}.get(str(method))
     if wanted is None:

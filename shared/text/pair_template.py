@@ -15,6 +15,8 @@ from pathlib import Path
 RERANK = "rerank"
 _QUERY, _DOCUMENT = re.compile(r"""['"]query['"]"""), re.compile(r"""['"]document['"]""")
 _QWEN3 = re.compile(r"qwen3[-_]reranker", re.IGNORECASE)
+# vLLM's key in the config of one that compares its two answers.
+COMPARES = "is_original_qwen3_reranker"
 # In order: the answer against which the other one counts, and that one.
 QWEN3_ANSWERS = ("no", "yes")
 QWEN3_TEMPLATE = (
@@ -45,3 +47,9 @@ def is_qwen3_reranker(folder: Path) -> bool:
     # OWNER--NAME/snapshots/COMMIT in the cache of a hub.
     cached = folder.parent.name == "snapshots"
     return _QWEN3.search(folder.parent.parent.name if cached else folder.name) is not None
+
+
+def answers_by_name(architecture: object, folder: Path) -> tuple[str, ...] | None:
+    """The answers of a model whose config names none, by its architecture and its folder's name."""
+    named = architecture == "Qwen3ForCausalLM" and is_qwen3_reranker(folder)
+    return QWEN3_ANSWERS if named else None

@@ -83,7 +83,7 @@ def llama_server(
         # It would compare each prompt with the last one.
         yield RunningSide("llama.cpp", port, {"cache_prompt": False})
     finally:
-        process.terminate()
+        process.kill()  # it would first answer what it has begun
         process.wait(10)
 
 
@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder or file; random weights if left out")
     parser.add_argument("--cpu-kernels", default="compiled", help="of Tandem's nodes")
     parser.add_argument("--dtype", default="auto", help="of Tandem's nodes")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of Tandem's nodes")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server; needs a GGUF file")
     parser.add_argument("--prompt-tokens", type=int, default=4000, help="of the attacker")
     parser.add_argument("--rounds", type=int, default=3)
@@ -224,7 +225,11 @@ def main() -> None:
     if options.llama_server and not is_gguf:
         parser.error("--llama-server reads GGUF files: name one with --model")
     cores = two_cores()
-    flags = (f"--cpu-kernels={options.cpu_kernels}", f"--dtype={options.dtype}")
+    flags = (
+        f"--cpu-kernels={options.cpu_kernels}",
+        f"--dtype={options.dtype}",
+        f"--kv-cache-dtype={options.kv_cache_dtype}",
+    )
     with tempfile.TemporaryDirectory() as folder, pinned(cores), ExitStack() as stack:
         logs = Path(folder, "logs")
         about = model.stem if is_gguf else f"{model.name} in {options.dtype}" if model else ""
