@@ -98,18 +98,14 @@ def interference() -> str:
     """One long prompt beside one stream."""
     rows = Rows("interference")
     lines = [
-        "| | weights | the stream alone | while the prompt is read | longest gap | the prompt's "
-        "first token |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | the stream alone | while the prompt is read | longest gap | the prompt's first "
+        "token |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for title, weights, setup in (
-        ("prefill and decode apart, one core each", "float32", "disaggregated, one victim"),
-        (
-            "one Tandem node on both cores",
-            "float32",
-            "aggregated, chunks cut by time, one victim",
-        ),
-        ("llama.cpp's server on both cores", "Q4_1", "llama.cpp, one victim"),
+    for title, setup in (
+        ("prefill and decode apart, one core each", "disaggregated, one victim"),
+        ("one Tandem node on both cores", "aggregated, chunks cut by time, one victim"),
+        ("llama.cpp's server on both cores", "llama.cpp, one victim"),
     ):
         kept = rows.one(setup, "share of its speed")
         speed = float(re.findall(r"its own (\S+) tok/s", kept["against"])[0])
@@ -117,7 +113,7 @@ def interference() -> str:
         gap = rows.one(setup, "longest gap")["value"] / 1000
         first = rows.one(setup, "first token")
         lines.append(
-            f"| {title} | {weights} | {speed:.0f} tokens/s | {share * speed:.0f} ({share:.0%}) | "
+            f"| {title} | {speed:.0f} tokens/s | {share * speed:.0f} ({share:.0%}) | "
             f"{gap:.2g} s | {first['value'] / 1000:.0f} s ({first['ratio']:.1f} times) |"
         )
     return "\n".join(lines) + "\n"
