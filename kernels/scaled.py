@@ -20,12 +20,10 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScaledKV:
-    """One component of a layer's cache: ``values`` [heads, slots, dim] in int8, which ``scales``
-    [heads, slots, 1] are to be multiplied with."""
+class _CodedKV:
+    """Values [heads, slots, dim] in eight bits."""
 
     values: torch.Tensor
-    scales: torch.Tensor
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,6 +36,14 @@ class ScaledKV:
     @property
     def device(self) -> torch.device:
         return self.values.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledKV(_CodedKV):
+    """One component of a layer's cache: ``values`` [heads, slots, dim] in int8, which ``scales``
+    [heads, slots, 1] are to be multiplied with."""
+
+    scales: torch.Tensor
 
     def write(self, x: torch.Tensor) -> None:
         """Quantise ``x`` [heads, slots, dim] into all slots."""
@@ -51,24 +57,11 @@ class ScaledKV:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorScaledKV:
+class TensorScaledKV(_CodedKV):
     """One component of a layer's cache: ``values`` [heads, slots, dim] in fp8, all of which
     ``scale`` is to be multiplied with."""
 
-    values: torch.Tensor
     scale: float
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.values.shape
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
 
     def encoded(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` as values, which are clamped to the largest of the format."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...proto import tandem_pb2 as pb
 from ..errors import invalid
-from ..generation import GenerationRequest, TextOptions, VectorOptions
+from ..generation import GenerationRequest, VectorOptions
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from .text_inputs import InputBody, read_inputs
+from .text_inputs import InputBody, pooling_request, read_inputs
 
 
 class ClassifyBody(InputBody):
@@ -39,17 +37,5 @@ def parse_classify(body: Any, model: ServedModel, options: RouterOptions) -> Gen
             "model_cannot_classify",
         )
     prompts = read_inputs(asked, model)
-    return GenerationRequest(
-        request_id=f"classify-{uuid.uuid4().hex}",
-        model=model,
-        prompts=prompts,
-        max_tokens=[1] * len(prompts),
-        sampling=pb.Sampling(n=1),
-        text=TextOptions(),
-        stream=False,
-        include_usage=False,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        ignored=ignored,
-        embed=VectorOptions(pooling=None, normalize=asked.use_activation, score=True),
-    )
+    embed = VectorOptions(pooling=None, normalize=asked.use_activation, score=True)
+    return pooling_request("classify", asked, model, prompts, embed, ignored)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...proto import tandem_pb2 as pb
-from ..generation import GenerationRequest, TextOptions, VectorOptions
+from ..generation import GenerationRequest, VectorOptions
 from ..options import RouterOptions
 from ..requests.body_model import INT32, WHOLE
 from ..served_model import ServedModel
-from .text_inputs import InputBody, read_inputs
+from .text_inputs import InputBody, pooling_request, read_inputs
 
 
 class CreateEmbeddingRequest(InputBody):
@@ -41,22 +39,10 @@ def parse_embedding(body: Any, model: ServedModel, options: RouterOptions) -> Ge
     model.check_name(asked.model)
     name = asked.prompt_name
     prompts = read_inputs(asked, model, prompt=model.tokenizer.prompts.of(name), prompt_name=name)
-    return GenerationRequest(
-        request_id=f"embd-{uuid.uuid4().hex}",
-        model=model,
-        prompts=prompts,
-        max_tokens=[1] * len(prompts),
-        sampling=pb.Sampling(n=1),
-        text=TextOptions(),
-        stream=False,
-        include_usage=False,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        ignored=ignored,
-        embed=VectorOptions(
-            pooling=options.pooling,
-            normalize=asked.normalize,
-            dimensions=asked.dimensions or 0,
-            in_base64=asked.encoding_format == "base64",
-        ),
+    embed = VectorOptions(
+        pooling=options.pooling,
+        normalize=asked.normalize,
+        dimensions=asked.dimensions or 0,
+        in_base64=asked.encoding_format == "base64",
     )
+    return pooling_request("embd", asked, model, prompts, embed, ignored)

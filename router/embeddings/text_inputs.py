@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...proto import tandem_pb2 as pb
 from ..errors import invalid
-from ..generation import EncodedPrompt, new_tokens
+from ..generation import (
+    EncodedPrompt,
+    GenerationRequest,
+    TextOptions,
+    VectorOptions,
+    new_tokens,
+)
 from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_one
@@ -51,6 +59,31 @@ def read_inputs(
         message = f"Invalid 'input': {len(value)} inputs, the limit is {MAX_INPUTS}."
         raise invalid(message, "input", "array_above_max_length")
     return [reader.item(item, type(value[0]), f"input[{i}]") for i, item in enumerate(value)]
+
+
+def pooling_request(
+    kind: str,
+    asked: InputBody,
+    model: ServedModel,
+    prompts: list[EncodedPrompt],
+    embed: VectorOptions,
+    ignored: set[str],
+) -> GenerationRequest:
+    """A request for what the model makes of each prompt; its id begins with ``kind``."""
+    return GenerationRequest(
+        request_id=f"{kind}-{uuid.uuid4().hex}",
+        model=model,
+        prompts=prompts,
+        max_tokens=[1] * len(prompts),
+        sampling=pb.Sampling(n=1),
+        text=TextOptions(),
+        stream=False,
+        include_usage=False,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        ignored=ignored,
+        embed=embed,
+    )
 
 
 class _Reader:
