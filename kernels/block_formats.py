@@ -76,6 +76,8 @@ def group_format(
     return GroupFormat(name, values, nbytes, codes, bits, scale, offset, rounds_inputs)
 
 
+# Numbers that are not quantised.
+BF16 = BlockFormat("BF16", 1, 2)
 # fp16 scale, then int8 codes.
 Q8_0 = BlockFormat("Q8_0", 32, 2 + 32)
 # fp16 scale, then codes of 4 bits, whose zero is 8: first the low halves of bytes, then the high.

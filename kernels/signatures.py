@@ -8,7 +8,7 @@ cache, L tokens of context, E experts.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 LayerKV = tuple[CachedKV, ...]
 
 
+@runtime_checkable
 class QuantizedLinear(Protocol):
-    """A ``Linear`` of a quantised weight, whose rows can be looked up: as a table of embeddings."""
+    """A ``Linear`` whose rows can be looked up, as in a table of embeddings: of a quantised weight,
+    or of one that a backend keeps in blocks as if it were."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ weight.T + bias``."""

@@ -1,14 +1,14 @@
 """Weights in panels of ``LANES`` outputs, for products of bytes.
 
 A code is less than 2^8 and stands for ``scale * (code - zero) + minimum``; with ``levels``, it is
-the index of a number in a table first, and floats of 8 bits (e4m3) are numbers themselves. 32
+the index of a number in a table first, and floats (e4m3, bf16) are numbers themselves. 32
 neighbouring inputs are a block, 4 of them a word. A panel has the words of its outputs side by
 side, 64 bytes: one register of AVX-512. Of the number of a ``book``'s row the lowest 8 bits are a
 byte of a line; each bit above them is in a mask of its own, of the four rows that a line has.
 
 A weight is one array of bytes, a section after the other:
 
-    codes    [panels, blocks, bits of a code, LANES, 4]
+    codes    [panels, blocks, bits of a code, LANES, 4], or pairs of bf16 [..., 16, LANES, 2]
     scales   [panels, blocks or fewer, groups of a block, scale and minimum, LANES]
     supers   [panels, blocks / 8, scale and minimum, LANES], fp16
     zeros    [panels, blocks or fewer, groups of a block, LANES], or masks [panels, blocks, LANES]
@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 
 from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4, choose_rows, codebook
-from ..block_formats import BlockFormat, GroupFormat, Scale
+from ..block_formats import BF16, BlockFormat, GroupFormat, Scale
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
 
@@ -45,7 +45,7 @@ _PIECE = 1 << 20
 # A scale is a number; an int8 or the lower half of a byte, to be multiplied by the fp16 factor of
 # its super-block; or MXFP4's exponent. A minimum is of the same kind, or the byte's upper half. Odd
 # numbers up to 31, with factors too, are halves of a byte of both groups.
-ScaleKind = Literal["fp16", "bf16", "fp32", "int8", "halves", "odd", "exponent"]
+ScaleKind = Literal["fp16", "bf16", "fp32", "int8", "halves", "odd", "exponent", "none"]
 _DTYPES = {
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
@@ -75,7 +75,7 @@ class Layout:
     unit: float = 1.0
     # Where a block in the file has the fp16 factors of its scales and minimums.
     supers: tuple[int, ...] = ()
-    # Codes are e4m3.
+    # Codes are e4m3, or bf16 if they have 16 bits.
     floats: bool = False
     # Rows of the codebook, and the codes of each: neighbours, which have signs, or are moved.
     book: int = 0
@@ -136,6 +136,8 @@ class Layout:
     @property
     def number_bytes(self) -> int:
         """Bytes of a panel's scales of one group."""
+        if self.scales == "none":
+            return 0
         return LANES * _DTYPES[self.scales].itemsize // (2 if self.scales == "odd" else 1)
 
     @property
@@ -166,6 +168,7 @@ _PLANES = {
     5: ((4, 0), (1, 4)),
     6: ((4, 0), (2, 4)),
     8: ((8, 0),),
+    16: ((16, 0),),
 }
 _NIBBLES, _FIVE = _PLANES[4], _PLANES[5]
 # GGUF's formats by their names. Some take more bytes here than in the file: scales of 6 bits are
@@ -190,6 +193,7 @@ LAYOUTS = {
     "TQ2_0": Layout(_PLANES[2], zero=1, group=256),
     "Q2_0": Layout(_PLANES[2], zero=1, group=64),
     "Q1_0": Layout(((1, 1),), zero=1, group=128),
+    BF16.name: Layout(_PLANES[16], scales="none", floats=True),
 }
 # The numbers in codebooks. The levels of a number with either sign, or moved in either direction.
 _TWOS, _THREES, _ODDS = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 7, 9, 11, 13, 15)
@@ -281,7 +285,9 @@ class Panels:
         self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
         shape = self._count, blocks // layout.sharing, layout.groups
         each = (*shape[:2], 1) if layout.scales == "odd" else shape
-        self._scales = data[scales:supers].view(_DTYPES[layout.scales]).view(*each, -1, LANES)
+        self._scales = data[scales:supers]
+        if layout.scales != "none":
+            self._scales = self._scales.view(_DTYPES[layout.scales]).view(*each, -1, LANES)
         self._supers = data[supers:zeros].view(torch.float16)
         if layout.supers:
             self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
@@ -322,6 +328,11 @@ class Panels:
             missing = -len(blocks) % LANES
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
             part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
+            if weight.format == BF16:
+                numbers = blocks.view(torch.int16).unflatten(1, (-1, 2, 2)).transpose(2, 3)
+                words = numbers.flatten(1).view(torch.int32)
+                self._codes[where] = _across(words.unflatten(1, (-1, BLOCK // 2)))
+                continue
             if self.layout.book:
                 self._fill_rows(where, part)
                 continue
@@ -409,6 +420,9 @@ class Panels:
         """The weights of some outputs in fp32, as ``dequantize`` has them."""
         layout = self.layout
         panels, lanes = outputs // LANES, outputs % LANES
+        if layout.scales == "none":
+            pairs = self._codes[panels, :, :, lanes].flatten(1).view(torch.bfloat16)
+            return pairs.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1).float()
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
         codes = self._looked_up(words, panels, lanes) if layout.book else self._in_order(words)

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numba import prange
 
-from ..block_formats import TQ1_0, TQ2_0, BlockFormat
+from ..block_formats import BF16, TQ1_0, TQ2_0, BlockFormat
 from ..quantized import QuantizedWeight
-from .block_layouts import BLOCK, LANES, SUPER, Layout, Panels
+from .block_layouts import BLOCK, LANES, LINE, SUPER, Layout, Panels
 from .jit import array, kernel
-from .vector import put_moved_bits, take_words
+from .vector import put_moved_bits, put_pairs, take_words
 
 _ONE = 0x3C  # the upper byte of 1 in fp16
 _SAMPLES = 64
@@ -73,19 +73,23 @@ def pack(panels: Panels, weight: QuantizedWeight) -> None:
         return
     if weight.format == TQ1_0:  # whose digits are computed; the layout is that of two bits
         weight = _in_two_bits(weight)
+    blocks = array(weight.blocks)
+    whole = len(blocks) // LANES * LANES
+    last = np.zeros((0 if whole == len(blocks) else LANES, blocks.shape[1]), np.uint8)
+    last[: len(blocks) - whole] = blocks[whole:]
+    if weight.format == BF16:
+        pairs = panels.sections()[0].numpy()
+        _move_pairs(blocks[:whole], 0, pairs)
+        _move_pairs(last, whole // LANES, pairs)
+        return
     tables = tables_of(weight.format, panels.layout)
     codes, scales, *_ = tables.sections
     arguments: list[np.ndarray] = []
     for moves, section in zip(tables.sections, panels.sections(), strict=True):
         moves = moves or _NOTHING
         arguments += [moves.firsts, moves.fields, moves.constants, section.numpy()]
-    blocks = array(weight.blocks)
-    whole = len(blocks) // LANES * LANES
     _move(blocks[:whole], tables.nbytes, tables.words, 0, *arguments)
-    if whole < len(blocks):
-        last = np.zeros((LANES, blocks.shape[1]), np.uint8)
-        last[: len(blocks) - whole] = blocks[whole:]
-        _move(last, tables.nbytes, tables.words, whole // LANES, *arguments)
+    _move(last, tables.nbytes, tables.words, whole // LANES, *arguments)
     panels.fill(weight, codes=codes is None, scales=scales is None)
 
 
@@ -177,6 +181,18 @@ def _spread_digits(digits: np.ndarray, pairs: np.ndarray) -> None:
                         value += 1
                     power *= 3
             target[64], target[65] = source[52], source[53]
+
+
+@kernel(parallel=True)
+def _move_pairs(numbers: np.ndarray, first: int, pairs: np.ndarray) -> None:
+    """Pack bf16 [O, bytes of a row] to panels from the ``first`` on."""
+    width = numbers.shape[1]
+    flat = numbers.reshape(-1)
+    blocks = width // LINE
+    for panel in prange(len(numbers) // LANES):
+        for block in range(blocks):
+            at = panel * LANES * width + block * LINE
+            put_pairs(flat, at, width, pairs, (first + panel) * blocks + block)
 
 
 @kernel(parallel=True)

@@ -1,4 +1,4 @@
-"""LLVM intrinsics for products of weights in e4m3: activations to bf16, and tiles.
+"""LLVM intrinsics for products of weights in bf16 and e4m3: activations to bf16, and tiles.
 
 bf16 has each number of e4m3. Where a CPU multiplies pairs of bf16 (AVX512-BF16) an instruction has
 32 products; elsewhere both halves of a pair are widened to fp32. The second and third of four
@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .block_layouts import BLOCK, LANES, LINE, WORDS
+from .block_layouts import BLOCK, LANES, LINE
 from .byte_tile import BYTES, FLOATS, LINE_WORDS, LONG, SHORT, WORD, Emitter, Tile, all_of, memory
 from .jit import moves_bits, multiplies_pairs
 
@@ -85,21 +85,22 @@ class FloatTile(Tile):
         """See ``Tile``. Half a block's codes are in registers at a time."""
         builder, emit = self.builder, self.emit
         lines = self.load_lines(at)
-        (scale,), _ = self.load_scales(at)
+        plain = self.layout.scales == "none"
+        scale = None if plain else self.load_scales(at)[0][0]
         number = builder.add(self.first, builder.mul(at, LONG(self.size)))
         x_at = builder.mul(number, LONG(2 * BLOCK))
         totals = sums
         for half in range(2):
-            some = lines[half * WORDS // 2 : (half + 1) * WORDS // 2]
-            pairs = [pair for line in some for pair in self._pairs(line)]
+            some = lines[half * len(lines) // 2 : (half + 1) * len(lines) // 2]
+            pairs = some if plain else [pair for line in some for pair in self._pairs(line)]
             following = []
             for row, total in zip(self.rows, totals, strict=True):
-                products: Any = all_of(FLOATS, 0.0)
+                products: Any = total if plain else all_of(FLOATS, 0.0)
                 for place, pair in enumerate(pairs):
                     more = 2 * BLOCK * row + BLOCK * half + 4 * place
                     x = emit.everywhere(emit.load(self.codes, x_at, WORD, more, 4))
                     products = self._add_pairs(products, pair, x)
-                following.append(emit.fma(products, scale, total))
+                following.append(products if plain else emit.fma(products, scale, total))
             totals = following
         return totals
 

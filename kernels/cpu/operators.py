@@ -18,7 +18,7 @@ from ..attention_metadata import (
 )
 from ..batched_decode import batched_attention
 from ..block_encoding import encode
-from ..block_formats import CODEBOOK_FORMATS, Q8_0, BlockFormat
+from ..block_formats import BF16, CODEBOOK_FORMATS, Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
@@ -36,7 +36,7 @@ from ..signatures import (
 )
 from . import pointwise
 from .block_copy import CompiledBlockCopies
-from .block_layouts import has_layout
+from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
@@ -49,7 +49,8 @@ from .scale_search import COMPILED
 
 
 class CompiledOperators(Operators):
-    """Activations are fp32 or, with AVX-512, of the weights' dtype if the CPU multiplies that.
+    """Activations are fp32 or, with AVX-512 but not its VNNI, of the weights' dtype if the CPU
+    multiplies that.
 
     A cache in fp8 or int8, latent attention and activations other than silu have no kernel here and
     are computed by the reference.
@@ -62,14 +63,19 @@ class CompiledOperators(Operators):
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
-        activations = dtype if _blocked(dtype) else torch.float32
+        in_dtype = _blocked(dtype) and not _in_pairs(dtype)
+        activations = dtype if in_dtype else torch.float32
         _compile_pointwise(activations)
         return activations
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Takes any number of rows."""
+        """Takes any number of rows. With bf16, activations are rounded to that."""
+        if isinstance(in_blocks := _in_blocks(weight), QuantizedWeight):
+            _compile_panels()
+            return PanelLinear(in_blocks, bias)
         if _blocked(weight.dtype):
-            return linear.prepare_linear(weight, bias)
+            dtype, product = weight.dtype, linear.prepare_linear(weight, bias)
+            return lambda x: product(x.to(dtype)).to(x.dtype)
         _compile_linear(weight.dtype)
         packed = PackedWeight(weight)
         if bias is None:
@@ -103,7 +109,10 @@ class CompiledOperators(Operators):
     ) -> Experts:
         """Experts of the same formats are computed together."""
         biases = gate_up_biases, down_biases
-        halves = [quantised_alike(weights, has_panels) for weights in (gate_up, down)]
+        halves = [
+            quantised_alike([tuple(map(_in_blocks, runs)) for runs in weights], has_panels)
+            for weights in (gate_up, down)
+        ]
         if None in halves:
             return super().prepare_experts(gate_up, down, activation, dtype, *biases)
         gate_up.clear()
@@ -269,6 +278,21 @@ def _is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
 def _blocked(dtype: torch.dtype) -> bool:
     """Return whether oneDNN's products are faster: with AVX-512, at any number of rows."""
     return WIDE and linear.multiplies(dtype)
+
+
+@cache
+def _in_pairs(dtype: torch.dtype) -> bool:
+    """Return whether numbers are multiplied in panels, as quantised weights are."""
+    return WIDE and dtype == torch.bfloat16 and multiplies_bytes()
+
+
+def _in_blocks(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
+    """Numbers that are multiplied in panels as the blocks that these are made of."""
+    if isinstance(weight, QuantizedWeight) or not _in_pairs(weight.dtype):
+        return weight
+    if weight.shape[1] % BLOCK:
+        return weight
+    return QuantizedWeight(BF16, weight.contiguous().view(torch.uint8))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -61,6 +62,58 @@ def take_words(typing: Any, data: Any, at: Any, stride: Any, into: Any, row: Any
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def put_pairs(typing: Any, data: Any, at: Any, stride: Any, into: Any, place: Any) -> Any:
+    """LANES rows of as many pairs of shorts become rows of those of all lanes: from byte ``at`` of
+    an uint8 array, and each ``stride`` after it, to ``into[place]`` of [*, LANES, LANES] uint32.
+
+    Pairs are of the first and third of four neighbours, and of the second and fourth.
+    """
+    signature = types.void(data, types.intp, types.intp, into, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, target = (
+            context.make_array(kind)(context, builder, args[index]).data
+            for kind, index in ((data, 0), (into, 3))
+        )
+        lanes, shorts = ir.VectorType(_WORD, LANES), ir.VectorType(ir.IntType(16), 2 * LANES)
+        order = [four + number for four in range(0, 2 * LANES, 4) for number in (0, 2, 1, 3)]
+        at, rows = args[1], []
+        for _ in range(LANES):
+            row = builder.load(builder.bitcast(builder.gep(source, [at]), shorts.as_pointer()))
+            row.align = 1
+            rows.append(builder.bitcast(_chosen(builder, row, row, order), lanes))
+            at = builder.add(at, args[2])
+        _transpose(builder, rows)
+        to = builder.mul(args[4], _LONG(LANES * LANES))
+        for number, row in enumerate(rows):
+            line = builder.gep(target, [builder.add(to, _LONG(LANES * number))])
+            builder.store(row, builder.bitcast(line, lanes.as_pointer())).align = 4
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _transpose(builder: Any, rows: list[Any]) -> None:
+    """As many registers as they have lanes: squares of twice the side exchange quarters."""
+    lanes = range(len(rows))
+    for side in (2**power for power in range(len(rows).bit_length() - 1)):
+        for first in lanes:
+            if first & side:
+                continue
+            second = first + side
+            upper = [lane + len(rows) - side if lane & side else lane for lane in lanes]
+            lower = [lane + len(rows) if lane & side else lane + side for lane in lanes]
+            pair = rows[first], rows[second]
+            rows[first], rows[second] = (_chosen(builder, *pair, each) for each in (upper, lower))
+
+
+def _chosen(builder: Any, left: Any, right: Any, places: Sequence[int]) -> Any:
+    """Elements of two vectors, one after the other."""
+    kind = ir.VectorType(_WORD, len(places))
+    return builder.shuffle_vector(left, right, ir.Constant(kind, list(places)))
 
 
 @intrinsic

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandem.kernels.block_formats import (
+    BF16,
     BLOCK_FORMATS,
     CODEBOOK_FORMATS,
     Q4_0,
@@ -203,6 +204,44 @@ def test_each_float_of_8_bits_is_itself(newest: bool, monkeypatch: pytest.Monkey
     x = torch.randn(7, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = x.double() @ codes.view(torch.float8_e4m3fn).double()
     torch.testing.assert_close(product(x.float())[:, 0].double(), expected, atol=0.01, rtol=1e-5)
+    byte_products._compiled.cache_clear()
+    byte_tile.tile_product.cache_clear()
+
+
+@multiplies
+@pytest.mark.parametrize("outputs", [16, 37])
+@pytest.mark.parametrize("newest", [True, False])
+def test_numbers_in_bf16_are_multiplied_in_panels(
+    outputs: int, newest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if newest and not jit.multiplies_pairs():
+        pytest.skip("the CPU does not multiply bf16")
+    for module in (byte_products, float_tile):
+        monkeypatch.setattr(module, "multiplies_pairs", lambda: newest)
+    byte_products._compiled.cache_clear()
+    byte_tile.tile_product.cache_clear()
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(outputs, 2 * BLOCK, generator=generator).bfloat16()
+    weight = QuantizedWeight(BF16, numbers.view(torch.uint8))
+    layout = layout_of(BF16)
+    assert layout is not None
+    size = layout.sections(-(-outputs // LANES), 2)[-1]
+    found, expected = (
+        Panels(layout, torch.zeros(size, dtype=torch.uint8), outputs, 2 * BLOCK) for _ in range(2)
+    )
+    pack(found, weight)
+    expected.fill(weight)
+    assert torch.equal(found.sections()[0], expected.sections()[0])
+    bias = torch.linspace(-1, 1, outputs)
+    product = PanelLinear(weight, bias)
+    chosen = torch.arange(outputs).flip(0)
+    assert torch.equal(product.rows(chosen), numbers[chosen].float())
+    x = torch.randn(37, 2 * BLOCK, generator=generator)
+    values = x.bfloat16().double() @ numbers.double().T + bias.double()
+    whole = product(x)
+    torch.testing.assert_close(whole.double(), values, atol=1e-5, rtol=1e-5)
+    for first, end in ((0, 1), (1, 3), (3, 9), (9, 36)):
+        assert torch.equal(product(x[first:end]), whole[first:end])
     byte_products._compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
 

@@ -99,8 +99,13 @@ def test_torch_takes_the_products_that_it_is_faster_in(
     monkeypatch.setattr("tandem.kernels.cpu.operators._blocked", lambda dtype: faster)
     product = compiled.prepare_linear(torch.ones(3, 2), None)
     assert isinstance(product, PackedWeight) != faster
-    activations = compiled.activation_dtype(torch.bfloat16, torch.device("cpu"))
-    assert activations == (torch.bfloat16 if faster else torch.float32)
+    for in_pairs in (False, True):
+        monkeypatch.setattr(
+            "tandem.kernels.cpu.operators._in_pairs",
+            lambda dtype, in_pairs=in_pairs: in_pairs and dtype == torch.bfloat16,
+        )
+        activations = compiled.activation_dtype(torch.bfloat16, torch.device("cpu"))
+        assert activations == (torch.bfloat16 if faster and not in_pairs else torch.float32)
 
 
 def test_a_product_of_no_rows(compiled: CompiledOperators) -> None:

@@ -129,10 +129,10 @@ class DenseMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        weight = self.weight
-        if not keep_rows:
+        linear = self.operators.prepare_linear(self.weight, bias)
+        if not keep_rows or isinstance(linear, QuantizedLinear):
             del self.weight
-        self._linear = self.operators.prepare_linear(weight, bias)
+        self._linear = linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self._linear is not None, "finish_loading() comes first"
@@ -145,6 +145,8 @@ class DenseMethod:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
+        if isinstance(self._linear, QuantizedLinear):
+            return self._linear.rows(indices).to(self.activations)
         return F.embedding(indices, self.weight).to(self.activations)
 
     def take_weight(self) -> Weight:
