@@ -85,17 +85,17 @@ ISSUED_A_CLOCK = 4
 MOST_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. int8 is converted code by code, float32, which GPUs are not used
-# for, is multiplied number by number, scales are applied to the sums of each row, and codes of 4
-# bits that are no integers take more instructions to place, or to look up.
+# for, is multiplied number by number, scales are applied to the sums of each row, and codes
+# that stand for any 16 numbers are looked up in them.
 SLOW = (
     ("attend float32", 0.8),
     ("attend int8", 1.2),
     ("multiply 64", 1.9),
     ("multiply 32", 1.1),
     ("multiply 16", 0.75),
-    ("multiply IQ4_NL", 0.95),
-    ("multiply MXFP4", 0.8),
-    ("multiply NVFP4", 0.8),
+    ("multiply IQ4_NL", 0.82),
+    ("multiply MXFP4", 0.6),
+    ("multiply NVFP4", 0.6),
     ("multiply", 0.7),
 )
 # Triton 3.6 moves codes of small groups, and the sums for minimums, from thread to thread.
