@@ -9,7 +9,7 @@ and compute nothing.
 from __future__ import annotations
 
 import logging
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -36,11 +36,12 @@ def triton_decode(
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """``paged_decode``, importing Triton on demand."""
     from .paged_decode import paged_decode
 
-    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD)
+    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD, sinks_H)
 
 
 def works(config: AttentionConfig, *, required: bool = False) -> bool:
@@ -92,12 +93,13 @@ def largest_error(config: AttentionConfig) -> float:
     ]
     slots = torch.empty(0, dtype=torch.int64, device=device)  # nothing is written
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, device))
-    got = batched_attention(
-        q_THD, keys, values, metadata, config.params, triton_decode, paged_attention
-    )
+    sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
+    sinks_H = None if sinks_H is None else sinks_H.to(device)
+    decode = partial(triton_decode, sinks_H=sinks_H)
+    got = batched_attention(q_THD, keys, values, metadata, config.params, decode, paged_attention)
     if device.type == "meta":  # nothing is computed there
         return 0.0
-    expected = paged_attention(q_THD, keys, values, sequences, config.params)
+    expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
     return float((got.float() - expected.float()).abs().nan_to_num(torch.inf).max())
 
 
