@@ -25,6 +25,7 @@ from ..batched_decode import batched_attention
 from ..errors import KernelUnavailableError
 from ..reference.attention import paged_attention
 from ..scaled import INT8, CachedKV, ScaledKV, quantize
+from . import trials
 
 log = logging.getLogger("tandem.kernels")
 
@@ -62,11 +63,7 @@ def works(config: AttentionConfig, *, required: bool = False) -> bool:
 @cache
 def problem(config: AttentionConfig) -> str:
     """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
-    try:
-        worst = largest_error(config)
-    except Exception as error:  # Triton has its own for every way of failing
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return "" if worst < limit(config) else f"its results are {worst:g} off"
+    return trials.problem(lambda: trials.too_far(largest_error(config), limit(config)))
 
 
 def limit(config: AttentionConfig) -> float:
