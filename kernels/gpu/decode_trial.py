@@ -9,7 +9,7 @@ and compute nothing.
 from __future__ import annotations
 
 import logging
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -25,6 +25,7 @@ from ..batched_decode import batched_attention
 from ..errors import KernelUnavailableError
 from ..reference.attention import paged_attention
 from ..scaled import INT8, CachedKV, ScaledKV, quantize
+from . import trials
 
 log = logging.getLogger("tandem.kernels")
 
@@ -36,11 +37,12 @@ def triton_decode(
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
     """``paged_decode``, importing Triton on demand."""
     from .paged_decode import paged_decode
 
-    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD)
+    paged_decode(q_THD, keys_KND, values_KND, decodes, params, out_THD, sinks_H)
 
 
 def works(config: AttentionConfig, *, required: bool = False) -> bool:
@@ -61,11 +63,7 @@ def works(config: AttentionConfig, *, required: bool = False) -> bool:
 @cache
 def problem(config: AttentionConfig) -> str:
     """The reason why the decode kernel cannot be used on this GPU; empty if it can."""
-    try:
-        worst = largest_error(config)
-    except Exception as error:  # Triton has its own for every way of failing
-        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    return "" if worst < limit(config) else f"its results are {worst:g} off"
+    return trials.problem(lambda: trials.too_far(largest_error(config), limit(config)))
 
 
 def limit(config: AttentionConfig) -> float:
@@ -92,12 +90,13 @@ def largest_error(config: AttentionConfig) -> float:
     ]
     slots = torch.empty(0, dtype=torch.int64, device=device)  # nothing is written
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, device))
-    got = batched_attention(
-        q_THD, keys, values, metadata, config.params, triton_decode, paged_attention
-    )
+    sinks_H = 3 * torch.randn(config.heads, generator=random) if config.params.sinks else None
+    sinks_H = None if sinks_H is None else sinks_H.to(device)
+    decode = partial(triton_decode, sinks_H=sinks_H)
+    got = batched_attention(q_THD, keys, values, metadata, config.params, decode, paged_attention)
     if device.type == "meta":  # nothing is computed there
         return 0.0
-    expected = paged_attention(q_THD, keys, values, sequences, config.params)
+    expected = paged_attention(q_THD, keys, values, sequences, config.params, sinks_H=sinks_H)
     return float((got.float() - expected.float()).abs().nan_to_num(torch.inf).max())
 
 

@@ -6,7 +6,6 @@ T rows, K experts of each, S = T K rows of all experts in the experts' order.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +19,7 @@ from ..signatures import Weight
 from . import quantized_trial
 from .packed_codes import PackedCodes, pack, pack_codes, stack_packed
 from .row_blocks import RowBlocks, row_blocks
-
-log = logging.getLogger("tandem.kernels")
+from .trials import passes, too_far
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
 # Inputs of plain weights, as ``grouped_product`` reads them.
@@ -131,16 +129,14 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device) ->
         return False
     if kind is not None and not quantized_trial.works(kind, dtype, device):
         return False
-    try:
+
+    def trial() -> str:
         from .grouped_product import ROWS
 
         worst = max(largest_error(kind, dtype, device, size) for size in ROWS)
-        reason = "" if worst < quantized_trial.limit(dtype) else f"their results are {worst:g} off"
-    except Exception as error:  # Triton has its own for every way of failing
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    if reason:
-        log.warning("experts are computed one by one, because of Triton: %s", reason)
-    return not reason
+        return too_far(worst, quantized_trial.limit(dtype), "their")
+
+    return passes(trial, "experts are computed one by one, because of Triton")
 
 
 def largest_error(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..activations import Activation
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
-from ..batched_decode import DecodeKernel, batched_attention, log_fallback
+from ..batched_decode import batched_attention, log_fallback
 from ..block_formats import CODEBOOK_FORMATS
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
@@ -59,7 +61,7 @@ class GpuOperators(Operators):
     """Without a working Triton, sequences decode one by one; with ``triton_required``,
     ``prepare_batched_decode`` raises ``KernelUnavailableError`` instead."""
 
-    decode_kernel: DecodeKernel[CachedKV] = staticmethod(decode_trial.triton_decode)
+    decode_kernel = staticmethod(decode_trial.triton_decode)
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
@@ -101,8 +103,8 @@ class GpuOperators(Operators):
         return super().prepare_slot_copies(row_bytes, device)
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
-        if config.params.sinks or not config.params.causal:
-            log_fallback("Triton", "with sinks or later tokens")
+        if not config.params.causal:
+            log_fallback("Triton", "with later tokens")
             return False
         return decode_trial.works(config, required=self._triton_required)
 
@@ -115,7 +117,7 @@ class GpuOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if params.sinks or not params.causal:
+        if not params.causal:
             return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
@@ -123,6 +125,6 @@ class GpuOperators(Operators):
             values_KND,
             metadata,
             params,
-            self.decode_kernel,
-            paged_attention,
+            partial(self.decode_kernel, sinks_H=sinks_H),
+            partial(paged_attention, sinks_H=sinks_H),
         )

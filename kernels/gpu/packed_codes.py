@@ -40,6 +40,10 @@ SPARE = 32
 _NARROW = {Q2_K: (2, 0), Q5_0: (5, -16), Q5_1: (5, 0), Q5_K: (5, 0), Q6_K: (6, -32)}
 # Floats with a sign, two bits of an exponent and one of a mantissa.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# Where a word has sign, exponent and mantissa of each of its first four codes: a shift or rotation
+# leaves all of three, and two shifts those of the last one, in the bits of bfloat16. Those of the
+# other four are 16 bits away.
+_E2M1_BITS = ((15, 8, 7, 6), (21, 14, 13, 12), (9, 2, 1, 0), (11, 4, 3, 10))
 _DOUBLED = tuple(2 * each for each in _E2M1)
 # Weights that are brought into order at a time.
 _PIECE = 1 << 24
@@ -52,8 +56,9 @@ class PackedCodes:
     ``words`` are int32 [tiles, chunks, H, 32 threads, 4]. Of 4 bits, a word has eight codes in the
     order of [second input, upper, h], where h is 1 for output g + 8, and upper for the inputs from
     2t + 8 on; of bytes, four in the order of [second input, h]. So a shift and a mask leave two
-    codes in the mantissas of two numbers. Those of a table are in the order of [upper, h, second
-    input], as four at a time are looked up. ``scales``, and ``minimums``, have two fp16, for
+    codes in the mantissas of two numbers. Those of e2m1 have their bits at other places;
+    those of a table are in the order of [upper, h, second input], as four at a time are looked
+    up. ``scales``, and ``minimums``, have two fp16, for
     outputs g and g + 8: int32 [tiles, chunks or groups, 8, groups of a chunk]. Those that fp16 does
     not hold are relative to a power of two of their output, ``factors``, fp32 [O].
     """
@@ -91,7 +96,10 @@ class PackedCodes:
         tile, h, g = chosen // TILE, chosen % TILE // 8, chosen % 8
         threads = g[:, None] * 4 + torch.arange(4, device=device)
         # [outputs, t, chunks, H, bytes]
-        words = self.words[tile[:, None], :, :, threads].view(torch.uint8)
+        words = self.words[tile[:, None], :, :, threads]
+        if self.numbers == "e2m1":
+            words = _moved_bits(words, back=True)
+        words = words.view(torch.uint8)
         steps = (-1, CHUNK // _span(self.group), _span(self.group) // 16, 2, 2)
         if self.numbers == "levels":
             # [..., upper, h, second]
@@ -231,7 +239,7 @@ def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
     elif codes.levels is not None:
         numbers = "levels"
     return PackedCodes(
-        words=_words(_unsigned(codes, least), group, codes.halves, numbers == "levels"),
+        words=_words(_unsigned(codes, least), group, codes.halves, numbers),
         scales=pairs[0],
         minimums=pairs[1] if minimums is not None else None,
         factors=factors,
@@ -253,21 +261,39 @@ def _unsigned(codes: GroupedCodes, least: int) -> torch.Tensor:
     return codes.codes.view(torch.uint8) - least % 256
 
 
-def _words(codes: torch.Tensor, group: int, halves: bool, looked_up: bool) -> torch.Tensor:
+def _words(codes: torch.Tensor, group: int, halves: bool, numbers: str) -> torch.Tensor:
     codes = F.pad(codes, (0, -codes.shape[1] % CHUNK, 0, -codes.shape[0] % TILE))
     span = _span(group)
     # [tiles, h, g, chunks, span, t, step, upper, second]
     codes = codes.view(-1, 2, 8, codes.shape[1] // CHUNK, CHUNK // span, 4, span // 16, 2, 2)
     if halves:
         # [tiles, chunks, g, t, span, step, and the order of a word]
-        codes = codes.permute(0, 3, 2, 5, 4, 6, *((7, 1, 8) if looked_up else (8, 7, 1)))
+        order = (7, 1, 8) if numbers == "levels" else (8, 7, 1)
+        codes = codes.permute(0, 3, 2, 5, 4, 6, *order)
         held = codes[..., 0] | codes[..., 1] << 4
-        return held.reshape(*held.shape[:2], 1, 32, 16).view(torch.int32)
+        words = held.reshape(*held.shape[:2], 1, 32, 16).view(torch.int32)
+        return _moved_bits(words) if numbers == "e2m1" else words
     # [tiles, chunks, span, step, g, t, upper, second, h]
     codes = codes.permute(0, 3, 4, 6, 2, 5, 7, 8, 1)
     # Of four steps, a thread reads two at once.
     held = codes.reshape(*codes.shape[:2], 2, 2, 32, 8).transpose(3, 4)
     return held.reshape(*held.shape[:3], 32, 16).view(torch.int32)
+
+
+def _moved_bits(words: torch.Tensor, *, back: bool = False) -> torch.Tensor:
+    """Words of codes of 4 bits with their bits where ``_E2M1_BITS`` has them, or back in order."""
+    masks: dict[int, int] = {}
+    for code, bits in enumerate(_E2M1_BITS):
+        for number, to in enumerate(bits):
+            for high in (0, 16):
+                pair = 4 * code + 3 - number + high, (to + high) % 32
+                start, end = pair[::-1] if back else pair
+                masks[end - start] = masks.get(end - start, 0) | 1 << end
+    moved = torch.zeros_like(words)
+    for shift, mask in masks.items():
+        part = words << shift if shift >= 0 else words >> -shift
+        moved |= part & (mask - (1 << 32) if mask >> 31 else mask)
+    return moved
 
 
 def _pairs(scales: torch.Tensor, from_group: int, group: int, inputs: int) -> torch.Tensor:

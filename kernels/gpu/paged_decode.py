@@ -7,7 +7,8 @@ it; a second kernel combines the parts. The parts of a sequence depend on its ow
 row's result is the same in any batch. Scores, sums and parts are fp32; products are taken in the
 cache's dtype, or in q's where the cache has one byte a value. GPUs that convert fp8 themselves do
 so to fp16, to which every code converts exactly, and multiply in it. The scale of all keys or all
-values is multiplied with the scores or the results instead.
+values is multiplied with the scores or the results instead. A sink is one more part of its head,
+without values, when parts are combined.
 
 T rows of a step, R of them decode, H query heads, K KV heads, G = H / K, D head dimension, N slots
 of the cache, S parts. Strides are counted in heads, so that Triton compiles one kernel for all of
@@ -41,7 +42,7 @@ _LEAST = 16
 _TILE = 64
 _TILE_INT8 = 32
 _TILE_BYTES = {2: 16 << 10, 4: 8 << 10}
-_LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(1.4426950408889634)
 # Options of compilation.
 ATTEND_OPTIONS = {"num_warps": 4, "num_stages": 2}
 COMBINE_OPTIONS = {"num_warps": 4}
@@ -84,7 +85,7 @@ def constants(
         "CONVERTED": cache_dtype == FP8 and converts_fp8(),
         "SCALED": cache_dtype == INT8,
     }
-    return shape | attend, shape | {"PARTS": _PARTS}
+    return shape | attend, shape | {"PARTS": _PARTS, "SINKS": params.sinks}
 
 
 def paged_decode(
@@ -94,8 +95,11 @@ def paged_decode(
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
+    sinks_H: torch.Tensor | None = None,
 ) -> None:
-    """Fill the decoding rows of ``out``."""
+    """Fill the decoding rows of ``out``. ``sinks`` are scores in fp32, if ``params`` has them."""
+    assert params.sinks == (sinks_H is not None)
+    assert sinks_H is None or (sinks_H.dtype == torch.float32 and sinks_H.is_contiguous())
     keys, key_scales = _parts(keys_KND)
     values, value_scales = _parts(values_KND)
     heads, dim = q_THD.shape[1:]
@@ -136,6 +140,7 @@ def paged_decode(
         parts,
         weights,
         decodes.table,
+        weights if sinks_H is None else sinks_H,
         out_THD,
         splits,
         decodes.table.stride(0),
@@ -164,10 +169,10 @@ def _factors(params: AttentionParams, key_scale: float) -> tuple[float, float]:
 
     ``cap * tanh(score / cap)`` is ``cap - 2 * cap / (exp(2 * score / cap) + 1)``.
     """
-    scale = params.scale * key_scale * _LOG2_E
+    scale = params.scale * key_scale * _LOG2_E.value
     if params.soft_cap is None:
         return scale, 0.0
-    return 2 * scale / params.soft_cap, params.soft_cap * _LOG2_E
+    return 2 * scale / params.soft_cap, params.soft_cap * _LOG2_E.value
 
 
 @triton.jit
@@ -301,6 +306,7 @@ def _combine(
     parts_RHSD: tl.tensor,
     weights_RHS: tl.tensor,
     table: tl.tensor,
+    sinks_H: tl.tensor,
     out_THD: tl.tensor,
     splits: tl.tensor,
     table_stride: tl.tensor,
@@ -312,6 +318,7 @@ def _combine(
     DIM: tl.constexpr,
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
+    SINKS: tl.constexpr,
 ) -> None:
     """Combine the parts of one head of one sequence, weighted by their sums of exponentials."""
     number, head = tl.program_id(0), tl.program_id(1)
@@ -336,5 +343,11 @@ def _combine(
         total = total * faded + tl.sum(share, axis=0)
         sums = sums * faded + tl.sum(share[:, None] * values, axis=0)
         most = higher
+    if SINKS:
+        sink = tl.load(sinks_H + head) * _LOG2_E
+        higher = tl.maximum(most, sink)
+        faded = tl.exp2(most - higher)
+        total = total * faded + tl.exp2(sink - higher)
+        sums = sums * faded
     place = out_THD + (row * out_row + head) * DIM + column
     tl.store(place, (sums / total * value_scale).to(out_THD.dtype.element_ty), mask=column < DIM)

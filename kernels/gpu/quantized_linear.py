@@ -130,8 +130,8 @@ def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
     moves a constant into a register again for each instruction that has another one."""
     if weight.numbers == "int":
         return 0x000F000F if weight.halves else 0x00FF00FF
-    if weight.numbers == "e2m1":
-        return 0x01C001C0 if dtype == torch.bfloat16 else 0x0E000E00
+    if weight.numbers == "levels":
+        return 0x44444444
     return 0x07F007F0 if dtype == torch.bfloat16 else 0x3F803F80
 
 
@@ -172,12 +172,33 @@ def _placed(
 ) -> tl.tensor:
     """Two codes of 4 bits as numbers, or larger or smaller by what ``_exact`` removes."""
     if NUMBERS == "e2m1":
-        # The sign, and below it exponent and mantissa over the lowest bits of a larger exponent.
-        moved = word << (12 - 4 * PLACE)
-        down: tl.constexpr = 6 if tl.bfloat16 == DTYPE else 3
-        return _two(moved & -0x7FFF8000 | (moved >> down) & mask, DTYPE)
+        return _two(_floats_placed(word.to(tl.uint32, bitcast=True), PLACE, DTYPE), DTYPE)
     magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
     return _two((word >> 4 * PLACE) & mask | magic, DTYPE)
+
+
+@triton.jit
+def _floats_placed(word: tl.tensor, PLACE: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
+    """Two codes of e2m1: the signs, and exponent and mantissa over the lowest bits of a larger
+    exponent. ``packed_codes._E2M1_BITS`` has where they are."""
+    if tl.bfloat16 == DTYPE:
+        if PLACE == 3:
+            bits = (word << 4) & 0x81808180 | (word >> 4) & 0x00400040
+        elif PLACE == 2:
+            bits = (word << 6) & 0x81C081C0
+        elif PLACE == 1:
+            bits = (word >> 6 | word << 26) & 0x81C081C0
+        else:
+            bits = word & 0x81C081C0
+    elif PLACE == 3:
+        bits = (word << 4) & 0x80008000 | (word << 7) & 0x0C000C00 | (word >> 1) & 0x02000200
+    elif PLACE == 2:
+        bits = (word << 6) & 0x80008000 | (word << 9) & 0x0E000E00
+    elif PLACE == 1:
+        bits = (word >> 6 | word << 26) & 0x80008000 | (word >> 3) & 0x0E000E00
+    else:
+        bits = word & 0x80008000 | (word << 3) & 0x0E000E00
+    return bits.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -191,12 +212,9 @@ def _chosen(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _looked_up(
-    selectors: tl.tensor, table: tl.tensor, DTYPE: tl.constexpr
+    index: tl.tensor, half: tl.tensor, table: tl.tensor, DTYPE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The numbers of four codes, the first two and the others."""
-    index = selectors & 0x7777
-    # Those of the lower or of the upper half of the table.
-    half = (selectors & 0x8888) >> 1 | 0x3210
     low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
     first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
     return _two(_fours(low, high, first), DTYPE), _two(_fours(low, high, second), DTYPE)
@@ -235,8 +253,8 @@ def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.t
         return placed - tl.full((), magic + ZERO, placed.dtype)
     if NUMBERS == "e4m3":
         return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, placed.dtype)
-    if NUMBERS == "e2m1":
-        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, placed.dtype)
+    if NUMBERS == "e2m1" and tl.bfloat16 == DTYPE:
+        return placed * tl.full((), 2.0**126, placed.dtype)
     return placed
 
 
@@ -397,8 +415,11 @@ def _multiply(
             )
         if HALVES:
             if NUMBERS == "levels":
-                a, b = _looked_up(word, table, DTYPE)
-                c, d = _looked_up(word >> 16, table, DTYPE)
+                index = word & 0x77777777
+                # Those of the lower or of the upper half of the table.
+                half = (word >> 1) & mask | 0x32103210
+                a, b = _looked_up(index, half, table, DTYPE)
+                c, d = _looked_up(index >> 16, half >> 16, table, DTYPE)
             else:
                 a = _placed(word, mask, 0, NUMBERS, DTYPE)
                 b = _placed(word, mask, 1, NUMBERS, DTYPE)
@@ -465,6 +486,8 @@ def _multiply(
     kept = (output < outputs)[:, None] & (column < count)[None, :]
     column += first_row
     total = total * factor[:, None]
+    if NUMBERS == "e2m1" and tl.float16 == DTYPE:
+        total *= 2.0**14  # which sums had room for, unlike those of bfloat16
     if tl.num_programs(1) > 1:
         out_at = (tl.program_id(1).to(tl.int64) * rows + column)[None, :] * outputs + output[
             :, None

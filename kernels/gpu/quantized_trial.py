@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import cache
 
@@ -14,9 +13,7 @@ from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
 from .packed_codes import CHUNK, PackedCodes, pack_codes, takes
-
-log = logging.getLogger("tandem.kernels")
-
+from .trials import passes, too_far
 
 # Inputs of which the kernels of all numbers of rows divide some between programs.
 INPUTS = 32 * CHUNK
@@ -37,16 +34,14 @@ def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
     """
     if device.type == "cpu" or not takes(kind) or dtype not in (torch.float16, torch.bfloat16):
         return False
-    try:
+
+    def trial() -> str:
         from .quantized_linear import ROWS
 
         worst = max(largest_error(kind, dtype, device, rows) for rows in ROWS)
-        reason = "" if worst < limit(dtype) else f"its results are {worst:g} off"
-    except Exception as error:  # Triton has its own for every way of failing
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    if reason:
-        log.warning("%s is decoded for each product, because of Triton: %s", kind.name, reason)
-    return not reason
+        return too_far(worst, limit(dtype))
+
+    return passes(trial, f"{kind.name} is decoded for each product, because of Triton")
 
 
 def limit(dtype: torch.dtype) -> float:

@@ -10,7 +10,6 @@ M rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import Literal
 
@@ -20,8 +19,7 @@ from ..block_formats import GroupFormat
 from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
-
-log = logging.getLogger("tandem.kernels")
+from .trials import passes, too_far
 
 # What shares a scale of a weight: the inputs of an output, or a block.
 Scaling = Literal["rows", "blocks"]
@@ -128,14 +126,10 @@ def rounded_rows(x: torch.Tensor, scaling: Scaling) -> tuple[torch.Tensor, torch
 @cache
 def works(scaling: Scaling, device: torch.device) -> bool:
     """Return whether the product is correct on this device; log why if it is not."""
-    try:
-        worst = largest_error(scaling, device)
-        reason = "" if worst < 0.05 else f"its results are {worst:g} off"
-    except Exception as error:  # of the libraries behind torch, too
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    if reason:
-        log.warning("weights in fp8 are decoded for each product: %s", reason)
-    return not reason
+    return passes(
+        lambda: too_far(largest_error(scaling, device), 0.05),
+        "weights in fp8 are decoded for each product",
+    )
 
 
 def largest_error(scaling: Scaling, device: torch.device) -> float:

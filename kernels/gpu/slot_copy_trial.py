@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 
 import torch
 
 from ..reference.cache import IndexedCopies
-
-log = logging.getLogger("tandem.kernels")
+from .trials import passes
 
 
 class TritonSlotCopies(IndexedCopies):
@@ -46,13 +44,10 @@ def works(row_bytes: int, device: torch.device) -> bool:
     if they are not."""
     if device.type == "cpu":
         return False
-    try:
-        wrong = first_difference(row_bytes, device)
-    except Exception as error:  # Triton has its own for every way of failing
-        wrong = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    if wrong:
-        log.warning("torch copies KV for the handoff, because of Triton: %s", wrong)
-    return not wrong
+    return passes(
+        lambda: first_difference(row_bytes, device),
+        "torch copies KV for the handoff, because of Triton",
+    )
 
 
 def first_difference(row_bytes: int, device: torch.device) -> str:

@@ -66,6 +66,9 @@ def models(root: Path) -> Iterator[tuple[str, Path, str, str]]:
     experts = root / "experts"
     tiny_models.build("qwen3_moe", experts, hidden_size=64, moe_intermediate_size=32)
     yield "qwen3_moe", experts, "auto", "auto"
+    with_sinks = root / "with_sinks"
+    tiny_models.build("gpt_oss", with_sinks, hidden_size=64, intermediate_size=32)
+    yield "gpt_oss", with_sinks, "auto", "auto"
     yield "qwen3_moe Q8_0", write_gguf(experts, root / "experts.gguf", "Q8_0"), "auto", "auto"
 
 

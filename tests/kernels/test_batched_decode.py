@@ -64,11 +64,12 @@ def one_by_one(
     rows: DecodeMetadata,
     params: AttentionParams,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Compute what the kernel does, from the table that it gets."""
     for row, length, *blocks in rows.table.tolist():
         context = SequenceMetadata(slice(row, row + 1), length - 1, blocks, rows.block_size)
-        paged_attention(q, keys, values, [context], params, out=out)
+        paged_attention(q, keys, values, [context], params, out=out, sinks_H=sinks)
 
 
 class FakeKernels:
@@ -83,7 +84,7 @@ class FakeKernels:
         one_by_one(*arguments)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "gpt_oss"])
 def test_a_model_gives_the_same_with_batched_decode(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
@@ -189,9 +190,10 @@ def test_the_trial_finds_wrong_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (
         replace(config, params=AttentionParams(0.3, window=7)),
         replace(config, params=AttentionParams(0.3, soft_cap=2.0)),
+        replace(config, params=AttentionParams(0.3, window=7, sinks=True)),
         replace(config, cache_dtype=torch.float8_e4m3fn),
         replace(config, cache_dtype=torch.int8),
     ):
         assert decode_trial.largest_error(kind) == 0.0
-    kernels.paged_decode = lambda *arguments: arguments[-1].fill_(torch.nan)  # type: ignore[method-assign]
+    kernels.paged_decode = lambda *arguments: arguments[5].fill_(torch.nan)  # type: ignore[method-assign]
     assert decode_trial.largest_error(config) > 1.0

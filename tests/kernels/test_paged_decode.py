@@ -7,6 +7,7 @@ Without Triton, as beside some builds of torch, they are skipped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,23 +137,26 @@ class PagedCase:
             rows = slice(2 * row, 2 * row + 1)
             self.contexts.append(SequenceMetadata(rows, length - 1, table, BLOCK))
         self.q = torch.randn(2 * len(lengths), heads, dim, device=DEVICE).to(q_dtype)
+        self.sinks: torch.Tensor | None = None
 
     def decodes(self) -> DecodeMetadata:
         decodes = decode_metadata(self.contexts, DEVICE)
         assert decodes is not None
         return decodes
 
+    def params(self, window: int | None, cap: float | None) -> AttentionParams:
+        return AttentionParams(self.q.shape[-1] ** -0.5, window, cap, self.sinks is not None)
+
     def run(self, window: int | None = None, cap: float | None = None) -> torch.Tensor:
-        out = torch.full_like(self.q, 77.0)
-        params = AttentionParams(self.q.shape[-1] ** -0.5, window, cap)
-        paged_decode(self.q, self.keys, self.values, self.decodes(), params, out)
+        out, params = torch.full_like(self.q, 77.0), self.params(window, cap)
+        paged_decode(self.q, self.keys, self.values, self.decodes(), params, out, self.sinks)
         assert (out[1::2] == 77.0).all()
         return out[::2]
 
     def expected(self, window: int | None = None, cap: float | None = None) -> torch.Tensor:
-        params = AttentionParams(self.q.shape[-1] ** -0.5, window, cap)
+        kv, params = (self.keys, self.values), self.params(window, cap)
         with sdpa_kernel(SDPBackend.MATH):  # others multiply float32 less exactly
-            return paged_attention(self.q, self.keys, self.values, self.contexts, params)[::2]
+            return paged_attention(self.q, *kv, self.contexts, params, sinks_H=self.sinks)[::2]
 
 
 @pytest.fixture(params=[False, True], ids=["by bits", "by hardware"])
@@ -180,6 +184,18 @@ def test_each_row_attends_to_its_own_sequence(
     kind: tuple[torch.dtype, torch.dtype], window: int | None, cap: float | None
 ) -> None:
     check_rows(kind, window, cap)
+
+
+@pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (SPLIT + 3, CAP)])
+def test_a_sink_counts_once_however_many_parts_there_are(
+    window: int | None, cap: float | None
+) -> None:
+    """Sinks of any size: one that counts for nothing, and one beside which all tokens do."""
+    case = PagedCase([1, 19, SPLIT, 2 * SPLIT + 1], (torch.float32, torch.float32), 6, 2, 24)
+    case.sinks = torch.tensor([-1e4, -3.0, 0.0, 3.0, 60.0, 1e4], device=DEVICE)
+    got, expected = case.run(window, cap), case.expected(window, cap)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+    assert not got[:, 5].any() and got[:, 0].any()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[1] == FP8], ids=str)
@@ -277,3 +293,5 @@ def test_what_a_rank_tries_at_its_start_finds_them_right() -> None:
     for q_dtype, dtype in KINDS:
         shape = AttentionConfig(DEVICE, q_dtype, dtype, 4, 2, 16, 16, AttentionParams(0.25))
         assert largest_error(shape) < limit(shape)
+    with_sinks = replace(shape, params=AttentionParams(0.25, window=128, sinks=True))
+    assert 0 < largest_error(with_sinks) < limit(with_sinks)

@@ -9,14 +9,17 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, BlockFormat
 from tandem.kernels.gpu import quantized_trial
 from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
-from tandem.kernels.gpu.packed_codes import pack, takes
+from tandem.kernels.gpu.packed_codes import _moved_bits, pack, takes
 from tandem.kernels.gpu.quantized_trial import largest_error, limit, works
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.tests.support.random_blocks import GROUPS, random_weight
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu.quantized_linear import ROWS, multiply
+import triton
+import triton.language as tl
+
+from tandem.kernels.gpu.quantized_linear import ROWS, _floats_placed, _fours, multiply
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -86,6 +89,67 @@ def test_floats_of_4_bits_are_bfloat16_but_for_a_factor() -> None:
     found = bits.view(torch.bfloat16).float() * 2.0**126
     magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     assert torch.equal(found, torch.cat([magnitudes, -magnitudes]))
+
+
+@triton.jit
+def _place_all(words: tl.tensor, out: tl.tensor, BFLOAT: tl.constexpr) -> None:
+    word = tl.load(words + tl.arange(0, 256)).to(tl.uint32, bitcast=True)
+    for place in tl.static_range(4):
+        dtype: tl.constexpr = tl.bfloat16 if BFLOAT else tl.float16
+        placed = _floats_placed(word, place, dtype)
+        tl.store(out + place * 256 + tl.arange(0, 256), placed)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_two_floats_of_4_bits_are_placed_from_each_part_of_a_word(dtype: torch.dtype) -> None:
+    """All 256 pairs, among codes of other bits."""
+    low, high = torch.arange(16).repeat(16), torch.arange(16).repeat_interleave(16)
+    found = torch.empty(4, 256, dtype=torch.int32, device=DEVICE)
+    others = torch.randint(0, 16, (8, 256))
+    exponent = 7 if dtype == torch.bfloat16 else 10
+    for place in range(4):
+        codes = others.clone()
+        codes[place], codes[place + 4] = low, high
+        word = sum(code << 4 * number for number, code in enumerate(codes))
+        assert isinstance(word, torch.Tensor)
+        words = word.to(torch.uint32).view(torch.int32)
+        moved = _moved_bits(words)
+        assert torch.equal(_moved_bits(moved, back=True), words)
+        _place_all[(1,)](moved.to(DEVICE), found, dtype == torch.bfloat16)
+        expected = [(code & 7) << exponent - 1 | code >> 3 << 15 for code in (low, high)]
+        halves = found[place].cpu().view(torch.uint16).view(256, 2).long().T
+        assert torch.equal(halves, torch.stack(expected))
+
+
+@triton.jit
+def _permute(low: tl.tensor, high: tl.tensor, selectors: tl.tensor, out: tl.tensor) -> None:
+    at = tl.arange(0, 4096)
+    tl.store(out + at, _fours(tl.load(low + at), tl.load(high + at), tl.load(selectors + at)))
+
+
+def test_bytes_are_chosen_as_the_instruction_of_ptx_does() -> None:
+    """``prmt`` without a mode, whose selectors are three bits of each of four: all there are."""
+    low, high = torch.randint(-(1 << 31), 1 << 31, (2, 4096)).int()
+    digits = [torch.arange(4096) >> 3 * place & 7 for place in range(4)]
+    selectors = sum(digit << 4 * place for place, digit in enumerate(digits))
+    assert isinstance(selectors, torch.Tensor)
+    out = torch.empty(4096, dtype=torch.int32, device=DEVICE)
+    _permute[(1,)](low.to(DEVICE), high.to(DEVICE), selectors.int().to(DEVICE), out)
+    held = torch.stack([low, high], dim=1).view(torch.uint8)
+    expected = torch.stack([held.gather(1, each[:, None])[:, 0] for each in digits], dim=1)
+    assert torch.equal(out.cpu(), expected.contiguous().view(torch.int32)[:, 0])
+
+
+@pytest.mark.parametrize("place", range(0, 8, 2))
+def test_all_pairs_of_codes_are_looked_up(place: int) -> None:
+    """Two neighbours of a word at a time, in the product with ones and zeros."""
+    kind = BLOCK_FORMATS["IQ4_NL"]
+    blocks = torch.zeros(256, kind.nbytes, dtype=torch.uint8)
+    blocks[:, :2] = torch.tensor([1.0], dtype=torch.float16).view(torch.uint8)
+    blocks[:, 2 + place : 4 + place] = torch.arange(256, dtype=torch.uint8)[:, None]
+    weight = QuantizedWeight(kind, blocks.to(DEVICE))
+    x = torch.eye(32, dtype=torch.float16, device=DEVICE)
+    assert torch.equal(multiply(x, pack(weight)).T.float(), dequantize(weight).float())
 
 
 def test_a_row_is_the_same_beside_others() -> None:

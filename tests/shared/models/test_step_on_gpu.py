@@ -131,6 +131,7 @@ class OnGpu(GpuOperators):
         rows: DecodeMetadata,
         params: AttentionParams,
         out_THD: torch.Tensor,
+        sinks_H: torch.Tensor | None = None,
     ) -> None:
         """``paged_decode``, which launches two kernels."""
         assert rows.table.device == q_THD.device == META
