@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,36 @@ class ModelConfig:
     generation_file: str = "generation_config.json"
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read the configuration of a model folder, with the pooling that a file beside it names."""
+def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """Read the configuration of a model folder, with the pooling that a file beside it names.
+    ``overrides`` replace keys of its ``config.json``."""
     file, generation = folder / "config.json", folder / "generation_config.json"
     more = read_json(generation) if generation.is_file() else {}
     beside = {
         name: read_json(folder / name) for name in QUANTIZATION_FILES if (folder / name).is_file()
     }
-    values = read_json(file) | beside
+    values = overridden(read_json(file), overrides or {}) | beside
     for key, value in _read_modules(folder).items():
         values.setdefault(key, value)
     if LOGIT_SCORE not in values and (answers := _answers(values, folder)) is not None:
         values[LOGIT_SCORE] = _tokens_of(answers, folder)
     return ModelConfig(values, str(file), more, str(generation))
+
+
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a ``config.json`` with some replaced, as vLLM does it: objects of a whole
+    configuration (``text_config``) are merged with all that is in them, other ones replaced."""
+    made = dict(values)
+    for key, value in overrides.items():
+        nested = key.endswith("_config") and key != "quantization_config"
+        made[key] = _merged(made.get(key), value) if nested else value
+    return made
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
 def _read_modules(folder: Path) -> dict[str, Any]:

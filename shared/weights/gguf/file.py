@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from ...models.model_config import ModelConfig
+from ...models.model_config import ModelConfig, overridden
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
@@ -35,8 +36,9 @@ class GGUFFile:
 
     format = "gguf"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self._overrides = overrides or {}
         self._reads = FileReads()
 
     def __enter__(self) -> GGUFFile:
@@ -54,7 +56,7 @@ class GGUFFile:
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
         values = config_values(self.header, self._read_floats, self.path)
-        return ModelConfig(values, str(self.path))
+        return ModelConfig(overridden(values, self._overrides), str(self.path))
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See ``WeightSource``."""

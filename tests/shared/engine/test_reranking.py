@@ -21,6 +21,7 @@ from tandem.shared.models.spec import TokenScoreSpec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
+    PAIR_TEMPLATE,
     PREFIX,
     add_answers,
     on_the_card,
@@ -165,6 +166,19 @@ def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) ->
         config_of(folder, method="mean")
     with pytest.raises(ModelError, match="the answer 'maybe' is no token"):
         config_of(folder, classifier_from_token=["maybe"], method="no_post_processing")
+
+
+def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -> None:
+    """The command of vLLM's documentation, on two ranks; the template is the user's."""
+    folder = Path(shutil.copytree(reranker, tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
+    keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    with engine_of(folder, hf_overrides=json.dumps(keys), tensor_parallel_size=2) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        tokens = [engine.tokenizer.encode_pair(QUERY, t, most=1000)[0] for t in DOCUMENTS[:2]]
+    wanted = [expected(folder, each) for each in tokens]
+    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:
