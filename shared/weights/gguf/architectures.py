@@ -144,6 +144,12 @@ _EXPERT_WEIGHTS: WeightNames = _in_layers({"ffn_gate_inp": "mlp.router"}) | {
 _SHARED_EXPERT = _in_layers({f"ffn_{part}_shexp": f"mlp.shared.{part}" for part in _PARTS})
 _CORRECTION: WeightNames = {"blk.{i}.exp_probs_b.bias": "layers.{i}.mlp.router.bias"}
 _MOE: WeightNames = _QWEN3 | _EXPERT_WEIGHTS
+# Of models that score or label texts.
+CLASSIFIER_WEIGHTS: WeightNames = {
+    f"{theirs}.{kind}": f"classifier.{ours}.{kind}"
+    for theirs, ours in (("cls", "dense"), ("cls.norm", "norm"), ("cls.output", "out"))
+    for kind in ("weight", "bias")
+}
 # Before experts were stacked.
 _MIXTRAL: WeightNames = (
     _LLAMA

@@ -10,9 +10,17 @@ import base64
 import json
 import logging
 from array import array
+from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, shown
+from ...text.pair_template import (
+    QWEN3_TEMPLATE,
+    RERANK,
+    names_qwen3_reranker,
+    of_placeholders,
+    shows_pairs,
+)
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
 from ...text.vocabulary.tokenizer_json import byte_pairs
 from . import character_map
@@ -48,7 +56,27 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
         generation_config=generation_config(header),
         template=_template(header, "tokenizer.chat_template", origin),
         tool_template=_template(header, f"tokenizer.chat_template.{TOOL_USE}", origin),
+        more_templates=_of_pairs(header, origin),
     )
+
+
+def is_qwen3_reranker(header: GGUFHeader, origin: str) -> bool:
+    """Return whether a file, or the model in it, is named as one of Qwen3-Reranker."""
+    names = [header.metadata.get(f"general.{key}") for key in ("name", "basename")]
+    return any(names_qwen3_reranker(str(name)) for name in (Path(origin).name, *names))
+
+
+def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
+    """The template by which a reranker reads pairs, if there is one."""
+    key = f"tokenizer.chat_template.{RERANK}"
+    template = _template(header, key, origin)
+    if template is None:
+        named = is_qwen3_reranker(header, origin)
+        return {RERANK: TemplateText(QWEN3_TEMPLATE, origin)} if named else {}
+    source = of_placeholders(template.source)
+    if source is None and not shows_pairs(template.source):
+        raise ModelError(f"{origin}: {key} has no {{query}} and {{document}} to put texts in")
+    return {RERANK: template if source is None else TemplateText(source, origin)}
 
 
 def _template(header: GGUFHeader, key: str, origin: str) -> TemplateText | None:
