@@ -181,6 +181,32 @@ def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -
     assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
 
 
+def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
+    """As bge-reranker-v2-gemma, whose pairs are texts A and B before a question: the raw logit
+    of its answer, or the sigmoid of that."""
+    folder = tmp_path / "model"
+    tiny_models.build("gemma", folder)
+    add_answers(folder)
+    question = "Given a query A and a passage B, determine whether the passage answers it: "
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages if message.role == 'query' %}A: {{ message.content }}\n"
+        "{% endfor %}{% for message in messages if message.role == 'document' %}"
+        "B: {{ message.content }}\n{% endfor %}" + question
+    )
+    keys = {"classifier_from_token": ["yes"], "method": "no_post_processing"}
+    with engine_of(folder, hf_overrides=json.dumps(keys)) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        logits = engine.score(QUERY, DOCUMENTS[:2], use_activation=False)
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for text, one, logit in zip(DOCUMENTS[:2], found, logits, strict=True):
+        tokens = raw.encode(f"A: {QUERY}\nB: {text}\n{question}").ids
+        with torch.inference_mode():
+            wanted = model(torch.tensor([tokens])).logits[0, -1, raw.token_to_id("yes")]
+        assert logit.value == pytest.approx(float(wanted), abs=1e-4)
+        assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
+
+
 def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:
     """Its only weight is the difference of the answers' rows."""
     folder = tmp_path / "Qwen3-Reranker-0.6B-seq-cls"
