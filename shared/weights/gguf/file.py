@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from ...models.model_config import ModelConfig, overridden, with_token_score
+from ...models.model_config import LOGIT_SCORE, ModelConfig, overridden, with_token_score
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
@@ -71,6 +71,8 @@ class GGUFFile:
             lambda: self.tokenizer_files().vocabulary(),
             named=is_qwen3_reranker(header, file),
         )
+        if LOGIT_SCORE in values and values.get("pooling_type") == "rank":
+            del values["pooling_type"]  # the head that generates has the answers
         return ModelConfig(values, file)
 
     def tokenizer_files(self) -> TokenizerFiles:

@@ -58,7 +58,7 @@ _OTHER_KINDS = (
     ),
     ("controlvector|imatrix", "it is a control vector or an importance matrix, and no model"),
     (
-        "bert|t5encoder|gemma-embedding",
+        "-bert|eurobert|t5encoder|gemma-embedding",
         "it is an encoder, which embeds texts and generates none; for embeddings use a decoder "
         "such as Qwen/Qwen3-Embedding-0.6B-GGUF",
     ),
@@ -121,9 +121,6 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     if HEAD in header.tensors:
         values |= _of_head(header, known, origin)
         values.pop("pooling_type", None)
-    elif values.get("pooling_type") == "rank":
-        # The head that generates has the answers as well.
-        del values["pooling_type"]
     values |= known.constants
     values |= _of_tensors(header, origin)
     values |= {
@@ -166,6 +163,12 @@ def _family(known: Architecture, header: GGUFHeader) -> str:
 
 def _of_head(header: GGUFHeader, known: Architecture, origin: object) -> dict[str, Any]:
     """What a config says about a head that scores or labels texts."""
+    if known.family == "BertModel" and "cls.weight" not in header.tensors:
+        # BERT's own, which the converter leaves out.
+        raise ModelError(
+            f"{origin}: it lacks cls.weight, the layer between its encoder and its classifier; use "
+            f"the model's folder with safetensors"
+        )
     rows = 1 if compares_answers(header) else header.tensors[HEAD].shape[0]
     labels = header.metadata.get(f"{header.metadata['general.architecture']}.{_LABELS}")
     if rows == 1 or not isinstance(labels, list):
