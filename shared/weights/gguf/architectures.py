@@ -290,7 +290,16 @@ def _of_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, An
     sizes = {key: None if table is None else table.shape[0] for key, table in tables.items()}
     return (
         _NO_BIASES
-        | dict.fromkeys(("head_dim", "tie_word_embeddings", "is_causal", "bos_token_id"))
+        | dict.fromkeys(
+            (
+                "head_dim",
+                "num_key_value_heads",
+                "tie_word_embeddings",
+                "rope_theta",
+                "is_causal",
+                "bos_token_id",
+            )
+        )
         | sizes
     )
 

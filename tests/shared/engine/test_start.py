@@ -133,12 +133,13 @@ async def test_overrides_of_the_config_reach_the_ranks_and_change_the_fingerprin
     (tmp_path / "config.json").write_text(json.dumps(config))
     ranks = LoadingRanks(CPU)
     monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
+    given: list[dict[str, Any]] = [{}, {"hf_overrides": '{"rms_norm_eps": 0.5}'}]
     plain, other = [
         await start_engine(
             EngineConfig(model=str(tmp_path), load_format="dummy", **options),
             NodeIdentity("node", 1),
         )
-        for options in ({}, {"hf_overrides": '{"rms_norm_eps": 0.5}'})
+        for options in given
     ]
     assert ranks.settings[0].hf_overrides == '{"rms_norm_eps": 0.5}'
     assert other.fingerprint != plain.fingerprint

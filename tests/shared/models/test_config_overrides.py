@@ -79,7 +79,10 @@ def test_objects_replace_others_but_within_configurations() -> None:
 
 
 async def test_routers_and_reports_have_them_too(folder: Path) -> None:
-    given = {"model": str(folder), "hf_overrides": json.dumps({"max_position_embeddings": 77})}
+    given: dict[str, Any] = {
+        "model": str(folder),
+        "hf_overrides": json.dumps({"max_position_embeddings": 77}),
+    }
     source = obtain_model(EngineConfig(**given))
     pinned = await read_pinned(RouterOptions(port=0, registry_port=0, **given))
     own = model_fingerprint(source.spec, source.source.tokenizer_files())
@@ -92,7 +95,7 @@ async def test_routers_and_reports_have_them_too(folder: Path) -> None:
 def test_anything_but_an_object_is_refused(text: str) -> None:
     for options in (EngineConfig, RouterOptions):
         with pytest.raises(UsageError, match=r"--hf-overrides .* is not a JSON object"):
-            options(hf_overrides=text)  # type: ignore[operator]
+            options(hf_overrides=text)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,7 @@ def encoder(
     writer.add_head_count(config["num_attention_heads"])
     writer.add_layer_norm_eps(config["layer_norm_eps"])
     writer.add_causal_attention(False)
+    writer.add_rope_freq_base(10000.0)  # without effect
     writer.add_pooling_type(gguf.PoolingType(2 if labels is None else 4))
     if labels is not None:
         writer.add_classifier_output_labels(labels)
