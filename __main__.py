@@ -340,7 +340,7 @@ def _serve_while(
 AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Every field, for programs.")
 
 
-@command("pull", EngineConfig, only=("model", "ignore_config_keys"))
+@command("pull", EngineConfig, only=("model", "ignore_config_keys", "hf_overrides"))
 def pull(values: Values) -> None:
     """Download MODEL, unless it cannot be served or is there already, and print where it is.
 
@@ -377,6 +377,7 @@ def list_models(as_json: bool) -> None:
         "device",
         "max_model_len",
         "ignore_config_keys",
+        "hf_overrides",
         "cpu_kernels",
         "decode_kernel",
     ),

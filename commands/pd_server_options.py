@@ -15,6 +15,7 @@ USED_BY_PD_SERVER = {
     "pd_url",
     "model",
     "ignore_config_keys",
+    "hf_overrides",
     "served_model_name",
     "drain_timeout",
     "insecure",

@@ -62,11 +62,11 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     """Describe a model. Of one on a hub, only what says what it is and the headers of its weights
     are downloaded. Raises ``ModelError``."""
     with find_model(config.model) as found, ExitStack() as until_end:
-        source = open_source(found.path)
+        source = open_source(found.path, config.config_overrides)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
         spec = quantised(spec, config)
         check_files(source, found)
-        source = _with_headers(config.model, found, source, until_end)
+        source = _with_headers(config, found, source, until_end)
         files, size = _weights(found, source)
         on_cpu = not machine.gpus or config.device == "cpu"
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
@@ -111,7 +111,7 @@ def as_json(report: ModelReport, machine: Machine) -> str:
 
 
 def _with_headers(
-    name: str, found: FoundModel, source: WeightSource, until_end: ExitStack
+    config: EngineConfig, found: FoundModel, source: WeightSource, until_end: ExitStack
 ) -> WeightSource:
     """The source of a model whose files of weights have their headers at least."""
     download = found.download
@@ -121,10 +121,12 @@ def _with_headers(
     if not missing:
         return source
     if download.listing is None or any(file not in download.listing.sizes for file in missing):
-        raise ModelError(f"{name!r} is not whole in the hub's cache, which lacks {missing[0]}")
+        raise ModelError(
+            f"{config.model!r} is not whole in the hub's cache, which lacks {missing[0]}"
+        )
     folder = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
     _fetch_headers(found, download, download.listing, missing, folder)
-    return open_source(folder)
+    return open_source(folder, config.config_overrides)
 
 
 def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:

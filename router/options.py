@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..shared.config import RouterConfig
-from ..shared.config.fields import served_names, split_names
+from ..shared.config.fields import json_object, served_names, split_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +39,8 @@ class RouterOptions(RouterConfig):
     def ignored_config_keys(self) -> frozenset[str]:
         """The keys of ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)
+
+    @property
+    def config_overrides(self) -> dict[str, Any]:
+        """The object of ``--hf-overrides``. Raises ``UsageError``."""
+        return json_object("--hf-overrides", self.hf_overrides)

@@ -5,9 +5,10 @@ Without the option the first node to join decides, which may be a stray one afte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import ModelError
@@ -42,17 +43,20 @@ async def read_pinned(options: RouterOptions) -> PinnedModel | None:
     if name is None:
         return None
     fingerprint, vocab_size, files = await in_thread(
-        lambda: _describe(name, options.ignored_config_keys)
+        lambda: _describe(name, options.ignored_config_keys, options.config_overrides)
     )
     own_name = next(iter(options.served_names), display_name(name))
     card = pb.ModelCard(name=own_name, fingerprint=fingerprint, vocab_size=vocab_size)
     return PinnedModel(card, await load_tokenizer(files, vocab_size, options))
 
 
-def _describe(name: str, ignored_keys: frozenset[str]) -> tuple[str, int, TokenizerFiles]:
+def _describe(
+    name: str, ignored_keys: frozenset[str], overrides: Mapping[str, Any]
+) -> tuple[str, int, TokenizerFiles]:
     """The fingerprint of a model, the size of its vocabulary, and its tokenizer."""
     with find_model(name) as found:
-        spec, files = read_spec(found.path, ignored_keys), read_tokenizer(found.path)
+        spec = read_spec(found.path, ignored_keys, overrides=overrides)
+        files = read_tokenizer(found.path)
         return fingerprint_text(model_fingerprint(spec, files)), spec.vocab_size, files
 
 

@@ -38,4 +38,13 @@ def parse_classify(body: Any, model: ServedModel, options: RouterOptions) -> Gen
         )
     prompts = read_inputs(asked, model)
     embed = VectorOptions(pooling=None, normalize=asked.use_activation, score=True)
-    return pooling_request("classify", asked, model, prompts, embed, ignored)
+    return pooling_request(
+        GenerationRequest,
+        "classify",
+        model,
+        prompts,
+        embed,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        ignored=ignored,
+    )

@@ -45,4 +45,13 @@ def parse_embedding(body: Any, model: ServedModel, options: RouterOptions) -> Ge
         dimensions=asked.dimensions or 0,
         in_base64=asked.encoding_format == "base64",
     )
-    return pooling_request("embd", asked, model, prompts, embed, ignored)
+    return pooling_request(
+        GenerationRequest,
+        "embd",
+        model,
+        prompts,
+        embed,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        ignored=ignored,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -24,6 +24,8 @@ from ..served_model import ServedModel
 
 # As in OpenAI's API.
 MAX_INPUTS = 2048
+
+Request = TypeVar("Request", bound=GenerationRequest)
 
 
 class InputBody(BodyModel):
@@ -62,15 +64,16 @@ def read_inputs(
 
 
 def pooling_request(
+    of: type[Request],
     kind: str,
-    asked: InputBody,
     model: ServedModel,
     prompts: list[EncodedPrompt],
     embed: VectorOptions,
-    ignored: set[str],
-) -> GenerationRequest:
-    """A request for what the model makes of each prompt; its id begins with ``kind``."""
-    return GenerationRequest(
+    **fields: Any,
+) -> Request:
+    """A request for what the model makes of each prompt; its id begins with ``kind``. ``fields``
+    are further ones of the class."""
+    return of(
         request_id=f"{kind}-{uuid.uuid4().hex}",
         model=model,
         prompts=prompts,
@@ -79,10 +82,8 @@ def pooling_request(
         text=TextOptions(),
         stream=False,
         include_usage=False,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt,
-        ignored=ignored,
         embed=embed,
+        **fields,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ...proto import tandem_pb2 as pb
 from ..embeddings.embedding_response import EmbeddingResponse
-from ..embeddings.text_inputs import MAX_INPUTS
+from ..embeddings.text_inputs import MAX_INPUTS, pooling_request
 from ..errors import invalid
-from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
+from ..generation import EncodedPrompt, GenerationRequest, VectorOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import INT32, WHOLE, AnswerModel, BodyModel, DocumentedAs
@@ -151,19 +149,15 @@ def _request(
     check_keep_alive(asked.keep_alive)
     given = OllamaOptions.read(asked.options, ignored, "options.", at="options")
     limit = context_of(given, model)
-    prompts = [_tokens(text, limit, truncate, model) for text in texts]
-    return OllamaVectorRequest(
-        request_id=f"ollama-{uuid.uuid4().hex}",
-        asked_model=asked.model,
-        model=model,
-        prompts=[EncodedPrompt(tokens) for tokens in prompts],
-        max_tokens=[1] * len(prompts),
-        sampling=pb.Sampling(n=1),
-        text=TextOptions(),
-        stream=False,
-        include_usage=False,
+    prompts = [EncodedPrompt(_tokens(text, limit, truncate, model)) for text in texts]
+    return pooling_request(
+        OllamaVectorRequest,
+        "ollama",
+        model,
+        prompts,
+        vector,
         ignored=ignored,
-        embed=vector,
+        asked_model=asked.model,
     )
 
 

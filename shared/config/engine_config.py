@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UsageError
 from ..version import install_command
 from . import fields
-from .fields import check_option, option, split_names
+from .fields import check_option, json_object, option, split_names
 from .kv_dtypes import AUTO, SPELLINGS
 
 # Time allowed for downloading a model, before ranks start.
@@ -76,6 +77,7 @@ class EngineConfig:
         choices=("q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "q4_0", "int8", "fp8"),
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
+    hf_overrides: str | None = fields.hf_overrides()
     load_timeout: float = option(
         1800.0,
         "--load-timeout",
@@ -199,6 +201,7 @@ class EngineConfig:
             check_option(item.metadata, getattr(self, item.name))
         if self.device_ids and self.device == "cpu":
             raise UsageError(f"--d {self.devices} names CUDA devices, but --device is cpu")
+        _ = self.config_overrides
         if self.kv_fraction is not None and self.gpu_memory_utilization is not None:
             raise UsageError(
                 "--kv-fraction and --gpu-memory-utilization both size the KV cache: give one of "
@@ -224,6 +227,11 @@ class EngineConfig:
     def ignored_config_keys(self) -> frozenset[str]:
         """The keys of ``--ignore-config-keys``."""
         return split_names(self.ignore_config_keys)
+
+    @property
+    def config_overrides(self) -> dict[str, Any]:
+        """The object of ``--hf-overrides``. Raises ``UsageError``."""
+        return json_object("--hf-overrides", self.hf_overrides)
 
     @property
     def start_timeout(self) -> float:

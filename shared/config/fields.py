@@ -99,6 +99,16 @@ def ignore_config_keys() -> Any:
     )
 
 
+def hf_overrides() -> Any:
+    """For nodes, and for routers with ``--model``: both read the model's configuration."""
+    return option(
+        None,
+        "--hf-overrides",
+        "JSON object whose keys replace those of the model's config.json, as in vLLM. In an object "
+        "that is a configuration of its own, such as text_config, single keys are replaced.",
+    )
+
+
 def insecure() -> Any:
     """For nodes and routers."""
     return option(
@@ -122,6 +132,19 @@ def stats_interval() -> Any:
 def split_names(value: str | None) -> frozenset[str]:
     """The names in a comma-separated list."""
     return frozenset(name.strip() for name in (value or "").split(",") if name.strip())
+
+
+def json_object(flag: str, text: str | None) -> dict[str, Any]:
+    """The JSON object of an option; empty if it is not given. Raises ``UsageError``."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{flag} {text[:200]!r} is not a JSON object")
+    return value
 
 
 def split_list(flag: str, value: str | None) -> tuple[str, ...]:

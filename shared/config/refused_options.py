@@ -79,7 +79,6 @@ REFUSED = {
     "--guided-decoding-backend": "grammars are compiled by llguidance; leave it out",
     "--headless": "start tandem decode-node MODEL --join ROUTER",
     "--hf-config-path": _FILES,
-    "--hf-overrides": "write the keys into the model's config.json; a Qwen3-Reranker needs none",
     "--kv-cache-memory-bytes": "use --num-gpu-blocks-override",
     "--kv-events-config": "nodes tell their routers by themselves; leave it out",
     "--kv-offloading-size": _NO_OFFLOAD,

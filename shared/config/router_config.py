@@ -9,7 +9,7 @@ from ..unix_sockets import SCHEME, socket_address
 from . import fields
 from .access_config import AccessConfig
 from .batch_config import BatchConfig
-from .fields import option, split_addresses
+from .fields import json_object, option, split_addresses
 from .limits import MAX_CONNECTIONS
 from .mcp_config import McpConfig
 from .sampling_config import SamplingConfig
@@ -26,6 +26,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "tokenizer, not its weights (default: that of the first decode node to join).",
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()
+    hf_overrides: str | None = fields.hf_overrides()
     served_model_name: str | None = fields.served_model_name()
     host: str = option("127.0.0.1", "--host", "Address on which HTTP is served.", host=True)
     port: int = option(8000, "--port", "HTTP port (0: any free port).", minimum=0, maximum=65535)
@@ -320,6 +321,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     def __post_init__(self) -> None:
         """Reject invalid flags before anything starts. Raises ``UsageError``."""
         prefill_addresses(self.pd_url)
+        json_object("--hf-overrides", self.hf_overrides)
         self._check_access()
         self._check_sampling()
         if self.metrics_host is not None and self.metrics_port is None:

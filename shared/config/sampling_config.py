@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .fields import check_option, option
+from .fields import check_option, json_object, option
 
 # vLLM's words for the model's own generation_config.json, and for none.
 MODELS_OWN, NONE = "auto", "vllm"
@@ -142,19 +141,6 @@ class SamplingConfig:
     def template_variables(self) -> dict[str, Any]:
         """The object of ``--default-chat-template-kwargs``. Raises ``UsageError``."""
         return json_object("--default-chat-template-kwargs", self.default_chat_template_kwargs)
-
-
-def json_object(flag: str, text: str | None) -> dict[str, Any]:
-    """The JSON object of an option; empty if it is not given. Raises ``UsageError``."""
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"{flag} {text[:200]!r} is not a JSON object")
-    return value
 
 
 def check_defaults(flag: str, values: dict[str, Any]) -> None:

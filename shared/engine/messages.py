@@ -53,6 +53,7 @@ class RankSettings:
     load_format: str = "auto"
     isq: str | None = None
     ignored_config_keys: tuple[str, ...] = ()
+    hf_overrides: str | None = None
     max_model_len: int | None = None
     seed: int = 0
     threads: int = 1

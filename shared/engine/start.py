@@ -255,6 +255,12 @@ def _tell_what_is_unusual(config: EngineConfig, model: ObtainedModel) -> None:
             ", ".join(sorted(ignored)),
             model.source.config().file,
         )
+    if overrides := config.config_overrides:
+        log.warning(
+            "--hf-overrides: %s of %s are replaced; what the model computes follows from them",
+            ", ".join(sorted(overrides)),
+            model.source.config().file,
+        )
     if not model.generates and model.spec.classifier is None:
         log.warning("%s has no lm_head: it serves embeddings only", model.path)
 
@@ -329,6 +335,7 @@ def _rank_settings(
         load_format=config.load_format,
         isq=config.isq,
         ignored_config_keys=tuple(sorted(config.ignored_config_keys)),
+        hf_overrides=config.hf_overrides,
         max_model_len=config.max_model_len,
         seed=config.seed,
         threads=config.threads or share_of_cores(config.world_size),

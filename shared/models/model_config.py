@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, shown
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
-from ..text.pair_template import COMPARES, answers_by_name
+from ..text.pair_template import COMPARES, answers_by_name, is_qwen3_reranker
 from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
 
@@ -39,19 +39,40 @@ class ModelConfig:
     generation_file: str = "generation_config.json"
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read the configuration of a model folder, with the pooling that a file beside it names."""
+def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """Read the configuration of a model folder, with the pooling that a file beside it names.
+    ``overrides`` replace keys of its ``config.json``."""
     file, generation = folder / "config.json", folder / "generation_config.json"
     more = read_json(generation) if generation.is_file() else {}
     beside = {
         name: read_json(folder / name) for name in QUANTIZATION_FILES if (folder / name).is_file()
     }
-    values = read_json(file) | beside
+    values = overridden(read_json(file), overrides or {}) | beside
     for key, value in _read_modules(folder).items():
         values.setdefault(key, value)
-    if LOGIT_SCORE not in values and (answers := _answers(values, folder)) is not None:
-        values[LOGIT_SCORE] = _tokens_of(answers, folder)
+    values = with_token_score(
+        values,
+        str(file),
+        lambda: read_tokenizer_files(folder).vocabulary(),
+        named=is_qwen3_reranker(folder),
+    )
     return ModelConfig(values, str(file), more, str(generation))
+
+
+def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a ``config.json`` with some replaced, as vLLM does it: objects of a whole
+    configuration (``text_config``) are merged with all that is in them, other ones replaced."""
+    made = dict(values)
+    for key, value in overrides.items():
+        nested = key.endswith("_config") and key != "quantization_config"
+        made[key] = _merged(made.get(key), value) if nested else value
+    return made
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
 def _read_modules(folder: Path) -> dict[str, Any]:
@@ -73,14 +94,25 @@ def _read_modules(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _answers(values: dict[str, Any], folder: Path) -> list[Any] | tuple[str, ...] | None:
+def with_token_score(
+    values: dict[str, Any], file: str, vocabulary: Callable[[], dict[str, int]], *, named: bool
+) -> dict[str, Any]:
+    """The values with the tokens whose logits are a score, if they tell them as vLLM's keys, or if
+    the model is ``named`` as one of Qwen3-Reranker. Raises ``ModelError``, which names ``file``."""
+    if LOGIT_SCORE in values or (answers := _answers(values, file, named)) is None:
+        return values
+    return values | {LOGIT_SCORE: _tokens_of(answers, file, vocabulary())}
+
+
+def _answers(values: dict[str, Any], file: str, named: bool) -> list[Any] | tuple[str, ...] | None:
     """The answers whose logits are a score: as vLLM's keys name them, or those of a model that is
     told by its name only. ``None`` for any other model."""
     answers = values.get(_ANSWERS)
     if answers is None:
         names = values.get("architectures")
-        return answers_by_name(names[0] if isinstance(names, list) and names else None, folder)
-    file, method = folder / "config.json", values.get("method")
+        architecture = names[0] if isinstance(names, list) and names else None
+        return answers_by_name(architecture, named=named)
+    method = values.get("method")
     if values.get(COMPARES) is True:
         method = "from_2_way_softmax"
     wanted = {"from_2_way_softmax": 2, "no_post_processing": 1}.get(str(method))
@@ -94,12 +126,11 @@ def _answers(values: dict[str, Any], folder: Path) -> list[Any] | tuple[str, ...
     return answers
 
 
-def _tokens_of(answers: Sequence[Any], folder: Path) -> dict[str, Any]:
+def _tokens_of(answers: Sequence[Any], file: str, vocabulary: Mapping[str, int]) -> dict[str, Any]:
     """``LogitScore``'s table of one answer, or of one against the other, which is the first."""
-    vocabulary = read_tokenizer_files(folder).vocabulary()
     for answer in answers:
         if not isinstance(answer, str) or answer not in vocabulary:
-            raise ModelError(f"{folder}: the answer {shown(answer)} is no token of its tokenizer")
+            raise ModelError(f"{file}: the answer {shown(answer)} is no token of its tokenizer")
     *false, true = [vocabulary[answer] for answer in answers]
     return {"true_token_id": true, "false_token_id": false[0] if false else None}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ _ZERO_POINT = re.compile(r"\.[kv]_zero_point$")
 _REMEDY = "use --kv-cache-dtype bfloat16 or int8, which need no scales of a checkpoint"
 
 
-def read_kv_scales(path: str | Path, spec: DecoderSpec) -> WholeScales:
+def read_kv_scales(
+    path: str | Path, spec: DecoderSpec, overrides: Mapping[str, Any] | None = None
+) -> WholeScales:
     """The scales of a model's KV in fp8; 1 for layers without any, as vLLM has it.
 
     Latents, which are keys and values at once, have that of K. Raises ``ModelError`` for scales of
@@ -34,7 +37,7 @@ def read_kv_scales(path: str | Path, spec: DecoderSpec) -> WholeScales:
     """
     if is_gguf(Path(path)):
         return UNSCALED
-    folder = SafetensorsFolder(Path(path))
+    folder = SafetensorsFolder(Path(path), overrides=overrides)
     config = folder.config()
     family = family_of(config.values, config.file)
     found: dict[int, dict[str, float]] = {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +46,7 @@ def load_model(
     tp: TensorParallel | None = None,
     load_format: str = "auto",
     ignored_keys: frozenset[str] = frozenset(),
+    overrides: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
     isq: str | None = None,
@@ -51,9 +54,9 @@ def load_model(
 ) -> Decoder:
     """Load this rank's part of the model at a path. ``dummy`` needs its configuration only.
 
-    ``ignored_keys``, ``max_model_len``: see ``spec_of``.
+    ``ignored_keys``, ``max_model_len``: see ``spec_of``; ``overrides``: see ``open_source``.
     """
-    source = open_source(path)
+    source = open_source(path, overrides)
     spec = spec_of(source.config(), ignored_keys, max_model_len)
     device = torch.device(device)
     place = WeightPlacement(

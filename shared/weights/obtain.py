@@ -37,7 +37,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
     """
     with find_model(config.model) as found:
         name = str(found.version or config.model)
-        source = open_source(found.path)
+        source = open_source(found.path, config.config_overrides)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
         if problem := tensor_parallel_problem(spec, config.world_size):
             raise ModelError(
@@ -55,7 +55,8 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
         if found.download is None:
             return ObtainedModel(name, found.path, source, spec, generates)
         source.tokenizer_files()  # no router could serve the model without them
-        source = open_source(found.download(source.weight_files()))
+        downloaded = found.download(source.weight_files())
+        source = open_source(downloaded, config.config_overrides)
     return ObtainedModel(name, source.path, source, spec, _check_tensors(source, spec))
 
 

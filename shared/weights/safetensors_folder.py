@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
 from math import prod
@@ -41,8 +41,11 @@ class SafetensorsFolder:
 
     format = "safetensors"
 
-    def __init__(self, path: Path, framework: str = "pt") -> None:
+    def __init__(
+        self, path: Path, framework: str = "pt", overrides: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path
+        self._overrides = overrides
         self._framework = framework
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
@@ -68,7 +71,7 @@ class SafetensorsFolder:
         if not (self.path / "config.json").is_file():
             kind = without_config(self._names_of_files(), str(self.path))
             raise ModelError(f"{self.path / 'config.json'} is missing: {kind}")
-        return read_config(self.path)
+        return read_config(self.path, self._overrides)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See ``WeightSource``."""

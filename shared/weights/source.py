@@ -5,9 +5,10 @@ Torch is loaded only when a tensor is read, so that heads and routers can ask fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
@@ -96,12 +97,13 @@ class WeightSource(Protocol):
         may be used for rows, and is then what is returned."""
 
 
-def open_source(path: str | Path) -> WeightSource:
-    """The source at a path that ``locate_model`` has found."""
+def open_source(path: str | Path, overrides: Mapping[str, Any] | None = None) -> WeightSource:
+    """The source at a path that ``locate_model`` has found. ``overrides`` replace keys of its
+    configuration."""
     path = Path(path)
     if is_gguf(path):
-        return GGUFFile(path)
-    folder = SafetensorsFolder(path)
+        return GGUFFile(path, overrides)
+    folder = SafetensorsFolder(path, overrides=overrides)
     if not (path / "config.json").is_file():
         return folder
     quantization = quantization_of(folder.config())
@@ -120,6 +122,7 @@ def read_spec(
     path: str | Path,
     ignored_keys: frozenset[str] = frozenset(),
     max_model_len: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> DecoderSpec:
-    """The spec of the model at a path; see ``spec_of``."""
-    return spec_of(open_source(path).config(), ignored_keys, max_model_len)
+    """The spec of the model at a path; see ``spec_of`` and ``open_source``."""
+    return spec_of(open_source(path, overrides).config(), ignored_keys, max_model_len)

@@ -65,6 +65,12 @@ def _running_in(folder: Path) -> bool:
         (["serve", "--pd-server", "--pd-client"], ["--pd-server", "--pd-client"]),
         (["serve", "--pd-server", "--pd-url", "file://run"], ["file:///folder"]),
         (["router", "--pd-url", "file:///" + "d" * 100], ["too long for Unix sockets"]),
+        (["serve", "builtin", "--hf-overrides", "[1]"], ["--hf-overrides '[1]'", "JSON object"]),
+        (["info", "builtin", "--hf-overrides", "{a"], ["--hf-overrides '{a'", "JSON object"]),
+        (
+            ["info", "builtin", "--hf-overrides", '{"num_hidden_layers": "2"}'],
+            ["'2'", "config.json"],
+        ),
         (["serve", "--pd-server", "--port", "9000"], ["--port", "not used with --pd-server"]),
         (["serve", "--pd-server", "--prefill-nodes", "2"], ["--prefill-nodes", "--pd-server"]),
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),

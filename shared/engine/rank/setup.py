@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....kernels.errors import KernelUnavailableError
+from ...config.fields import json_object
 from ...config.kv_dtypes import SCALED_AS_A_WHOLE
 from ...errors import StartupError
 from ...handoff.carriers.carrier_option import allows, not_possible
@@ -109,6 +110,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)
     tp = _meet(settings, device)
+    overrides = json_object("--hf-overrides", settings.hf_overrides)
     operators = operators_for(
         device, cpu_kernels=settings.cpu_kernels, decode_kernel=settings.decode_kernel
     )
@@ -120,6 +122,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
             tp=tp,
             load_format=settings.load_format,
             ignored_keys=frozenset(settings.ignored_config_keys),
+            overrides=overrides,
             max_model_len=settings.max_model_len,
             seed=settings.seed,
             isq=settings.isq,
@@ -132,7 +135,7 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
         ) from None
     kv_scales = UNSCALED
     if formats.kv_dtype in SCALED_AS_A_WHOLE and settings.load_format != "dummy":
-        kv_scales = read_kv_scales(settings.model_path, model.spec)
+        kv_scales = read_kv_scales(settings.model_path, model.spec, overrides)
         _tell(kv_scales)
     kv_dtype = getattr(torch, formats.kv_dtype)
     return LoadedModel(model, settings.block_size, kv_dtype, tp, kv_scales)

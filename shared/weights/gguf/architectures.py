@@ -144,6 +144,32 @@ _EXPERT_WEIGHTS: WeightNames = _in_layers({"ffn_gate_inp": "mlp.router"}) | {
 _SHARED_EXPERT = _in_layers({f"ffn_{part}_shexp": f"mlp.shared.{part}" for part in _PARTS})
 _CORRECTION: WeightNames = {"blk.{i}.exp_probs_b.bias": "layers.{i}.mlp.router.bias"}
 _MOE: WeightNames = _QWEN3 | _EXPERT_WEIGHTS
+_BERT: WeightNames = {
+    "token_embd.weight": "embed.weight",
+    "position_embd.weight": "positions.weight",
+    "token_types.weight": "segments.weight",
+    **{
+        name: weight
+        for kind in ("weight", "bias")
+        for name, weight in {
+            f"token_embd_norm.{kind}": f"embedding_norm.{kind}",
+            **_in_layers(
+                {name: to for name, to in _PROJECTIONS.items() if name != "ffn_gate"}
+                | {
+                    "attn_output_norm": "post_attention_norm",
+                    "layer_output_norm": "post_mlp_norm",
+                },
+                kind,
+            ),
+        }.items()
+    },
+}
+# Of models that score or label texts.
+CLASSIFIER_WEIGHTS: WeightNames = {
+    f"{theirs}.{kind}": f"classifier.{ours}.{kind}"
+    for theirs, ours in (("cls", "dense"), ("cls.norm", "norm"), ("cls.output", "out"))
+    for kind in ("weight", "bias")
+}
 # Before experts were stacked.
 _MIXTRAL: WeightNames = (
     _LLAMA
@@ -252,6 +278,30 @@ def _of_phi(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any
     """The width of the feed-forward, which the converter takes for granted."""
     up = header.tensors.get("blk.0.ffn_up.weight")
     return _NO_BIASES | {"intermediate_size": None if up is None else up.shape[0]}
+
+
+def _of_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """The sizes of tables. Those of RoBERTa's positions lack the rows that no token has, so that it
+    is a BERT."""
+    tables = {
+        "max_position_embeddings": header.tensors.get("position_embd.weight"),
+        "type_vocab_size": header.tensors.get("token_types.weight"),
+    }
+    sizes = {key: None if table is None else table.shape[0] for key, table in tables.items()}
+    return (
+        _NO_BIASES
+        | dict.fromkeys(
+            (
+                "head_dim",
+                "num_key_value_heads",
+                "tie_word_embeddings",
+                "rope_theta",
+                "is_causal",
+                "bos_token_id",
+            )
+        )
+        | sizes
+    )
 
 
 def _of_gpt2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
@@ -644,6 +694,7 @@ ARCHITECTURES = {
         derived=_of_minimax,
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", _KEYS, _QWEN3 | _POST_NORMS),
+    "bert": Architecture("BertModel", _KEYS | _LAYER_NORM, _BERT, derived=_of_bert),
     "seed_oss": Architecture(
         "SeedOssForCausalLM", _KEYS, _DENSE | _NORM_OF_MLP, derived=_of_seed_oss
     ),

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from ...models.model_config import ModelConfig
+from ...models.model_config import LOGIT_SCORE, ModelConfig, overridden, with_token_score
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles
 from ..file_reads import FileReads
+from .architectures import CLASSIFIER_WEIGHTS
 from .header import GGUFHeader, TensorEntry, shortest
-from .hf_config import architecture_of, check_codebooks, config_values, end_tokens
+from .hf_config import (
+    HEAD,
+    architecture_of,
+    check_codebooks,
+    compares_answers,
+    config_values,
+    end_tokens,
+)
 from .parts import part_files, read_model
 from .tensor_types import TENSOR_TYPES
-from .tokenizer_json import tokenizer_files
+from .tokenizer_json import is_qwen3_reranker, tokenizer_files
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +44,9 @@ class GGUFFile:
 
     format = "gguf"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, overrides: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self._overrides = overrides or {}
         self._reads = FileReads()
 
     def __enter__(self) -> GGUFFile:
@@ -53,8 +63,17 @@ class GGUFFile:
 
     def config(self) -> ModelConfig:
         """See ``WeightSource``."""
-        values = config_values(self.header, self._read_floats, self.path)
-        return ModelConfig(values, str(self.path))
+        file, header = str(self.path), self.header
+        values = overridden(config_values(header, self._read_floats, self.path), self._overrides)
+        values = with_token_score(
+            values,
+            file,
+            lambda: self.tokenizer_files().vocabulary(),
+            named=is_qwen3_reranker(header, file),
+        )
+        if LOGIT_SCORE in values and values.get("pooling_type") == "rank":
+            del values["pooling_type"]  # the head that generates has the answers
+        return ModelConfig(values, file)
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See ``WeightSource``."""
@@ -67,7 +86,8 @@ class GGUFFile:
     def weight_names(self, family: Family) -> WeightNames:
         """See ``WeightSource``. Checks that the formats of the weights can be decoded here."""
         check_codebooks(self.header, self.path)
-        return architecture_of(self.header, self.path).weights
+        names = architecture_of(self.header, self.path).weights
+        return names if family.head is None else names | CLASSIFIER_WEIGHTS
 
     @cached_property
     def _tensors(self) -> dict[str, TensorEntry]:
@@ -75,6 +95,8 @@ class GGUFFile:
         split = {part.name for pair in self._expansions.values() for part in pair}
         listed = (entry for name, entry in self.header.tensors.items() if name not in split)
         tensors = {each.name: each for entry in listed for each in _matrices(entry)}
+        if compares_answers(self.header):
+            tensors[HEAD] = replace(tensors[HEAD], shape=(1, tensors[HEAD].shape[1]), type=F32)
         return tensors | {
             name: replace(keys, name=name, shape=_expanded(keys, values), type=F32)
             for name, (keys, values) in self._expansions.items()
@@ -145,6 +167,9 @@ class GGUFFile:
         entry = self._tensors[name]
         if name in self._expansions:
             return self._expansion(*self._expansions[name], first, end)
+        if name == HEAD and compares_answers(self.header):
+            yes, no = self._numbers(self.header.tensors[HEAD], 0)
+            return (yes - no)[None].narrow(dim, first, end - first)
         if index is not None:
             return self._rows(entry, index, index + 1)[0, first:end]
         return self._rows(entry, first, end, into) if dim == 0 else self._columns(entry, first, end)

@@ -21,6 +21,14 @@ from .architectures import ARCHITECTURES, Architecture, architecture
 from .header import GGUFHeader
 from .tensor_types import TENSOR_TYPES
 
+# The last layer of a classifier.
+HEAD = "cls.output.weight"
+_LABELS = "classifier.output_labels"
+CLASSIFIER = "ForSequenceClassification"
+_GENERATES = re.compile("(ForCausalLM|LMHeadModel|Model)$")
+# Whose heads are two rows of the one that generates.
+_OF_ANSWERS = ("qwen3", "qwen3vl")
+
 # Reads a tensor of F32.
 ReadFloats = Callable[[str], Sequence[float]]
 
@@ -34,7 +42,11 @@ _IMPLIED = (
     "mm.tokens_per_image",
 )
 # Names of all architectures, for what a config.json says under other ones.
-_COMMON_KEYS = {"attention.causal": "is_causal", "pooling_type": "pooling_type"}
+_COMMON_KEYS = {
+    "attention.causal": "is_causal",
+    "pooling_type": "pooling_type",
+    _LABELS: _LABELS,
+}
 _POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 # Signs of other kinds in "TYPE ARCHITECTURE".
 _OTHER_KINDS = (
@@ -46,7 +58,7 @@ _OTHER_KINDS = (
     ),
     ("controlvector|imatrix", "it is a control vector or an importance matrix, and no model"),
     (
-        "bert|t5encoder|gemma-embedding",
+        "-bert|eurobert|t5encoder|gemma-embedding",
         "it is an encoder, which embeds texts and generates none; for embeddings use a decoder "
         "such as Qwen/Qwen3-Embedding-0.6B-GGUF",
     ),
@@ -105,10 +117,14 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     }
     if isinstance(pooling := values.get("pooling_type"), int):
         values["pooling_type"] = _POOLINGS.get(pooling, pooling)
+    values.pop(_LABELS, None)
+    if HEAD in header.tensors:
+        values |= _of_head(header, known, origin)
+        values.pop("pooling_type", None)
     values |= known.constants
     values |= _of_tensors(header, origin)
     values |= {
-        "architectures": [known.family],
+        "architectures": [_family(known, header)],
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(header) or None,
     }
@@ -124,6 +140,42 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     values |= _score_scale(name, values)
     values |= known.ropes(values)
     return {key: value for key, value in values.items() if value is not None}
+
+
+def compares_answers(header: GGUFHeader) -> bool:
+    """Return whether the head's rows are those of yes and of no, of which llama.cpp takes the
+    probability of the first: the difference of both is a logit."""
+    name = header.metadata.get("general.architecture")
+    labels = header.metadata.get(f"{name}.{_LABELS}", ["yes", "no"])
+    head = header.tensors.get(HEAD)
+    return (
+        name in _OF_ANSWERS
+        and head is not None
+        and (list(labels) == ["yes", "no"] if isinstance(labels, list) else False)
+        and head.shape[:1] == (2,)
+    )
+
+
+def _family(known: Architecture, header: GGUFHeader) -> str:
+    """The family's name for a model with a head that scores or labels texts, or without one."""
+    return _GENERATES.sub(CLASSIFIER, known.family) if HEAD in header.tensors else known.family
+
+
+def _of_head(header: GGUFHeader, known: Architecture, origin: object) -> dict[str, Any]:
+    """What a config says about a head that scores or labels texts."""
+    if known.family == "BertModel" and "cls.weight" not in header.tensors:
+        # BERT's own, which the converter leaves out.
+        raise ModelError(
+            f"{origin}: it lacks cls.weight, the layer between its encoder and its classifier; use "
+            f"the model's folder with safetensors"
+        )
+    rows = 1 if compares_answers(header) else header.tensors[HEAD].shape[0]
+    labels = header.metadata.get(f"{header.metadata['general.architecture']}.{_LABELS}")
+    if rows == 1 or not isinstance(labels, list):
+        return {"num_labels": rows}
+    if len(labels) != rows:
+        raise ModelError(f"{origin}: {_LABELS} has {len(labels)} labels, and {HEAD} {rows} rows")
+    return {"id2label": dict(enumerate(labels))}
 
 
 def _refuse_experts(

@@ -10,9 +10,17 @@ import base64
 import json
 import logging
 from array import array
+from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError, shown
+from ...text.pair_template import (
+    QWEN3_TEMPLATE,
+    RERANK,
+    names_qwen3_reranker,
+    of_placeholders,
+    shows_pairs,
+)
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
 from ...text.vocabulary.tokenizer_json import byte_pairs
 from . import character_map
@@ -48,7 +56,27 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
         generation_config=generation_config(header),
         template=_template(header, "tokenizer.chat_template", origin),
         tool_template=_template(header, f"tokenizer.chat_template.{TOOL_USE}", origin),
+        more_templates=_of_pairs(header, origin),
     )
+
+
+def is_qwen3_reranker(header: GGUFHeader, origin: str) -> bool:
+    """Return whether a file, or the model in it, is named as one of Qwen3-Reranker."""
+    names = [header.metadata.get(f"general.{key}") for key in ("name", "basename")]
+    return any(names_qwen3_reranker(str(name)) for name in (Path(origin).name, *names))
+
+
+def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
+    """The template by which a reranker reads pairs, if there is one."""
+    key = f"tokenizer.chat_template.{RERANK}"
+    template = _template(header, key, origin)
+    if template is None:
+        named = is_qwen3_reranker(header, origin)
+        return {RERANK: TemplateText(QWEN3_TEMPLATE, origin)} if named else {}
+    source = of_placeholders(template.source)
+    if source is None and not shows_pairs(template.source):
+        raise ModelError(f"{origin}: {key} has no {{query}} and {{document}} to put texts in")
+    return {RERANK: template if source is None else TemplateText(source, origin)}
 
 
 def _template(header: GGUFHeader, key: str, origin: str) -> TemplateText | None:
@@ -113,13 +141,21 @@ class _Vocabulary:
                 self._origin,
             )
             name = DEFAULT
+        # RoBERTa's; others of this kind are of decoders.
+        encodes = self._metadata.get("general.architecture") == "bert"
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
             raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
         return {
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
-            "post_processor": self._with_ends(rule.begins) or _byte_level(use_regex=True),
+            "post_processor": self._with_ends(
+                rule.begins or encodes,
+                ends=encodes,
+                between=2 if encodes else 1,
+                segments=not encodes,
+            )
+            or _byte_level(use_regex=True),
             "decoder": _byte_level(use_regex=True),
             "model": self._model(self._merges(), ignore_merges=rule.whole_words),
         }
@@ -200,7 +236,7 @@ class _Vocabulary:
             if characters
             else None,
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits},
-            "post_processor": self._with_ends(False, ends=True),
+            "post_processor": self._with_ends(False, ends=True, between=2, segments=False),
             "decoder": spaces,
             "model": {
                 "type": "Unigram",
@@ -282,23 +318,34 @@ class _Vocabulary:
         ]
 
     def _with_ends(
-        self, begins: bool, *, ends: bool = False, names: tuple[str, str] = ("bos", "eos")
+        self,
+        begins: bool,
+        *,
+        ends: bool = False,
+        names: tuple[str, str] = ("bos", "eos"),
+        between: int = 1,
+        segments: bool = True,
     ) -> dict[str, Any] | None:
         """The token before, and the token after every text, where the model wants them: by its
-        kind, unless its file says otherwise."""
+        kind, unless its file says otherwise. Of a pair, so many are ``between`` the texts if the
+        model has one for an end; else the second begins as the first. With ``segments``, the second
+        text is of another one."""
         first = self._end(names[0], "bos") if self._flag("add_bos_token", begins) else None
         last = self._end(names[1], "eos") if self._flag("add_eos_token", ends) else None
-        single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
-        if first is not None:
-            single.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
-        if last is not None:
-            single.append({"SpecialToken": {"id": last, "type_id": 0}})
-        if len(single) == 1:
+        if first is None and last is None:
             return None
+        single, second = [_text("A", 0)], [_text("B", int(segments))]
+        if last is not None:
+            single, second = [*single, _special(last, 0)], [*second, _special(last, int(segments))]
+            gap = [_special(last, 0)] * (between - 1)
+        else:
+            gap = [] if first is None else [_special(first, int(segments))]
+        if first is not None:
+            single = [_special(first, 0), *single]
         return {
             "type": "TemplateProcessing",
             "single": single,
-            "pair": [*single, *({k: {**v, "type_id": 1} for k, v in e.items()} for e in single)],
+            "pair": [*single, *gap, *second],
             "special_tokens": {
                 token: {"id": token, "ids": [self._tokens.index(token)], "tokens": [token]}
                 for token in (first, last)
@@ -354,6 +401,14 @@ class _Vocabulary:
 
     def _invalid(self, key: str, problem: str) -> ModelError:
         return ModelError(f"{self._origin}: {_PREFIX}{key} {problem:.200}")
+
+
+def _text(which: str, segment: int) -> dict[str, Any]:
+    return {"Sequence": {"id": which, "type_id": segment}}
+
+
+def _special(token: str, segment: int) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token, "type_id": segment}}
 
 
 def _pair(merge: str) -> tuple[str, str]:

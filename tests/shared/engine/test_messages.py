@@ -64,6 +64,7 @@ SETTINGS = RankSettings(
     model_path="/models/a",
     device="auto",
     ignored_config_keys=("a", "b"),
+    hf_overrides='{"a": 1}',
     data_plane=PLANE,
     log=LogSettings(rank="1"),
 )

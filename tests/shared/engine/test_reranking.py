@@ -21,6 +21,7 @@ from tandem.shared.models.spec import TokenScoreSpec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
+    PAIR_TEMPLATE,
     PREFIX,
     add_answers,
     on_the_card,
@@ -165,6 +166,45 @@ def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) ->
         config_of(folder, method="mean")
     with pytest.raises(ModelError, match="the answer 'maybe' is no token"):
         config_of(folder, classifier_from_token=["maybe"], method="no_post_processing")
+
+
+def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -> None:
+    """The command of vLLM's documentation, on two ranks; the template is the user's."""
+    folder = Path(shutil.copytree(reranker, tmp_path / "model"))
+    (folder / "chat_template.jinja").write_text(PAIR_TEMPLATE)
+    keys: dict[str, Any] = {"architectures": ["Qwen3ForSequenceClassification"]}
+    keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    with engine_of(folder, hf_overrides=json.dumps(keys), tensor_parallel_size=2) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        tokens = [engine.tokenizer.encode_pair(QUERY, t, most=1000)[0] for t in DOCUMENTS[:2]]
+    wanted = [expected(folder, each) for each in tokens]
+    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_gemma_scores_by_the_logit_of_one_token(tmp_path: Path) -> None:
+    """As bge-reranker-v2-gemma, whose pairs are texts A and B before a question: the raw logit
+    of its answer, or the sigmoid of that."""
+    folder = tmp_path / "model"
+    tiny_models.build("gemma", folder)
+    add_answers(folder)
+    question = "Given a query A and a passage B, determine whether the passage answers it: "
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages if message.role == 'query' %}A: {{ message.content }}\n"
+        "{% endfor %}{% for message in messages if message.role == 'document' %}"
+        "B: {{ message.content }}\n{% endfor %}" + question
+    )
+    keys = {"classifier_from_token": ["yes"], "method": "no_post_processing"}
+    with engine_of(folder, hf_overrides=json.dumps(keys)) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        logits = engine.score(QUERY, DOCUMENTS[:2], use_activation=False)
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for text, one, logit in zip(DOCUMENTS[:2], found, logits, strict=True):
+        tokens = raw.encode(f"A: {QUERY}\nB: {text}\n{question}").ids
+        with torch.inference_mode():
+            wanted = model(torch.tensor([tokens])).logits[0, -1, raw.token_to_id("yes")]
+        assert logit.value == pytest.approx(float(wanted), abs=1e-4)
+        assert one.value == pytest.approx(float(wanted.sigmoid()), abs=1e-5)
 
 
 def test_a_converted_reranker_scores_as_the_original(reranker: Path, tmp_path: Path) -> None:

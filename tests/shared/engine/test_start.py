@@ -126,6 +126,26 @@ async def test_config_keys_are_ignored_by_heads_and_ranks_alike_and_with_a_warni
     assert "other, query_scale of " in caplog.text
 
 
+async def test_overrides_of_the_config_reach_the_ranks_and_change_the_fingerprint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = json.loads((builtin_model_path() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ranks = LoadingRanks(CPU)
+    monkeypatch.setattr(engine, "MultiprocessExecutor", lambda *_, **__: ranks)
+    given: list[dict[str, Any]] = [{}, {"hf_overrides": '{"rms_norm_eps": 0.5}'}]
+    plain, other = [
+        await start_engine(
+            EngineConfig(model=str(tmp_path), load_format="dummy", **options),
+            NodeIdentity("node", 1),
+        )
+        for options in given
+    ]
+    assert ranks.settings[0].hf_overrides == '{"rms_norm_eps": 0.5}'
+    assert other.fingerprint != plain.fingerprint
+    assert "--hf-overrides: rms_norm_eps of " in caplog.text
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -284,7 +284,7 @@ def of_metadata(tmp_path: Path, **metadata: str) -> str:
         ({"architecture": "clip"}, "'clip': it is the vision or audio part (mmproj) of a model"),
         ({"architecture": "clip", "type": "mmproj"}, "(mmproj)"),
         ({"architecture": "llama", "type": "adapter"}, "it is a LoRA adapter; merge it into"),
-        ({"architecture": "bert"}, "it is an encoder, which embeds texts"),
+        ({"architecture": "nomic-bert"}, "it is an encoder, which embeds texts"),
         ({"architecture": "nomic-bert-moe"}, "it is an encoder, which embeds texts"),
         ({"architecture": "gemma-embedding"}, "it is an encoder, which embeds texts"),
         ({"architecture": "t5"}, "it is an encoder-decoder"),
