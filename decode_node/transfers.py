@@ -23,7 +23,8 @@ from ..shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry.tracing import step
 from .estimate import LocalEstimate, RemoteEstimate, why_local
 from .first_token import FirstTokenClock
-from .peering.peer import PeerLostError
+from .peering.link import MeasuredLink
+from .peering.peer import Peer, PeerLostError
 from .peering.peers import Peers
 from .peering.prefill_backoff import SILENCE, BackedOffError
 from .prompt_deaths import PromptDeaths
@@ -110,7 +111,9 @@ class Transfers:
                 for number, candidate in enumerate(usable):
                     result = await self._try(prompt, number, candidate)
                     if result is not None:
-                        core.commit_received(sequence, reserved, end, result.whole_from)
+                        core.commit_received(sequence, reserved, result.end, result.whole_from)
+                        if not sequence.received:
+                            return self._local(LocalReason.NOTHING_MISSING, clock)
                         self._metrics.prompts.count(REMOTE)
                         cached = _cached(result.done, sequence)
                         return PrefillSource(candidate.node_id, cached=cached, clock=clock)
@@ -156,7 +159,10 @@ class Transfers:
         return worth, "" if worth else reasons[0]
 
     def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
-        core, link = self._engine.core, self._peers.link(node)
+        core, peer = self._engine.core, self._peers.known(node)
+        if peer is not None and self._end(sequence, peer) <= sequence.computed:
+            return LocalReason.NOTHING_MISSING if sequence.computed else LocalReason.SHORT
+        link = peer.link if peer is not None else MeasuredLink()
         load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
@@ -178,6 +184,20 @@ class Transfers:
             threshold=self._config.prefill_threshold,
             seconds=seconds,
         )
+
+    def _end(self, sequence: Sequence, peer: Peer) -> int:
+        """The prompt token up to which a peer's KV is used.
+
+        It is the last one, unless the peer rounds otherwise than this node. Of such a peer only
+        whole blocks are taken, since no others are cached: if the prompt is repeated, the tokens
+        after them may be computed here, and the answer would differ.
+        """
+        last, size = len(sequence.prompt) - 1, self._engine.core.block_size
+        same = (peer.weight_format, peer.kv_dtype) == (
+            self._engine.weight_format,
+            self._engine.kv_dtype,
+        )
+        return last if same else last // size * size
 
     # ---- one attempt -----------------------------------------------------------------------
 
@@ -220,9 +240,13 @@ class Transfers:
             peer = await self._peers.meet(candidate)
             span.event("greeted")
             prompt.clock.greeted()
+            end = self._end(sequence, peer)
+            if end <= sequence.computed:
+                record.succeeded("committed", 0, None)
+                return TransferResult(0, None, sequence.computed)
             try:
                 result = await self._node.receive(
-                    sequence, peer, prompt.transfer_id, number, prompt.seconds_left
+                    sequence, peer, prompt.transfer_id, number, end, prompt.seconds_left
                 )
             except PeerLostError:
                 await self._peers.forget(peer)
@@ -267,5 +291,5 @@ def _cached(done: pb.OpenDone | None, sequence: Sequence) -> int:
     of the prompt, and is not trusted."""
     if done is None:
         return 0
-    first = len(sequence.prompt) - 1 - sequence.received
+    first = sequence.computed - sequence.received
     return min(max(0, done.cached_tokens - first), sequence.received)

@@ -62,7 +62,7 @@ class Attempt:
         self.sequence = sequence
         self.reserved = node.core.reserve(self.sequence, 49)
         one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, seconds))
+        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, 49, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Report ``count`` received bytes from every rank."""
@@ -188,7 +188,7 @@ async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
         await one.fill()
-        assert await one.result() == TransferResult(RANKS * 100, None, 49 - WINDOW + 1)
+        assert await one.result() == TransferResult(RANKS * 100, None, 49, 49 - WINDOW + 1)
 
 
 async def test_a_peer_that_fails_after_the_last_byte_is_not_committed() -> None:
