@@ -221,7 +221,7 @@ def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
         monkeypatch.setattr(kept_parts, "LARGE", 1 << 10)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
     room = 0 if kind == "tokenizer" else 20_000
-    get = file_download.http_get
+    get: Any = file_download.http_get
 
     def fails(url: str, file: Any, **options: Any) -> None:
         get(url, FullDisk(file, room), **options)
