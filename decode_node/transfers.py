@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
+from ..shared.config.limits import MAX_PEERS
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
@@ -74,6 +75,8 @@ class Transfers:
         self._peers = peers
         self._metrics = metrics
         self._live = 0
+        # By address, the failure that was logged last, until a transfer succeeds.
+        self._failing: dict[str, tuple[int, Cause]] = {}
 
     async def prefill_remotely(
         self,
@@ -211,13 +214,28 @@ class Transfers:
             except TransferError as error:
                 prompt.clock.failed()
                 prompt.failure = failed(error.cause)
-                # Of every request during a pause, whose reason has been logged.
-                level = logging.DEBUG if isinstance(error, BackedOffError) else logging.WARNING
+                level = logging.WARNING if self._is_news(candidate, error) else logging.DEBUG
                 told = "attempt %d at transfer %d failed: %s"
                 log.log(level, told, number + 1, prompt.transfer_id, error)
                 if await self._has_died(candidate, error):
                     prompt.deaths.add(candidate.node_id)
                 return None
+
+    def _is_news(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
+        """False if the failure has been logged: during a pause, or of a node that has not taken a
+        prompt since it failed for the same cause. Until routers miss a node that has died, each
+        request finds out about it."""
+        if isinstance(error, BackedOffError):
+            return False
+        if error.computing:
+            return True
+        failure = (candidate.epoch, error.cause)
+        if self._failing.get(candidate.address) == failure:
+            return False
+        if len(self._failing) >= MAX_PEERS:
+            self._failing.clear()
+        self._failing[candidate.address] = failure
+        return True
 
     async def _attempt(
         self, prompt: _Prompt, number: int, candidate: pb.PrefillCandidate
@@ -256,6 +274,7 @@ class Transfers:
             exposed = result.done.exposed_seconds if result.done is not None else None
             record.succeeded("committed", result.bytes, exposed)
             prompt.clock.received(result.done)
+            self._failing.pop(candidate.address, None)
             return result
 
     @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -150,6 +151,31 @@ async def test_requests_do_not_fill_the_log_during_a_pause(
     told = [r.getMessage() for r in caplog.records if "attempt" in r.getMessage()]
     assert len(told) == 1 and "no blocks there" in told[0]
     assert world.local("failed: other") == 1
+
+
+async def test_requests_do_not_fill_the_log_until_routers_miss_a_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each finds that it is gone, and the first says so; so does the first after a success."""
+    world = TransferWorld({"a": PeerLostError("connection refused")})
+
+    async def failures(count: int) -> int:
+        caplog.clear()
+        for number in range(count):
+            world.sequence = Sequence(number, list(range(100)), SamplingParams())
+            await world.run(A)
+            world.node.core.cancel(world.sequence)
+        return sum("attempt" in each.getMessage() for each in caplog.records)
+
+    caplog.set_level(logging.INFO)
+    assert await failures(3) == 1
+    world.fates["a"] = TransferError("no blocks there", cause=Cause.BUSY)
+    assert await failures(2) == 1
+    world.fates["a"] = None
+    assert await failures(1) == 0
+    world.fates["a"] = TransferError("no blocks there", cause=Cause.BUSY)
+    assert await failures(2) == 1
+    assert world.local("failed: busy") == 4
 
 
 async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> None:
