@@ -62,7 +62,7 @@ class Canary:
         try:
             computed = self._compute(ours)
             transfer_id = secrets.randbits(63)
-            result = await self._node.receive(theirs, peer, transfer_id, 0, TRANSFER_SECONDS)
+            result = await self._node.receive(theirs, peer, transfer_id, 0, end, TRANSFER_SECONDS)
             await self._computed(computed)
             async with asyncio.timeout(CANARY_SECONDS):
                 worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))

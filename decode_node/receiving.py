@@ -53,11 +53,13 @@ UNREAD_SECONDS = 1.5
 class TransferResult:
     """The result of a committed attempt. ``done`` is the peer's own account, if it still sent one.
 
-    From token ``whole_from`` on every layer has its KV; before it, layers with a window lack some.
+    It has filled the blocks up to token ``end``. From token ``whole_from`` on every layer has its
+    KV; before it, layers with a window lack some.
     """
 
     bytes: int
     done: pb.OpenDone | None
+    end: int
     whole_from: int = 0
 
 
@@ -71,15 +73,21 @@ class ReceivingNode:
     config: HandoffConfig
 
     async def receive(
-        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
+        self,
+        sequence: Sequence,
+        peer: Peer,
+        transfer_id: int,
+        attempt: int,
+        end: int,
+        seconds: float,
     ) -> TransferResult:
-        """Fill the sequence's blocks from ``sequence.computed`` to the last prompt token but one.
+        """Fill the sequence's blocks from ``sequence.computed`` up to prompt token ``end``.
 
         ``seconds`` are left to the request. On return every block is filled and checked; on any
         exception no rank writes them any longer.
         Raises ``TransferError``; ``PeerLostError`` if the peer must be greeted again.
         """
-        return await _Receiving(self, sequence, peer, transfer_id, attempt, seconds).run()
+        return await _Receiving(self, sequence, peer, transfer_id, attempt, end, seconds).run()
 
 
 class _Receiving:
@@ -90,11 +98,13 @@ class _Receiving:
         peer: Peer,
         transfer_id: int,
         attempt: int,
+        end: int,
         seconds: float,
     ) -> None:
         self._node = node
         self._sequence = sequence
         self._peer = peer
+        self._end = end
         self._seconds = seconds
         self._attempt = node.inbox.open(transfer_id, attempt)
         self._transfer = decode_transfer_state(
@@ -104,10 +114,9 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        self._resume_at = 0 if sequence.private else node.engine.core.resume_at(sequence)
-        self._first_tokens = first_tokens(
-            node.engine.spec, sequence.computed, len(sequence.prompt) - 1, self._resume_at
-        )
+        resume_at = 0 if sequence.private else node.engine.core.resume_at(sequence)
+        self._resume_at = min(resume_at, end)
+        self._first_tokens = first_tokens(node.engine.spec, sequence.computed, end, self._resume_at)
         self._greeted = self._filled = self._bytes = 0
         self._done: pb.OpenDone | None = None
         self._peer_failed = False
@@ -125,9 +134,8 @@ class _Receiving:
             await self._compare_counts()
             self._enter(DecodeState.COMMITTED)
             if self._done is not None:
-                tokens = len(self._sequence.prompt) - 1 - self._sequence.computed
-                self._peer.link.moved(tokens, self._done)
-            return TransferResult(self._bytes, self._done, max(self._first_tokens))
+                self._peer.link.moved(self._end - self._sequence.computed, self._done)
+            return TransferResult(self._bytes, self._done, self._end, max(self._first_tokens))
         except TransferError as error:
             error.computing = self._transfer.state is DecodeState.RECEIVING
             raise await self._explained(error) from None
@@ -152,7 +160,7 @@ class _Receiving:
                 key=ends.key,
                 block_table=tuple(sequence.block_table),
                 first_token=sequence.computed,
-                end_token=len(sequence.prompt) - 1,
+                end_token=self._end,
                 first_tokens=self._first_tokens,
                 heads=part.heads,
                 window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
@@ -170,7 +178,7 @@ class _Receiving:
             peer_epoch=self._peer.epoch,
             prompt=sequence.prompt,
             first_token=sequence.computed,
-            end_token=len(sequence.prompt) - 1,
+            end_token=self._end,
             priority=sequence.priority,
             cache_salt=sequence.salt,
             deadline_seconds=self._transfer.left_of_request,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
+from ..shared.config.limits import MAX_PEERS
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
@@ -23,7 +24,8 @@ from ..shared.telemetry.prefill_origin import LOCAL, REMOTE, LocalReason, failed
 from ..shared.telemetry.tracing import step
 from .estimate import LocalEstimate, RemoteEstimate, why_local
 from .first_token import FirstTokenClock
-from .peering.peer import PeerLostError
+from .peering.link import MeasuredLink
+from .peering.peer import Peer, PeerLostError
 from .peering.peers import Peers
 from .peering.prefill_backoff import SILENCE, BackedOffError
 from .prompt_deaths import PromptDeaths
@@ -73,6 +75,8 @@ class Transfers:
         self._peers = peers
         self._metrics = metrics
         self._live = 0
+        # By address, the failure that was logged last, until a transfer succeeds.
+        self._failing: dict[str, tuple[int, Cause]] = {}
 
     async def prefill_remotely(
         self,
@@ -110,7 +114,9 @@ class Transfers:
                 for number, candidate in enumerate(usable):
                     result = await self._try(prompt, number, candidate)
                     if result is not None:
-                        core.commit_received(sequence, reserved, end, result.whole_from)
+                        core.commit_received(sequence, reserved, result.end, result.whole_from)
+                        if not sequence.received:
+                            return self._local(LocalReason.NOTHING_MISSING, clock)
                         self._metrics.prompts.count(REMOTE)
                         cached = _cached(result.done, sequence)
                         return PrefillSource(candidate.node_id, cached=cached, clock=clock)
@@ -156,7 +162,10 @@ class Transfers:
         return worth, "" if worth else reasons[0]
 
     def _why_local(self, sequence: Sequence, node: pb.PrefillCandidate, seconds: float) -> str:
-        core, link = self._engine.core, self._peers.link(node)
+        core, peer = self._engine.core, self._peers.known(node)
+        if peer is not None and self._end(sequence, peer) <= sequence.computed:
+            return LocalReason.NOTHING_MISSING if sequence.computed else LocalReason.SHORT
+        link = peer.link if peer is not None else MeasuredLink()
         load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
@@ -179,6 +188,20 @@ class Transfers:
             seconds=seconds,
         )
 
+    def _end(self, sequence: Sequence, peer: Peer) -> int:
+        """The prompt token up to which a peer's KV is used.
+
+        It is the last one, unless the peer rounds otherwise than this node. Of such a peer only
+        whole blocks are taken, since no others are cached: if the prompt is repeated, the tokens
+        after them may be computed here, and the answer would differ.
+        """
+        last, size = len(sequence.prompt) - 1, self._engine.core.block_size
+        same = (peer.weight_format, peer.kv_dtype) == (
+            self._engine.weight_format,
+            self._engine.kv_dtype,
+        )
+        return last if same else last // size * size
+
     # ---- one attempt -----------------------------------------------------------------------
 
     async def _try(
@@ -191,13 +214,28 @@ class Transfers:
             except TransferError as error:
                 prompt.clock.failed()
                 prompt.failure = failed(error.cause)
-                # Of every request during a pause, whose reason has been logged.
-                level = logging.DEBUG if isinstance(error, BackedOffError) else logging.WARNING
+                level = logging.WARNING if self._is_news(candidate, error) else logging.DEBUG
                 told = "attempt %d at transfer %d failed: %s"
                 log.log(level, told, number + 1, prompt.transfer_id, error)
                 if await self._has_died(candidate, error):
                     prompt.deaths.add(candidate.node_id)
                 return None
+
+    def _is_news(self, candidate: pb.PrefillCandidate, error: TransferError) -> bool:
+        """False if the failure has been logged: during a pause, or of a node that has not taken a
+        prompt since it failed for the same cause. Until routers miss a node that has died, each
+        request finds out about it."""
+        if isinstance(error, BackedOffError):
+            return False
+        if error.computing:
+            return True
+        failure = (candidate.epoch, error.cause)
+        if self._failing.get(candidate.address) == failure:
+            return False
+        if len(self._failing) >= MAX_PEERS:
+            self._failing.clear()
+        self._failing[candidate.address] = failure
+        return True
 
     async def _attempt(
         self, prompt: _Prompt, number: int, candidate: pb.PrefillCandidate
@@ -220,9 +258,13 @@ class Transfers:
             peer = await self._peers.meet(candidate)
             span.event("greeted")
             prompt.clock.greeted()
+            end = self._end(sequence, peer)
+            if end <= sequence.computed:
+                record.succeeded("committed", 0, None)
+                return TransferResult(0, None, sequence.computed)
             try:
                 result = await self._node.receive(
-                    sequence, peer, prompt.transfer_id, number, prompt.seconds_left
+                    sequence, peer, prompt.transfer_id, number, end, prompt.seconds_left
                 )
             except PeerLostError:
                 await self._peers.forget(peer)
@@ -232,6 +274,7 @@ class Transfers:
             exposed = result.done.exposed_seconds if result.done is not None else None
             record.succeeded("committed", result.bytes, exposed)
             prompt.clock.received(result.done)
+            self._failing.pop(candidate.address, None)
             return result
 
     @contextlib.contextmanager
@@ -267,5 +310,5 @@ def _cached(done: pb.OpenDone | None, sequence: Sequence) -> int:
     of the prompt, and is not trusted."""
     if done is None:
         return 0
-    first = len(sequence.prompt) - 1 - sequence.received
+    first = sequence.computed - sequence.received
     return min(max(0, done.cached_tokens - first), sequence.received)

@@ -28,9 +28,12 @@ from ..shared.models.spec import (
     MoESpec,
     tensor_parallel_problem,
 )
+from ..shared.text.tokenizer import Tokenizer
+from ..shared.text.tokenizer_files import DEFAULT
+from ..shared.text.vocabulary.files import kind_of
 from ..shared.weights.footprint import parameter_sizes
 from ..shared.weights.header_files import write_safetensors_header
-from ..shared.weights.locate import Download, FoundModel, find_model
+from ..shared.weights.locate import Download, FoundModel, find_model, is_gguf
 from ..shared.weights.obtain import check_files, quantised
 from ..shared.weights.remote_files import Listing
 from ..shared.weights.source import WeightSource, open_source
@@ -72,6 +75,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
+        tokenizer = _tokenizer(source)
         devices = (machine.cpu,) if on_cpu else machine.gpus
         fits = [
             _fit(source, spec, dtype, kv_dtype, device, devices, config.isq) for device in devices
@@ -90,6 +94,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         "layer_kinds": [
             {"layers": count, "description": text} for text, count in _kinds(spec.layers)
         ],
+        "tokenizer": tokenizer,
         "tied_embeddings": spec.tie_embeddings,
         "parameters": sum(each.values for each in sizes),
         "active_parameters": active,
@@ -134,8 +139,7 @@ def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
     if found.download is not None and found.download.weights:
         paths = [source.path.parents[file.count("/")] / file for file in found.download.weights]
     else:
-        folder = source.path if source.path.is_dir() else source.path.parent
-        paths = [folder / file for file in source.weight_files()]
+        paths = [_folder(source.path) / file for file in source.weight_files()]
     return len(paths), sum(path.stat().st_size for path in paths if path.is_file())
 
 
@@ -176,6 +180,28 @@ def _fit(
         if left > 0 and tokens >= 2:
             return {"device": device.name, "ranks": ranks, "fits": ranks <= most, "tokens": tokens}
     return {"device": device.name, "ranks": 1, "fits": False, "tokens": 0}
+
+
+def _tokenizer(source: WeightSource) -> dict[str, Any]:
+    """The tokenizer that a router would read, and the files of its chat templates; or the
+    ``problem`` for which it would refuse them."""
+    try:
+        files = source.tokenizer_files()
+        tokens = Tokenizer.load(files).vocab_size
+    except ModelError as error:
+        # Headers from a hub are in a folder that will be gone.
+        return {"problem": str(error).replace(f"{_folder(source.path)}/", "")}
+    origin = Path(files.origin)
+    return {
+        "kind": "GGUF" if is_gguf(origin) else kind_of(origin).value,
+        "file": origin.name,
+        "tokens": tokens,
+        "templates": {name: Path(one.origin).name for name, one in files.templates().items()},
+    }
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
 
 
 def _active(spec: DecoderSpec, experts: int) -> int:
@@ -239,6 +265,7 @@ def _lines(about: dict[str, Any]) -> Iterator[str]:
     )
     for kind in about["layer_kinds"]:
         yield f"            {kind['layers']} x {kind['description']}"
+    yield f"tokenizer   {_tokenizer_in_words(about['tokenizer'])}"
     active = about["active_parameters"]
     used = f", of which a token uses {_count(active)}" if active < about["parameters"] else ""
     yield f"parameters  {_count(about['parameters'])}{used}"
@@ -248,6 +275,19 @@ def _lines(about: dict[str, Any]) -> Iterator[str]:
     for fit in about["fits"]:
         yield f"fits        {_fit_in_words(fit)}"
     yield f"kernels     {in_sentence(about['kernels'])}"
+
+
+def _tokenizer_in_words(tokenizer: dict[str, Any]) -> str:
+    if "problem" in tokenizer:
+        return f"refused: {tokenizer['problem']}"
+    templates = [
+        f"template of {'chats' if name == DEFAULT else name} in {file}"
+        for name, file in tokenizer["templates"].items()
+    ]
+    return (
+        f"{tokenizer['kind']} in {tokenizer['file']}, {tokenizer['tokens']} tokens; "
+        f"{', '.join(templates) or 'no template of chats'}"
+    )
 
 
 def _fit_in_words(fit: dict[str, Any]) -> str:

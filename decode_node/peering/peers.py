@@ -19,7 +19,6 @@ from ...shared.security.addresses import is_candidate
 from ...shared.security.credentials import INSECURE, Credentials
 from .canary_runs import CanaryRuns
 from .greeter import HELLO_SECONDS, Greeter
-from .link import MeasuredLink
 from .peer import Peer, PeerLostError, calling
 from .prefill_backoff import CONDITION, PrefillBackoff
 from .refused_peers import RefusedPeers
@@ -151,10 +150,9 @@ class Peers:
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return self._refused_peers.holds(candidate.address, candidate.epoch)
 
-    def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
-        """The measurements of the link to a node, which may never have been greeted."""
-        peer = self._peers.get(candidate.address)
-        return peer.link if peer is not None else MeasuredLink()
+    def known(self, candidate: pb.PrefillCandidate) -> Peer | None:
+        """The greeted peer at a node's address, if any."""
+        return self._peers.get(candidate.address)
 
     def link_rates(self) -> list[pb.LinkRate]:
         """The measured rates, for routers; at most one for each greeted peer."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import pickle
 import secrets
@@ -32,6 +33,8 @@ import numpy as np
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
+log = logging.getLogger("tandem.kernels")
+
 # An update of Tandem, numba or Python makes a new folder, of a few megabytes.
 UNUSED_SECONDS = 30 * 24 * 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -42,6 +45,7 @@ class KeptFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._warned = False
 
     def create(self) -> bool:
         """Create the folder, and note its use. True if it is new. Raises ``OSError`` if that fails,
@@ -68,17 +72,28 @@ class KeptFiles:
         return content if hashlib.sha256(content).digest() == digest else None
 
     def write(self, name: str, content: bytes) -> None:
-        """Keep bytes under a name; nothing if the disk fails or is full."""
+        """Keep bytes under a name; nothing if the disk fails or is full, which is logged once."""
         unfinished = f".{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with contextlib.suppress(OSError), self._opened() as folder:
-            try:
-                with os.fdopen(os.open(unfinished, flags, 0o600, dir_fd=folder), "wb") as file:
-                    file.write(hashlib.sha256(content).digest() + content)
-                os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
-            except OSError:
-                os.unlink(unfinished, dir_fd=folder)
-                raise
+        try:
+            with self._opened() as folder:
+                try:
+                    with os.fdopen(os.open(unfinished, flags, 0o600, dir_fd=folder), "wb") as file:
+                        file.write(hashlib.sha256(content).digest() + content)
+                    os.replace(unfinished, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(unfinished, dir_fd=folder)
+                    raise
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "%s: %s: compiled kernels are not kept, so the next start compiles them again; "
+                    "free some space there, or name another folder by XDG_CACHE_HOME",
+                    self.path,
+                    error.strerror or error,
+                )
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:

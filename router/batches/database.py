@@ -106,7 +106,7 @@ class Database:
         try:
             return await self._in_thread(lambda: self._transaction(work))
         except sqlite3.Error as error:
-            log.error("the database of batches failed: %s", error)
+            log.error("%s: %s: free some space if its disk is full", self._path, error)
             message = "The storage of files and batches failed; its disk may be full."
             raise ApiError(503, message, kind=SERVER, code="storage_failed") from error
 

@@ -6,6 +6,7 @@ import errno
 import glob
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from ..config.model_name import HubName
 from ..errors import ModelError
 from . import kept_parts
 from .remote_files import DESCRIPTION, Listing
-from .transfer import check_space, told
+from .transfer import FULL, check_space, told
 
 # The folders that are left out if the hub does not tell which files there are.
 _FOLDERS = ["*/*"]
@@ -170,15 +171,18 @@ def _download(
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(
-                name.repository,
-                revision=revision,
-                allow_patterns=wanted,
-                ignore_patterns=unwanted,
-                etag_timeout=_SECONDS,
+        with warnings.catch_warnings():
+            # On a full disk it warns and goes on, until the disk fails.
+            warnings.filterwarnings("ignore", "Not enough free disk space", UserWarning)
+            return Path(
+                snapshot_download(
+                    name.repository,
+                    revision=revision,
+                    allow_patterns=wanted,
+                    ignore_patterns=unwanted,
+                    etag_timeout=_SECONDS,
+                )
             )
-        )
     except Exception as error:  # as above
         raise _failure(name, error) from error
 
@@ -222,7 +226,12 @@ def _reason(name: HubName, error: Exception) -> str:
             return "a name on the hub is OWNER/NAME, such as Qwen/Qwen3-0.6B"
         if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
             return _first_line(cause)
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES):
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return (
+                f"the disk of the cache {constants.HF_HUB_CACHE} is full: free some space and run "
+                f"it again, which keeps what has come, or move the cache by HF_HOME"
+            )
+        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             return (
                 f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "
                 f"it"

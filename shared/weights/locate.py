@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
@@ -18,6 +18,7 @@ from .gguf.parts import without_part
 from .gguf_choice import choose, models_of
 from .header_files import write_gguf_header
 from .remote_files import Listing, ModelHub
+from .transfer import FULL
 
 BUILTIN = "builtin"
 # SmolLM2-135M-Instruct, which comes from a package index.
@@ -66,6 +67,11 @@ def find_model(name: str) -> Iterator[FoundModel]:
         try:
             found = _found(name, until_end)
         except OSError as error:
+            if error.errno in FULL:  # a GGUF file's header is all that is written here
+                raise ModelError(
+                    f"model {name!r}: the disk of {gettempdir()} is full, where its header is kept "
+                    f"for a moment: free some space, or name another folder by TMPDIR"
+                ) from error
             raise ModelError(f"model {name!r} cannot be read: {error.strerror}") from error
         yield found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 import sys
@@ -25,6 +26,10 @@ def in_words(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+# A disk, or a user's share of it, that is full.
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def check_space(name: str, needed: int, cache: Path, variable: str) -> None:

@@ -49,4 +49,5 @@ def fake_peer(
     """A greeted peer, which must not be called."""
     stub, channel = cast(PrefillStub, None), cast(grpc.aio.Channel, None)
     trust = LeaseTrust(10.0, lambda: 0.0)
+    fields = {"weight_format": "float32", **fields}
     return Peer(address, node_id, epoch, endpoints, "float32", [], stub, channel, trust, **fields)

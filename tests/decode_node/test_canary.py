@@ -30,7 +30,7 @@ class DecidedTransfer:
         self.received.append(sequence)
         if self.error is not None:
             raise self.error
-        return TransferResult(0, None)
+        return TransferResult(0, None, 0)
 
 
 class Somewhere:

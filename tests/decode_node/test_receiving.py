@@ -57,12 +57,13 @@ class Attempt:
         sequence: Sequence,
         config: HandoffConfig,
         seconds: float,
+        end: int,
     ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
         self.reserved = node.core.reserve(self.sequence, 49)
         one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, seconds))
+        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, end, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Report ``count`` received bytes from every rank."""
@@ -85,6 +86,7 @@ async def attempt(
     greets: bool = True,
     sequence: Sequence | None = None,
     seconds: float = 60.0,
+    end: int = 49,
     **config: Any,
 ) -> AsyncIterator[Attempt]:
     """On leaving, nothing is held, and every rank has released the blocks."""
@@ -102,7 +104,7 @@ async def attempt(
         stub = PrefillStub(channel)
         peer = Peer(fake.address, "p", 3, endpoints, "float32", parts, stub, channel, trust)
         asked_for = sequence or prompt_of_50()
-        one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds)
+        one = Attempt(node, fake, peer, asked_for, HandoffConfig(**config), seconds, end)
         yield one
         one.task.cancel()
         await asyncio.wait([one.task])
@@ -127,23 +129,27 @@ async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> N
 
 
 @pytest.mark.parametrize(
-    ("choices", "private", "resume_at"), [(1, False, 49), (3, False, 48), (1, True, 0)]
+    ("choices", "private", "end", "resume_at"),
+    [(1, False, 49, 49), (3, False, 49, 48), (1, True, 49, 0), (1, False, 32, 32)],
 )
 async def test_layers_with_a_window_request_only_what_will_be_seen(
     monkeypatch: pytest.MonkeyPatch,
     choices: int,
     private: bool,
+    end: int,
     resume_at: int,
 ) -> None:
-    """From the window of the first token that this node computes; everything for a canary."""
+    """From the window of the first token that this node computes, which may be some before the
+    prompt's last; everything for a canary."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
     sequence = prompt_of_50(siblings=siblings, private=private)
-    async with attempt(sequence=sequence) as one:
+    async with attempt(sequence=sequence, end=end) as one:
         await one.fill()
         result = await one.result()
         [opened] = one.fake.opened
-        assert opened.resume_at == resume_at
+        assert (opened.end_token, opened.resume_at) == (end, resume_at)
+        assert result.end == end
         first = max(0, resume_at - WINDOW + 1)
         for expect in one.node.ranks.of(Expect):
             assert expect.first_tokens == (0, first, first)
@@ -188,7 +194,7 @@ async def test_a_peer_that_falls_silent_after_the_last_byte_changes_nothing(
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     async with attempt() as one:
         await one.fill()
-        assert await one.result() == TransferResult(RANKS * 100, None, 49 - WINDOW + 1)
+        assert await one.result() == TransferResult(RANKS * 100, None, 49, 49 - WINDOW + 1)
 
 
 async def test_a_peer_that_fails_after_the_last_byte_is_not_committed() -> None:

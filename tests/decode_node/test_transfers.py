@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import cast
 import pytest
 
 from tandem.decode_node import transfers as module
-from tandem.decode_node.peering.link import MeasuredLink
 from tandem.decode_node.peering.peer import Peer, PeerLostError
 from tandem.decode_node.peering.peers import Peers
 from tandem.decode_node.peering.prefill_backoff import SILENCE, PrefillBackoff
@@ -40,9 +40,15 @@ class FakeReceivingNode(ReceivingNode):
     world: TransferWorld
 
     async def receive(
-        self, sequence: Sequence, peer: Peer, transfer_id: int, attempt: int, seconds: float
+        self,
+        sequence: Sequence,
+        peer: Peer,
+        transfer_id: int,
+        attempt: int,
+        end: int,
+        seconds: float,
     ) -> TransferResult:
-        return await self.world.receive(sequence, peer, transfer_id, attempt, seconds)
+        return await self.world.receive(sequence, peer, attempt, end, seconds)
 
 
 class TransferWorld:
@@ -57,6 +63,8 @@ class TransferWorld:
         self.ended: set[str] = set()  # addresses at which no process listens any longer
         self.prefill_backoff = PrefillBackoff(time.monotonic)
         self.forgotten: list[str] = []
+        self.met: set[str] = set()
+        self.weight_format = "float32"  # of every peer; this node's own
         self.tried: list[tuple[str, int]] = []
         self.done: pb.OpenDone | None = None  # of each attempt that succeeds
         self.config = HandoffConfig(prefill_threshold=threshold)
@@ -80,15 +88,21 @@ class TransferWorld:
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.refused
 
-    def link(self, candidate: pb.PrefillCandidate) -> MeasuredLink:
-        return MeasuredLink()
+    def known(self, candidate: pb.PrefillCandidate) -> Peer | None:
+        return self._peer(candidate) if candidate.address in self.met else None
+
+    def _peer(self, candidate: pb.PrefillCandidate) -> Peer:
+        return fake_peer(
+            candidate.address, candidate.node_id, epoch=0, weight_format=self.weight_format
+        )
 
     async def meet(self, candidate: pb.PrefillCandidate) -> Peer:
         self.prefill_backoff.check(candidate.address, candidate.epoch)
         error = self.fates[candidate.address]
         if isinstance(error, PeerRefusedError):
             raise error
-        return fake_peer(candidate.address, candidate.node_id, epoch=0)
+        self.met.add(candidate.address)
+        return self._peer(candidate)
 
     async def has_ended(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.ended
@@ -97,7 +111,7 @@ class TransferWorld:
         self.forgotten.append(peer.address)
 
     async def receive(
-        self, sequence: Sequence, peer: Peer, _: int, attempt: int, seconds: float
+        self, sequence: Sequence, peer: Peer, attempt: int, end: int, seconds: float
     ) -> TransferResult:
         assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))
@@ -106,7 +120,7 @@ class TransferWorld:
             await asyncio.Event().wait()  # for ever
         if error is not None:
             raise error
-        return TransferResult(1000, self.done)
+        return TransferResult(1000, self.done, end)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +151,31 @@ async def test_requests_do_not_fill_the_log_during_a_pause(
     told = [r.getMessage() for r in caplog.records if "attempt" in r.getMessage()]
     assert len(told) == 1 and "no blocks there" in told[0]
     assert world.local("failed: other") == 1
+
+
+async def test_requests_do_not_fill_the_log_until_routers_miss_a_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each finds that it is gone, and the first says so; so does the first after a success."""
+    world = TransferWorld({"a": PeerLostError("connection refused")})
+
+    async def failures(count: int) -> int:
+        caplog.clear()
+        for number in range(count):
+            world.sequence = Sequence(number, list(range(100)), SamplingParams())
+            await world.run(A)
+            world.node.core.cancel(world.sequence)
+        return sum("attempt" in each.getMessage() for each in caplog.records)
+
+    caplog.set_level(logging.INFO)
+    assert await failures(3) == 1
+    world.fates["a"] = TransferError("no blocks there", cause=Cause.BUSY)
+    assert await failures(2) == 1
+    world.fates["a"] = None
+    assert await failures(1) == 0
+    world.fates["a"] = TransferError("no blocks there", cause=Cause.BUSY)
+    assert await failures(2) == 1
+    assert world.local("failed: busy") == 4
 
 
 async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> None:
@@ -172,6 +211,39 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     source = await world.run(A)
     assert (world.sequence.cached, world.sequence.received) == (32, 67)
     assert source == PrefillSource(node="a", cached=cached)
+
+
+def run_here(world: TransferWorld) -> None:
+    """Compute the rest of the prompt, and draw a token."""
+    scheduler = world.node.scheduler
+    world.sequence.params = SamplingParams(max_tokens=1)
+    while (plan := scheduler.schedule()) is not None:
+        drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
+        scheduler.apply(StepResult(plan.step, drawn))
+
+
+@pytest.mark.parametrize("met", [True, False])
+async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt_finds(
+    met: bool,
+) -> None:
+    """So the tokens after them are computed here each time, whether the peer is known or not."""
+    world = TransferWorld({"a": None})
+    world.weight_format = "bfloat16"
+    assert (await world.run(A)).node == "a"
+    size = world.node.core.block_size
+    assert 99 % size
+    received = 99 // size * size
+    assert (world.sequence.computed, world.sequence.received) == (received, received)
+    run_here(world)
+    if not met:
+        world.met.clear()
+    world.sequence = Sequence(2, list(range(100)), SamplingParams())
+    assert (await world.run(A)).reason == "nothing missing"
+    assert (world.sequence.cached, world.sequence.computed) == (received, received)
+    assert world.sequence.received == 0 and world.tried == [("a", 0)]
+    run_here(world)
+    assert world.node.held() == 0
+    assert world.node.metric("tandem_transfer_bytes_total") == 1000
 
 
 async def test_each_failure_is_another_attempt_with_the_next_node() -> None:

@@ -20,6 +20,7 @@ from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, UsageError
 from tandem.shared.kv.planning import RankDevice
 from tandem.shared.weights.obtain import obtain_model
+from tandem.tests.shared.text.vocabulary.test_files import every_kind
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.fake_hub import COMMIT, FakeHub, used_here
@@ -138,6 +139,65 @@ def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
     with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be loaded: convert to"):
         describe("owner/older")
     assert not hub.weights_given and not hub.ranges
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("tekken.json", "tekken"),
+        ("tiktoken.model", "tiktoken"),
+        ("qwen.tiktoken", "tiktoken"),
+        ("tokenizer.model", "SentencePiece"),
+        ("spiece.model", "SentencePiece"),
+        ("vocab.json", "byte-level BPE"),
+        ("vocab.txt", "WordPiece"),
+    ],
+)
+def test_the_kind_of_a_tokenizer_is_told_and_why_one_is_refused(
+    hub: FakeHub, root: Path, file: str, kind: str
+) -> None:
+    """Before any weights are here."""
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    del files["tokenizer.json"], files["tokenizer_config.json"]
+    made = {file: every_kind()[file], "merges.txt": b"t h\n", "chat_template.jinja": TEMPLATE}
+    hub.put(NAME, files | made | {"tokenizer_config.json": {"add_bos_token": False}})
+    hub.put("owner/broken", files | {file: b'{"config": '})
+    found = describe(NAME)["tokenizer"]
+    assert (found["kind"], found["file"]) == (kind, file)
+    assert found["tokens"] > 4 and found["templates"] == {"default": "chat_template.jinja"}
+    problem = describe("owner/broken")["tokenizer"]["problem"]
+    assert problem.startswith(file) and "\n" not in problem
+    assert not hub.weights_given
+
+
+def test_where_a_template_comes_from(
+    hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_models.cached("qwen3", root)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.put(NAME, files)
+    assert describe(NAME)["tokenizer"]["kind"] == "Hugging Face tokenizers"
+    named = [{"name": name, "template": TEMPLATE} for name in ("default", "tool_use")]
+    config = json.loads(files["tokenizer_config.json"])
+    hub.put("owner/named", files | {"tokenizer_config.json": config | {"chat_template": named}})
+    text = run(capsys, "info", "owner/named")
+    assert (
+        "template of chats in tokenizer_config.json, template of tool_use in tokenizer_config.json"
+    ) in text
+    hub.put("owner/wrong", files | {"chat_template.jinja": "{% for %}"})
+    assert "tokenizer   refused: chat_template.jinja" in run(capsys, "info", "owner/wrong")
+    del files["tokenizer.json"]
+    hub.put("owner/without", files)
+    assert "tokenizer   refused: tokenizer.json does not exist" in run(
+        capsys, "info", "owner/without"
+    )
+    gguf = write_gguf(folder, root / "t-Q8_0.gguf", "Q8_0").read_bytes()
+    hub.put("owner/gguf", {"t-Q8_0.gguf": gguf})
+    found = describe("owner/gguf")["tokenizer"]
+    assert (found["kind"], found["file"]) == ("GGUF", "t-Q8_0.gguf")
 
 
 # -- this machine ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import logging
 import os
 import shutil
@@ -211,3 +212,23 @@ def test_kernels_contain_nothing_from_outside_their_folder() -> None:
 def is_compiled(decorator: ast.expr) -> bool:
     name = decorator.func if isinstance(decorator, ast.Call) else decorator
     return isinstance(name, ast.Name) and name.id in ("kernel", "intrinsic")
+
+
+def test_a_full_disk_keeps_nothing_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = KeptFiles(tmp_path / "kept")
+    files.create()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_code.os, "replace", full)
+        for name in "ab":
+            files.write(name, b"code")
+    assert list(files.path.iterdir()) == [] and files.read("a") is None
+    [told] = [record.getMessage() for record in caplog.records]
+    assert str(files.path) in told and "No space left" in told and "XDG_CACHE_HOME" in told
+    files.write("a", b"code")
+    assert files.read("a") == b"code"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,36 @@ class Vocabulary:
     template: str | None = None
 
 
+class Kind(StrEnum):
+    """The libraries, or the algorithms, whose files these are."""
+
+    TOKENIZERS = "Hugging Face tokenizers"
+    TEKKEN = "tekken"
+    TIKTOKEN = "tiktoken"
+    SENTENCEPIECE = "SentencePiece"
+    BPE = "byte-level BPE"
+    WORDPIECE = "WordPiece"
+
+
+_KINDS = {
+    TOKENIZER_JSON: Kind.TOKENIZERS,
+    _TEKKEN: Kind.TEKKEN,
+    **dict.fromkeys(_TIKTOKEN, Kind.TIKTOKEN),
+    **dict.fromkeys(_PIECES, Kind.SENTENCEPIECE),
+    _VOCAB_JSON: Kind.BPE,
+    _VOCAB_TXT: Kind.WORDPIECE,
+}
+
+
+def kind_of(path: Path) -> Kind:
+    """The kind of a file that ``find_vocabulary`` has found: by its name, but what is named as
+    SentencePiece's may be tiktoken's."""
+    kind = _KINDS[path.name]
+    if kind is Kind.SENTENCEPIECE and is_ranks(_beginning(path)):
+        return Kind.TIKTOKEN
+    return kind
+
+
 def find_vocabulary(folder: Path) -> Path | None:
     """The file of a folder's tokenizer."""
     paths = (folder / name for name in _IN_ORDER)
@@ -54,19 +85,20 @@ def read_vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
             f"{folder / TOKENIZER_JSON} does not exist; a model folder needs a tokenizer: download "
             f"it too (one of {', '.join(_IN_ORDER)})"
         )
-    if path.name == TOKENIZER_JSON:
+    kind = kind_of(path)
+    if kind is Kind.TOKENIZERS:
         return Vocabulary(read_text(path, MAX_TOKENIZER_JSON), str(path), config)
     added = AddedTokens(folder, config)
     template = None
-    if path.name == _TEKKEN:
+    if kind is Kind.TEKKEN:
         tekken = Tekken(path)
         made = tekken.tokenizer_json(added)
         template = tekken_chat(tekken.version, tekken.special)
-    elif path.name in _TIKTOKEN or (path.name in _PIECES and is_ranks(_beginning(path))):
+    elif kind is Kind.TIKTOKEN:
         made = read_tiktoken(path, added)
-    elif path.name in _PIECES:
+    elif kind is Kind.SENTENCEPIECE:
         made = read_sentencepiece(path, added)
-    elif path.name == _VOCAB_JSON:
+    elif kind is Kind.BPE:
         made = read_vocab_json(path, added)
     else:
         made = read_vocab_txt(path, added)

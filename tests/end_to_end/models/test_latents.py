@@ -98,8 +98,8 @@ def wait_for_bytes(nodes: Sequence[Part], expected: Sequence[float]) -> None:
 
 
 def test_formats_may_differ(tmp_path: Path, models: Path) -> None:
-    """Latents travel in the decode node's format, of one byte, and the canary passes. The first
-    token's log-probability differs by no more than rounding makes it."""
+    """Whole blocks travel in the decode node's format, of one byte, and the canary passes. The
+    first token's log-probability differs by no more than rounding makes it."""
     there = side("prefill-node", 2, 8, "--dtype=bfloat16")
     here = side("decode-node", 1, 32, "--kv-cache-dtype=fp8", "--no-enable-prefix-caching")
     lengths = (17, 65, 200)
@@ -117,5 +117,6 @@ def test_formats_may_differ(tmp_path: Path, models: Path) -> None:
             first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))
             assert first == pytest.approx(second, abs=0.5)
         assert node_metric(decode, 'tandem_canaries_total{outcome="passed"}') == 1
-        wait_for_bytes((prefill, decode), [moved(sum(lengths) - 3, 1, 1)] * 2)
+        whole = sum((length - 1) // 32 * 32 for length in lengths)
+        wait_for_bytes((prefill, decode), [moved(whole, 1, 1)] * 2)
         cluster.wait_idle(prefill, decode)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from tandem.tests.end_to_end.support.clients import prompt
-from tandem.tests.end_to_end.support.cluster import committed_transfers, node_metric, running
+from tandem.tests.end_to_end.support.cluster import (
+    BLOCK,
+    committed_transfers,
+    node_metric,
+    running,
+)
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 
@@ -44,3 +49,35 @@ def test_kv_of_bfloat16_weights_continues_over_quantised_ones(
             first, second = (c["logprobs"]["token_logprobs"][0] for c in (one, other))
             assert first == pytest.approx(second, abs=0.5)
         cluster.wait_idle(prefill, decode)
+
+
+def test_a_repeated_prompt_gets_the_same_answer(tmp_path: Path) -> None:
+    """The prefix cache has what was received the first time, and no more than that."""
+    folder = tmp_path / "model"
+    tiny_models.build("qwen3", folder, dtype="bfloat16")
+    with running(tmp_path, str(folder)) as cluster:
+        cluster.start_router(f"--model={folder}", "--served-model-name=tiny")
+        decode, _ = cluster.start_nodes(
+            (
+                "decode-node",
+                "--served-model-name=tiny",
+                "--isq=q4_0",
+                f"--prefill-threshold={BLOCK}",
+            ),
+            ("prefill-node", "--served-model-name=tiny"),
+        )
+        cluster.wait_nodes(decode=1, prefill=1)
+        for text in (prompt(length, length) for length in (17, 31, 64, 205)):
+            first, *repeated = (
+                cluster.complete(text, **FIELDS | {"max_tokens": 12}) for _ in range(3)
+            )
+            want = first["choices"][0]
+            for answer in repeated:
+                got = answer["choices"][0]
+                assert got["text"] == want["text"]
+                assert got["logprobs"]["token_logprobs"] == pytest.approx(
+                    want["logprobs"]["token_logprobs"], abs=1e-3
+                )
+                assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(text) - 17
+        assert committed_transfers(decode) == 4
+        cluster.wait_idle(decode)

@@ -10,10 +10,11 @@ from tandem.router.batches import batch_runner, batch_store
 from tandem.router.batches.batch_request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
 from tandem.router.batches.batch_store import BatchStore
 from tandem.router.batches.database import Database
-from tandem.router.batches.file_store import FileLimits
+from tandem.router.batches.file_store import FileLimits, FileStore
 from tandem.router.batches.input_lines import MAX_CUSTOM_ID
 from tandem.router.batches.stored_batch import RequestResult
 from tandem.router.batches.upload import MAX_FILENAME
+from tandem.router.errors import ApiError
 from tandem.tests.router.batches.batch_client import CHAT, create, ended, jsonl, line, served
 
 PURPOSE = {"purpose": "batch"}
@@ -78,3 +79,29 @@ async def test_results_over_the_size_of_the_store_are_not_entered(tmp_path: Path
         assert not await batches.add_result("b", 1, large)
     finally:
         await database.close()
+
+
+async def test_a_full_disk_stores_no_part_of_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(tmp_path / "batches.sqlite3")
+    await database.open()
+    files = FileStore(database, FileLimits(file_bytes=1 << 20, files=9, all_bytes=1 << 20))
+    uploading = await files.begin()
+
+    async def pages(most: int) -> None:
+        await database.run(lambda connection: connection.execute(f"PRAGMA max_page_count={most}"))
+
+    await pages(1)  # rounded up to those that are used
+    with pytest.raises(ApiError) as caught:
+        await files.append(uploading, 0, bytes(100_000))
+    assert (caught.value.status, caught.value.code) == (503, "storage_failed")
+    [told] = [record.getMessage() for record in caplog.records]
+    assert str(tmp_path / "batches.sqlite3") in told and "disk is full: free some" in told
+    await pages(1 << 20)
+    await files.append(uploading, 0, bytes(1000))
+    stored = await files.finish(
+        uploading, owner="", purpose="batch", filename="f", expires_at=1 << 40
+    )
+    assert stored.bytes == 1000
+    await database.close()

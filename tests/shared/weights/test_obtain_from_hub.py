@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import header_files, kept_parts, transfer
+from tandem.shared.weights import header_files, kept_parts, locate, transfer
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.shared.weights.source import open_source
@@ -189,6 +193,56 @@ def large(hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
     content = gguf + bytes(4 << 20)
     hub.put(NAME, {"m-Q8_0.gguf": content})
     return content
+
+
+class FullDisk:
+    """A file on a disk that has room for so many more bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file, self._room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data[: self._room])
+        self._room -= len(data)
+        if self._room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(data)
+
+
+@pytest.mark.parametrize("kind", ["large", "small", "tokenizer", "header"])
+def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
+    hub: FakeHub, root: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    hub.put_folder(NAME, tiny_models.cached("qwen3", root))
+    if kind == "large":
+        monkeypatch.setattr(kept_parts, "LARGE", 1 << 10)
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
+    room = 0 if kind == "tokenizer" else 20_000
+    get: Any = file_download.http_get
+
+    def fails(url: str, file: Any, **options: Any) -> None:
+        get(url, FullDisk(file, room), **options)
+
+    def fails_at_once(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full, warnings.catch_warnings(record=True) as warned:
+        full.setattr(file_download, "http_get", fails)
+        full.setattr(locate, "write_gguf_header", fails_at_once)
+        if kind == "header":
+            hub.put(NAME, {"m-Q8_0.gguf": gguf})
+            assert f"the disk of {gettempdir()} is full" in refusal() and not hub.given
+        else:
+            told = refusal()
+            assert f"the disk of the cache {constants.HF_HUB_CACHE} is full: free some" in told
+            assert "HF_HOME" in told
+    assert not warned
+    assert not list(Path(constants.HF_HUB_CACHE).rglob("snapshots/*/model.safetensors"))
+    assert obtain().generates
+    assert hub.resumed == ([20_000] if kind == "large" else [])
 
 
 def test_a_download_that_breaks_off_goes_on_from_there(
