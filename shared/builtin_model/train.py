@@ -101,7 +101,7 @@ def make_model(vocabulary: int) -> Any:
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=padding,
-        attn_implementation="sdpa",  # type: ignore[call-arg]
+        attn_implementation="sdpa",
     )
     model = Qwen3ForCausalLM(config)
     for name, parameter in model.named_parameters():

@@ -10,19 +10,23 @@ import numpy as np
 import torch
 
 from ...kernels.operators import Operators
+from ..models.parallel import WeightPlacement
 
 _OURS = __name__.partition(".")[0]
 
 
 def kept_bytes(part: object) -> int:
     """Bytes of the tensors and arrays that a part of a decoder holds, each memory once. Operators
-    close over weights that they have packed, so this follows functions as well as attributes."""
+    close over weights that they have packed, so this follows functions as well as attributes.
+
+    Not a part's placement, though: that leads to the source of all weights, and through a GGUF file
+    to a vocabulary, which every layer would walk again."""
     sizes: dict[int, int] = {}
     seen: dict[int, object] = {}  # the objects too, lest another one gets an id of theirs
     waiting = [part]
     while waiting:
         each = waiting.pop()
-        if id(each) in seen or isinstance(each, Operators):
+        if id(each) in seen or isinstance(each, Operators | WeightPlacement):
             continue
         seen[id(each)] = each
         if isinstance(each, torch.Tensor):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +21,7 @@ from tandem.tests.support.checkpoints.quantized_folders import write_quantized
 from .test_kv_formats import rounded_run
 from .test_parity import prompt_of, reference_run
 
-RANK = Path(__file__).with_name("tensor_parallel_rank.py")
+RANKS = Path(__file__).with_name("tensor_parallel_ranks.py")
 
 
 # Two ranks have all of these in turn.
@@ -100,19 +103,17 @@ def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> No
 
 def run_ranks(size: int, models: list[Any], rendezvous: Path) -> list[Any]:
     """What each rank drew of each model."""
-    ranks = []
-    for rank in range(size):
-        rank_process = subprocess.Popen(
-            [sys.executable, str(RANK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert rank_process.stdin is not None
-        job = {"rank": rank, "size": size, "models": models, "rendezvous": str(rendezvous)}
-        rank_process.stdin.write(json.dumps(job))
-        rank_process.stdin.close()
-        rank_process.stdin = None
-        ranks.append(rank_process)
+    job = {"size": size, "models": models, "rendezvous": str(rendezvous)}
+    ranks = subprocess.Popen(
+        [sys.executable, str(RANKS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        return [json.loads(process.communicate(timeout=90)[0]) for process in ranks]
+        return list(json.loads(ranks.communicate(json.dumps(job), timeout=90)[0]))
     finally:
-        for process in ranks:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
+        ranks.wait()

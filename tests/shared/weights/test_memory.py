@@ -14,9 +14,10 @@ import torch
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.shared.engine.rank.device import operators_for
-from tandem.shared.models.parallel import TensorParallel
+from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
 from tandem.shared.weights.footprint import parameter_sizes
+from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.kernels.test_byte_products import WIDER
@@ -74,6 +75,19 @@ def test_what_weights_take_is_told(
     if isq != "q4k" or jit.multiplies_bytes():
         assert kept == pytest.approx(packed, rel=0.02)
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
+
+
+def test_the_source_of_weights_is_not_among_them() -> None:
+    """Parts keep their placement, which leads to it."""
+    source = {"a file": torch.empty(1000)}
+
+    def format_of(name: str) -> None:
+        assert name not in source
+
+    cpu = torch.device("cpu")
+    place = WeightPlacement(torch.float32, cpu, TensorParallel(), format_of=format_of)
+    assert kept_bytes([format_of, place, torch.empty(7)]) == 4 * 1007
+    assert kept_bytes([place, torch.empty(7)]) == 4 * 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own counters")

@@ -1,11 +1,12 @@
-"""One rank of ``test_tensor_parallel.py``, a program of its own.
+"""The ranks of ``test_tensor_parallel.py``: forks of a program that has imported what they need.
 
-Reads a JSON object on standard input, writes what it drew to standard output.
+Reads a JSON object on standard input, writes what each rank drew to standard output.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from datetime import timedelta
 from typing import Any
@@ -17,11 +18,8 @@ from tandem.shared.models.parallel import TensorParallel
 from tandem.tests.support.runners import build_runner
 
 
-def run(
-    job: dict[str, Any], folder: str, prompt: list[int], following: list[int]
-) -> dict[str, Any]:
+def run(tp: TensorParallel, folder: str, prompt: list[int], following: list[int]) -> dict[str, Any]:
     """Prefill and decode; every rank gets the tokens, as from a head."""
-    tp = TensorParallel(job["rank"], job["size"])
     runner = build_runner(folder, dtype="float32", block_size=4, num_blocks=100, tp=tp)
     table = list(range(2, 2 + (len(prompt) + len(following)) // 4 + 1))
     spec = SamplerSpec(1, RankSampling(temperature=0.0), 0, list(prompt))
@@ -35,20 +33,27 @@ def run(
     return {"drawn": drawn, "scored": scored}
 
 
-def main() -> None:
+def run_rank(rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Join the group, run every model."""
-    job = json.load(sys.stdin)
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
         init_method=f"file://{job['rendezvous']}",
-        rank=job["rank"],
+        rank=rank,
         world_size=job["size"],
         timeout=timedelta(seconds=60),
     )
-    answers = [run(job, *model) for model in job["models"]]
+    answers = [run(TensorParallel(rank, job["size"]), *model) for model in job["models"]]
     torch.distributed.destroy_process_group()
-    json.dump(answers, sys.stdout)
+    return answers
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    # Each process gets one rank: a rank waits for the others before it does anything.
+    with multiprocessing.get_context("fork").Pool(job["size"]) as pool:
+        ranks = [(rank, job) for rank in range(job["size"])]
+        json.dump(pool.starmap(run_rank, ranks, chunksize=1), sys.stdout)
 
 
 if __name__ == "__main__":
