@@ -28,6 +28,7 @@ from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
     CosSin,
+    DecodingLayer,
     Experts,
     FeedForward,
     LayerKV,
@@ -154,6 +155,17 @@ class Operators:
             return x + leave(self.act_and_mul(enter(normed), activation))
 
         return feed_forward
+
+    def prepare_decoding(
+        self,
+        queries: Queries,
+        feed_forward: FeedForward,
+        params: AttentionParams,
+        sinks_H: torch.Tensor | None,
+    ) -> DecodingLayer | None:
+        """Both parts of a layer, and the attention between them, for steps in which all rows
+        decode; ``None`` where one after the other is as fast."""
+        return None
 
     def prepare_block_copies(self) -> BlockCopies:
         """Copies for the handoff on a CPU. Kernels are compiled here."""

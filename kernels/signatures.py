@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from .attention_metadata import DecodeMetadata
 from .quantized import QuantizedWeight
 from .scaled import CachedKV
 
@@ -58,6 +59,10 @@ class Experts(Protocol):
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
 # The layer's output from what the rows attended to, and the layer's input.
 FeedForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# The layer's output from its input where all rows decode; ``None`` for a cache that is not read.
+DecodingLayer = Callable[
+    [torch.Tensor, CosSin, LayerKV, torch.Tensor, DecodeMetadata], torch.Tensor | None
+]
 
 
 class BlockCopies(Protocol):

@@ -31,22 +31,31 @@ def decode_attention(
     sinks_H: torch.Tensor | None = None,
 ) -> None:
     """Fill the decoding rows of ``out``."""
-    _attend(
+    attend(
         array(q_THD),
         array(keys_KND),
         array(values_KND),
         decodes.table.numpy(),
         decodes.block_size,
-        NO_WINDOW if params.window is None else params.window,
-        params.scale,
-        params.soft_cap or 0.0,
-        NO_SINKS if sinks_H is None else array(sinks_H),
+        *constants(params, sinks_H),
         array(out_THD),
     )
 
 
+def constants(
+    params: AttentionParams, sinks_H: torch.Tensor | None
+) -> tuple[int, float, float, np.ndarray]:
+    """The arguments of ``attend`` that a layer's steps have in common."""
+    return (
+        NO_WINDOW if params.window is None else params.window,
+        params.scale,
+        params.soft_cap or 0.0,
+        NO_SINKS if sinks_H is None else array(sinks_H),
+    )
+
+
 @kernel(parallel=True)
-def _attend(
+def attend(
     q: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,

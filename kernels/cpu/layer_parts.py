@@ -1,4 +1,4 @@
-"""What lies between a layer's products, in one call with them.
+"""A layer's products and what lies between them, in one call.
 
 With few rows, a call and the conversion of its arguments take as long as a small operator's work.
 Each part calls the kernels of the operators that it is made of, so its results have their bits.
@@ -9,14 +9,17 @@ Shapes as in ``operators.py``; activations are fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from numba import prange
 
-from ..signatures import CosSin
+from ..attention_metadata import AttentionParams, DecodeMetadata
+from ..signatures import CosSin, LayerKV, Queries
 from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
-from .jit import SameArrays, array, kernel
+from .decode_attention import attend, constants
+from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
 
 
@@ -31,41 +34,40 @@ class CompiledQueries:
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
         of_step: SameArrays,
+        composed: Queries,
     ) -> None:
-        """All layers of a model have the same ``of_step``."""
-        self._norm = array(norm_weight)
-        self._eps = eps
+        """All layers of a model have the same ``of_step``. ``composed`` takes other caches."""
         self._products = qkv  # whose memory the runs have addresses of
-        self._qkv, self._width = _runs(qkv)
+        runs, self.width = _runs(qkv)
         none = norm_weight.new_empty(0, 0)
-        self._head_weight = array(none if head_weight_RD is None else head_weight_RD)
-        self._head_eps = head_eps
-        self._of_step, self._of_cache = of_step, SameArrays()
+        head_weight = array(none if head_weight_RD is None else head_weight_RD)
+        self.before = array(norm_weight), eps, runs, self.width
+        self.after = head_weight, head_eps
+        self._of_step, self.of_cache = of_step, SameArrays()
+        self._composed = composed
 
     def __call__(
         self,
         x: torch.Tensor,
         cos_sin: CosSin,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerKV,
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         """The rows' queries [T, H, D]."""
+        if not is_plain(cache):
+            return self._composed(x, cos_sin, cache, slots_T)
         cos, sin, slots = self._of_step(*cos_sin, slots_T)
-        keys, values = self._of_cache(*cache)
+        keys, values = self.of_cache(*cache)
         kv_heads, _, dim = keys.shape
         plan = plan_of_all(len(x))
-        q = torch.empty(len(x), self._width // dim - 2 * kv_heads, dim)
+        q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
         _project(
             array(x),
-            self._norm,
-            self._eps,
-            self._qkv,
-            self._width,
+            *self.before,
             plan.sources,
             plan.tiles,
             plan.groups,
-            self._head_weight,
-            self._head_eps,
+            *self.after,
             cos,
             sin,
             keys,
@@ -88,11 +90,9 @@ class CompiledFeedForward:
         down: Sequence[PanelLinear],
     ) -> None:
         self._products = o, gate_up, down  # whose memory the runs have addresses of
-        self._o, _ = _runs(o)
-        self._norm = array(norm_weight)
-        self._eps = eps
-        self._gate_up, self._width = _runs(gate_up)
-        self._down, _ = _runs(down)
+        gate_up_runs, width = _runs(gate_up)
+        norm = array(norm_weight)
+        self.constants = _runs(o)[0], norm, eps, gate_up_runs, width, _runs(down)[0]
 
     def __call__(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The layer's output [T, C]."""
@@ -100,18 +100,67 @@ class CompiledFeedForward:
         _feed_forward(
             array(attended),
             array(x),
-            self._o,
-            self._norm,
-            self._eps,
-            self._gate_up,
-            self._width,
-            self._down,
+            *self.constants,
             plan.sources,
             plan.tiles,
             plan.groups,
             array(out),
         )
         return out
+
+
+class CompiledLayer:
+    """See ``Operators.prepare_decoding``."""
+
+    def __init__(
+        self,
+        queries: CompiledQueries,
+        feed_forward: CompiledFeedForward,
+        params: AttentionParams,
+        sinks_H: torch.Tensor | None,
+        of_step: SameArrays,
+    ) -> None:
+        """All layers of a model have the same ``of_step``."""
+        self._queries, self._feed_forward = queries, feed_forward
+        self._attention = constants(params, sinks_H)
+        self._of_step = of_step
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        cos_sin: CosSin,
+        cache: LayerKV,
+        slots_T: torch.Tensor,
+        decodes: DecodeMetadata,
+    ) -> torch.Tensor | None:
+        """The layer's output [T, C]."""
+        if not is_plain(cache):
+            return None
+        cos, sin, slots, table = self._of_step(*cos_sin, slots_T, decodes.table)
+        plan, out = plan_of_all(len(x)), torch.empty(x.shape)
+        _decode(
+            array(x),
+            *self._queries.before,
+            plan.sources,
+            plan.tiles,
+            plan.groups,
+            *self._queries.after,
+            cos,
+            sin,
+            *self._queries.of_cache(*cache),
+            slots,
+            table,
+            decodes.block_size,
+            *self._attention,
+            *self._feed_forward.constants,
+            array(out),
+        )
+        return out
+
+
+def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
+    """Return whether kernels read and write a cache."""
+    return all(isinstance(each, torch.Tensor) for each in cache) and castable(cache[0].dtype)
 
 
 def _runs(products: Sequence[PanelLinear]) -> tuple[np.ndarray, int]:
@@ -186,6 +235,86 @@ def _project(
         values_KND,
         slots_T,
         q_THD,
+    )
+
+
+@kernel()
+def _decode(
+    x: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    qkv_runs: np.ndarray,
+    width: int,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    head_weight_RD: np.ndarray,
+    head_eps: float,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    window: int,
+    scale: float,
+    soft_cap: float,
+    sinks: np.ndarray,
+    o_runs: np.ndarray,
+    mlp_norm_weight: np.ndarray,
+    mlp_eps: float,
+    gate_up_runs: np.ndarray,
+    mlp_width: int,
+    down_runs: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    kv_heads, _, dim = keys_KND.shape
+    q = np.empty((len(x), width // dim - 2 * kv_heads, dim), np.float32)
+    _project(
+        x,
+        norm_weight,
+        eps,
+        qkv_runs,
+        width,
+        sources,
+        tiles,
+        groups,
+        head_weight_RD,
+        head_eps,
+        cos,
+        sin,
+        keys_KND,
+        values_KND,
+        slots_T,
+        q,
+    )
+    attended = np.empty_like(q)
+    attend(
+        q,
+        keys_KND,
+        values_KND,
+        table,
+        block_size,
+        window,
+        scale,
+        soft_cap,
+        sinks,
+        attended,
+    )
+    _feed_forward(
+        attended.reshape(len(x), -1),
+        x,
+        o_runs,
+        mlp_norm_weight,
+        mlp_eps,
+        gate_up_runs,
+        mlp_width,
+        down_runs,
+        sources,
+        tiles,
+        groups,
+        out,
     )
 
 

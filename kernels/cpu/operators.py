@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import TypeGuard
 
 import torch
 
@@ -26,6 +25,7 @@ from ..scaled import CachedKV
 from ..signatures import (
     BlockCopies,
     CosSin,
+    DecodingLayer,
     Experts,
     FeedForward,
     LayerKV,
@@ -42,7 +42,7 @@ from .chunk_attention import chunk_attention
 from .decode_attention import decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
-from .layer_parts import CompiledFeedForward, CompiledQueries
+from .layer_parts import CompiledFeedForward, CompiledLayer, CompiledQueries, is_plain
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
@@ -59,7 +59,7 @@ class CompiledOperators(Operators):
     def __init__(self) -> None:
         # A cache's dtype is known later than the products before it.
         self._compiles_queries = False
-        self._of_step = SameArrays()
+        self._of_step, self._of_decoding = SameArrays(), SameArrays()
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
@@ -140,18 +140,9 @@ class CompiledOperators(Operators):
         if not panels or norm_weight.dtype != torch.float32:
             return composed
         self._compiles_queries = True
-        compiled = CompiledQueries(
-            norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step
+        return CompiledQueries(
+            norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step, composed
         )
-
-        def queries(
-            x: torch.Tensor, cos_sin: CosSin, cache: LayerKV, slots_T: torch.Tensor
-        ) -> torch.Tensor:
-            if _is_plain(cache):
-                return compiled(x, cos_sin, cache, slots_T)
-            return composed(x, cos_sin, cache, slots_T)
-
-        return queries
 
     def prepare_feed_forward(
         self,
@@ -168,6 +159,17 @@ class CompiledOperators(Operators):
         _compile_feed_forward()
         first, second, third = panels
         return CompiledFeedForward(first, norm_weight, eps, second, third)
+
+    def prepare_decoding(
+        self,
+        queries: Queries,
+        feed_forward: FeedForward,
+        params: AttentionParams,
+        sinks_H: torch.Tensor | None,
+    ) -> DecodingLayer | None:
+        if isinstance(queries, CompiledQueries) and isinstance(feed_forward, CompiledFeedForward):
+            return CompiledLayer(queries, feed_forward, params, sinks_H, self._of_decoding)
+        return None
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
@@ -206,7 +208,7 @@ class CompiledOperators(Operators):
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         rows, heads, dim = qkv_TXD.shape
-        if not _is_plain(cache):
+        if not is_plain(cache):
             return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         keys, values = cache
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
@@ -228,7 +230,7 @@ class CompiledOperators(Operators):
         if not castable(config.cache_dtype):
             return False
         if self._compiles_queries:
-            _compile_queries(config.cache_dtype)
+            _compile_layer(config.cache_dtype)
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
         keys, values = torch.zeros(2, 1, 1, 2, dtype=config.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
@@ -267,11 +269,6 @@ def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:
     """The products, if all of them multiply bytes."""
     found = [each for each in products if isinstance(each, PanelLinear)]
     return found if len(found) == len(products) else []
-
-
-def _is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
-    """Return whether kernels read and write a cache."""
-    return all(isinstance(each, torch.Tensor) for each in cache) and castable(cache[0].dtype)
 
 
 @cache
@@ -316,18 +313,32 @@ def _compile_panels() -> None:
 
 @cache
 def _compile_feed_forward() -> None:
+    x = torch.zeros(1, Q8_0.values)
+    _feed_forward_of_zeros()(x, x)
+
+
+def _feed_forward_of_zeros() -> CompiledFeedForward:
     width = Q8_0.values
     o, up, down = (_block_of_zeros(outputs) for outputs in (width, 2 * width, width))
-    x = torch.zeros(1, width)
-    CompiledFeedForward([o], x[0], 1e-6, [up], [down])(x, x)
+    return CompiledFeedForward([o], torch.zeros(width), 1e-6, [up], [down])
 
 
 @cache
-def _compile_queries(cache_dtype: torch.dtype) -> None:
+def _compile_layer(cache_dtype: torch.dtype) -> None:
+    """Compile the queries of a layer, and all of it, for a cache of this dtype."""
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
-    queries = CompiledQueries(x[0], 1e-6, [_block_of_zeros(6)], None, 1e-6, SameArrays())
-    queries(x, cos_sin, (keys, values), torch.zeros(1, dtype=torch.int64))
+    slots, operators = torch.zeros(1, dtype=torch.int64), CompiledOperators()
+    heads = Q8_0.values // keys.shape[2] + 2
+    qkv = _block_of_zeros(heads * keys.shape[2])
+    queries = operators.prepare_queries(x[0], 1e-6, [qkv], None, 1e-6)
+    queries(x, cos_sin, (keys, values), slots)
+    layer = operators.prepare_decoding(
+        queries, _feed_forward_of_zeros(), AttentionParams(scale=1.0), None
+    )
+    decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 1)], x.device)
+    assert layer is not None and decodes is not None
+    layer(x, cos_sin, (keys, values), slots, decodes)
 
 
 def _block_of_zeros(outputs: int) -> PanelLinear:

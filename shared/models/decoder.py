@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ...kernels.reference.activation import activate
-from ...kernels.signatures import CosSin, FeedForward, LayerKV, Queries
+from ...kernels.signatures import CosSin, DecodingLayer, FeedForward, LayerKV, Queries
 from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
@@ -155,6 +155,7 @@ class Layer(Part):
         # Both parts of a layer of the most usual kind, once its weights are there.
         self._queries: Queries | None = None
         self._feed_forward: FeedForward | None = None
+        self._decoding: DecodingLayer | None = None
 
     def pack(self) -> None:
         """Prepare what the operators compute at once."""
@@ -184,6 +185,25 @@ class Layer(Part):
             self._feed_forward = operators.prepare_feed_forward(
                 o, norm.weight, norm.eps, up, down, mlp.spec.activation
             )
+        extra = self.token_gate, self.output_scale
+        if self._queries and self._feed_forward and extra == (None, None):
+            sinks = None if attention.sinks is None else attention.sinks.scores
+            self._decoding = operators.prepare_decoding(
+                self._queries, self._feed_forward, attention.params, sinks
+            )
+
+    def decode(
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
+    ) -> torch.Tensor | None:
+        """``write_kv`` and ``complete`` at once for rows that all decode; ``None``, and nothing
+        written, where they are computed one after the other."""
+        decodes = batch.attention.decodes
+        if self._decoding is None or decodes is None or len(decodes.table) < len(x):
+            return None
+        assert isinstance(self.attention, Attention)
+        if batch.biases is not None or not self.attention.batched_decode:
+            return None
+        return self._decoding(x, cos_sin, cache, batch.attention.slots, decodes)
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -376,13 +396,19 @@ class Decoder:
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for index, layer in enumerate(self.layers):
             spec, memory = self.spec.layers[index], self._memory_of_layer[index]
-            q = layer.write_kv(x, batch, cos_sin[spec.rope], cache[memory])
+            rotation, kv = cos_sin[spec.rope], cache[memory]
+            decoded = layer.decode(x, batch, rotation, kv) if batch.needs_logits else None
+            if decoded is None:
+                q = layer.write_kv(x, batch, rotation, kv)
             if on_layer is not None and spec.attention.memories:
                 on_layer(memory)
+            if decoded is not None:
+                x = decoded
+                continue
             if index == self._last_written and not batch.needs_logits:
                 break
             token_input = None if inputs is None else inputs[:, index]
-            x = layer.complete(x, q, batch, cache[memory], token_input)
+            x = layer.complete(x, q, batch, kv, token_input)
         x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
 

@@ -374,7 +374,7 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: to
     compiled.prepare_linear(torch.ones(1, 1).to(weights), None)
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
-        *(pointwise.rope_and_cache_kv, decode_attention._attend, chunks._pack, chunks._attend),
+        *(pointwise.rope_and_cache_kv, decode_attention.attend, chunks._pack, chunks._attend),
         *(linear._multiply, linear._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tandem.kernels.attention_metadata import (
+    AttentionMetadata,
+    AttentionParams,
+    SequenceMetadata,
+    decode_metadata,
+)
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
@@ -16,7 +22,7 @@ from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
 
-from tandem.kernels.cpu import byte_products, layer_parts, pointwise  # noqa: E402
+from tandem.kernels.cpu import byte_products, decode_attention, layer_parts, pointwise  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
@@ -127,6 +133,43 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
         assert not after[1].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [
+        AttentionParams(scale=0.3),
+        AttentionParams(scale=0.3, window=9, soft_cap=2.0, sinks=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [1, 6])
+def test_decoding_layers_are_those_of_the_operators(
+    rows: int, params: AttentionParams, dtype: torch.dtype
+) -> None:
+    (project, _), (leave, _) = queries(head_norm=True), feed_forward()
+    sinks = torch.randn(HEADS) if params.sinks else None
+    whole = compiled.prepare_decoding(project, leave, params, sinks)
+    assert whole is not None
+    x, cos_sin = torch.randn(rows, HIDDEN), angles(rows)
+    # Sequences of 1 to 16 tokens in blocks of 4.
+    sequences = [
+        SequenceMetadata(slice(row, row + 1), row * 3, list(range(row * 5, row * 5 + 4)), 4)
+        for row in range(rows)
+    ]
+    slots = torch.tensor([each.block_table[-1] * 4 + each.start % 4 for each in sequences])
+    metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, x.device))
+    assert metadata.decodes is not None
+    caches = [tuple(torch.randn(2, KV_HEADS, 120, DIM).to(dtype))] * 2
+    ours, theirs = ((keys.clone(), values.clone()) for keys, values in caches)
+    found = whole(x, cos_sin, ours, slots, metadata.decodes)
+    q = project(x, cos_sin, theirs, slots)
+    attended = compiled.paged_attention(q, *theirs, metadata, params, sinks)
+    assert found is not None
+    assert torch.equal(found, leave(attended.view(rows, -1), x))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_scaled_cache_is_left_to_the_operators() -> None:
     ours, composed = queries(head_norm=False)
     x, cos_sin, slots = torch.randn(3, HIDDEN), angles(3), torch.arange(3)
@@ -137,6 +180,11 @@ def test_a_scaled_cache_is_left_to_the_operators() -> None:
         return keys, others
 
     assert torch.equal(ours(x, cos_sin, scaled(), slots), composed(x, cos_sin, scaled(), slots))
+    leave, _ = feed_forward()
+    whole = compiled.prepare_decoding(ours, leave, AttentionParams(scale=1.0), None)
+    decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 4)], x.device)
+    assert whole is not None and decodes is not None
+    assert whole(x[:1], cos_sin, scaled(), slots[:1], decodes) is None
 
 
 def test_no_step_waits_for_the_compiler() -> None:
@@ -148,9 +196,12 @@ def test_no_step_waits_for_the_compiler() -> None:
     assert operators.prepare_batched_decode(config_of(torch.bfloat16))
     kernels = [
         *(layer_parts._project, layer_parts._feed_forward, layer_parts._multiply),
+        *(layer_parts._decode, decode_attention.attend),
         *(byte_products.multiply_groups, pointwise.rope_and_cache_kv, pointwise.add_rms_norm),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     test_queries_are_those_of_the_operators(MOST, True, torch.bfloat16)
     test_feed_forwards_are_those_of_the_operators(1)
+    params = AttentionParams(scale=0.3, window=9, soft_cap=2.0, sinks=True)
+    test_decoding_layers_are_those_of_the_operators(6, params, torch.bfloat16)
     assert [len(kernel.signatures) for kernel in kernels] == before
