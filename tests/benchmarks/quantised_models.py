@@ -124,8 +124,8 @@ def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     llama = Llama(options.llama_python, file, options.threads)
     with Engine(config) as engine:
         prefill_rate(engine, 64, 0)
-        # llama.cpp clears its cache when it begins. Ours gets its memory, in huge pages of all
-        # layers and heads, when a block of them is first written.
+        # llama.cpp clears its cache when it begins; a thread does that for ours beside the first
+        # prompts.
         for number in range(blocks * 16 // longest if longest else 0):
             prefill_rate(engine, longest, 2000 + number)
         for length, goal in plan.prefills.items():
