@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelError, shown
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
-from ..text.pair_template import COMPARES, answers_by_name, is_qwen3_reranker
+from ..text.pair_template import COMPARES, answers_by_name, is_reranker_by_name
 from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
 
@@ -54,7 +54,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
         values,
         str(file),
         lambda: read_tokenizer_files(folder).vocabulary(),
-        named=is_qwen3_reranker(folder),
+        named=is_reranker_by_name(folder),
     )
     return ModelConfig(values, str(file), more, str(generation))
 
@@ -98,7 +98,7 @@ def with_token_score(
     values: dict[str, Any], file: str, vocabulary: Callable[[], dict[str, int]], *, named: bool
 ) -> dict[str, Any]:
     """The values with the tokens whose logits are a score, if they tell them as vLLM's keys, or if
-    the model is ``named`` as one of Qwen3-Reranker. Raises ``ModelError``, which names ``file``."""
+    the model is ``named`` as one that answers. Raises ``ModelError``, which names ``file``."""
     if LOGIT_SCORE in values or (answers := _answers(values, file, named)) is None:
         return values
     return values | {LOGIT_SCORE: _tokens_of(answers, file, vocabulary())}

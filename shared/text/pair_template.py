@@ -68,7 +68,7 @@ def names_qwen3_reranker(name: str) -> bool:
     return _QWEN3.search(name) is not None
 
 
-def is_qwen3_reranker(folder: Path) -> bool:
+def is_reranker_by_name(folder: Path) -> bool:
     """Return whether a folder, or the repository that it is a version of, is named as one of
     Qwen3-Reranker, whose config is that of a Qwen3 model which chats."""
     # OWNER--NAME/snapshots/COMMIT in the cache of a hub.

@@ -67,10 +67,6 @@ def _running_in(folder: Path) -> bool:
         (["router", "--pd-url", "file:///" + "d" * 100], ["too long for Unix sockets"]),
         (["serve", "builtin", "--hf-overrides", "[1]"], ["--hf-overrides '[1]'", "JSON object"]),
         (["info", "builtin", "--hf-overrides", "{a"], ["--hf-overrides '{a'", "JSON object"]),
-        (
-            ["info", "builtin", "--hf-overrides", '{"num_hidden_layers": "2"}'],
-            ["'2'", "config.json"],
-        ),
         (["serve", "--pd-server", "--port", "9000"], ["--port", "not used with --pd-server"]),
         (["serve", "--pd-server", "--prefill-nodes", "2"], ["--prefill-nodes", "--pd-server"]),
         (["serve", "--pd-client", "--pd-url", "host"], ["--pd-url", "'host'", "host:port"]),
@@ -104,6 +100,11 @@ def test_a_wrong_command_line_is_one_line_and_status_2(
     tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     fail(arguments, tmp_path, 2, *words)
+
+
+def test_an_override_is_judged_as_the_config(tmp_path: Path) -> None:
+    arguments = ["info", "builtin", "--hf-overrides", '{"num_hidden_layers": "2"}']
+    fail(arguments, tmp_path, 1, "'2'", "config.json")
 
 
 @pytest.mark.parametrize("command", [["nodes"], ["doctor", "http://127.0.0.1:1"]])

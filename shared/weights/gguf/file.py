@@ -29,7 +29,7 @@ from .hf_config import (
 )
 from .parts import part_files, read_model
 from .tensor_types import TENSOR_TYPES
-from .tokenizer_json import is_qwen3_reranker, tokenizer_files
+from .tokenizer_json import is_reranker_by_name, tokenizer_files
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class GGUFFile:
             values,
             file,
             lambda: self.tokenizer_files().vocabulary(),
-            named=is_qwen3_reranker(header, file),
+            named=is_reranker_by_name(header, file),
         )
         if LOGIT_SCORE in values and values.get("pooling_type") == "rank":
             del values["pooling_type"]  # the head that generates has the answers

@@ -60,7 +60,7 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
     )
 
 
-def is_qwen3_reranker(header: GGUFHeader, origin: str) -> bool:
+def is_reranker_by_name(header: GGUFHeader, origin: str) -> bool:
     """Return whether a file, or the model in it, is named as one of Qwen3-Reranker."""
     names = [header.metadata.get(f"general.{key}") for key in ("name", "basename")]
     return any(names_qwen3_reranker(str(name)) for name in (Path(origin).name, *names))
@@ -71,7 +71,7 @@ def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
     key = f"tokenizer.chat_template.{RERANK}"
     template = _template(header, key, origin)
     if template is None:
-        named = is_qwen3_reranker(header, origin)
+        named = is_reranker_by_name(header, origin)
         return {RERANK: TemplateText(QWEN3_TEMPLATE, origin)} if named else {}
     source = of_placeholders(template.source)
     if source is None and not shows_pairs(template.source):

@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from tandem.shared.errors import RequestError
 from tandem.shared.text.chat_template import ChatTemplate
-from tandem.shared.text.pair_template import QWEN3_TEMPLATE, is_qwen3_reranker, shows_pairs
+from tandem.shared.text.pair_template import QWEN3_TEMPLATE, is_reranker_by_name, shows_pairs
 from tandem.shared.text.tokenizer import Tokenizer
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", *"abcdefgh"]
@@ -106,4 +106,4 @@ def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
     ],
 )
 def test_qwen3_reranker_is_told_by_its_name(folder: str, named: bool) -> None:
-    assert is_qwen3_reranker(Path(folder)) == named
+    assert is_reranker_by_name(Path(folder)) == named
