@@ -329,8 +329,7 @@ class Panels:
             blocks = torch.nn.functional.pad(blocks, (0, 0, 0, missing))
             part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
             if weight.format == BF16:
-                numbers = blocks.view(torch.int16).unflatten(1, (-1, 2, 2)).transpose(2, 3)
-                words = numbers.flatten(1).view(torch.int32)
+                words = _middle_swapped(blocks.view(torch.int16)).view(torch.int32)
                 self._codes[where] = _across(words.unflatten(1, (-1, BLOCK // 2)))
                 continue
             if self.layout.book:
@@ -422,7 +421,7 @@ class Panels:
         panels, lanes = outputs // LANES, outputs % LANES
         if layout.scales == "none":
             pairs = self._codes[panels, :, :, lanes].flatten(1).view(torch.bfloat16)
-            return pairs.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1).float()
+            return _middle_swapped(pairs).float()
         words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
         codes = self._looked_up(words, panels, lanes) if layout.book else self._in_order(words)
@@ -510,6 +509,11 @@ def _table(layout: Layout) -> torch.Tensor:
     multiples = exact.round().int() + layout.zero
     places = [multiples >> 8 * place & 0xFF for place in range(layout.level_bytes)]
     return torch.cat([place.byte().repeat(LINE // len(place)) for place in places])
+
+
+def _middle_swapped(numbers: torch.Tensor) -> torch.Tensor:
+    """[O, I], of which the second and third of each four neighbours change places."""
+    return numbers.unflatten(1, (-1, 2, 2)).transpose(2, 3).flatten(1)
 
 
 def _across(parts: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from ..config.model_name import HubName
 from ..errors import ModelError
 from . import kept_parts
 from .remote_files import DESCRIPTION, Listing
-from .transfer import FULL, check_space, told
+from .transfer import FULL, check_space, told, told_full
 
 # The folders that are left out if the hub does not tell which files there are.
 _FOLDERS = ["*/*"]
@@ -227,10 +227,7 @@ def _reason(name: HubName, error: Exception) -> str:
         if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
             return _first_line(cause)
         if isinstance(cause, OSError) and cause.errno in FULL:
-            return (
-                f"the disk of the cache {constants.HF_HUB_CACHE} is full: free some space and run "
-                f"it again, which keeps what has come, or move the cache by HF_HOME"
-            )
+            return told_full(constants.HF_HUB_CACHE, "HF_HOME")
         if isinstance(cause, OSError) and cause.errno == errno.EACCES:
             return (
                 f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "

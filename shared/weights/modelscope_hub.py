@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..config.model_name import HubName
 from ..errors import ModelError
 from .remote_files import DESCRIPTION, Listing
-from .transfer import FULL, check_space, told
+from .transfer import FULL, check_space, told, told_full
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
@@ -172,10 +172,7 @@ def _reason(name: HubName, error: Exception) -> str:
     if isinstance(error, ServerError):
         return f"{place} answers with status {error.status_code}; try again later"
     if isinstance(error, OSError) and error.errno in FULL:
-        return (
-            f"the disk of the cache {get_default_config().cache_dir} is full: free some space and "
-            f"run it again, which keeps what has come, or move the cache by {_CACHE}"
-        )
+        return told_full(get_default_config().cache_dir, _CACHE)
     said = (str(error).splitlines() or [""])[0] or type(error).__name__
     return (
         f"no answer from {place} ({said:.200}): without a network, download it elsewhere and give "

@@ -32,6 +32,14 @@ def in_words(size: float) -> str:
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
+def told_full(cache: object, variable: str) -> str:
+    """What to do about the full disk of a hub's cache, which an environment variable moves."""
+    return (
+        f"the disk of the cache {cache} is full: free some space and run it again, which keeps "
+        f"what has come, or move the cache by {variable}"
+    )
+
+
 def check_space(name: str, needed: int, cache: Path, variable: str) -> None:
     """Raise ``ModelError`` if so many bytes do not fit; ``variable`` moves the cache."""
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())

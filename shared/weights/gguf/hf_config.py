@@ -151,7 +151,7 @@ def compares_answers(header: GGUFHeader) -> bool:
     return (
         name in _OF_ANSWERS
         and head is not None
-        and (list(labels) == ["yes", "no"] if isinstance(labels, list) else False)
+        and labels == ["yes", "no"]
         and head.shape[:1] == (2,)
     )
 
