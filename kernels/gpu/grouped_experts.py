@@ -1,5 +1,5 @@
-"""Experts of a mixture on a GPU: a launch for each half of all experts, however many there are, and
-nothing that waits for the host.
+"""Experts of a mixture on a GPU: a launch that plans their rows, and one for each half of all of
+them, however many there are. Nothing waits for the host.
 
 T rows, K experts of each, S = T K rows of all experts in the experts' order.
 """
@@ -24,6 +24,8 @@ from .trials import passes, too_far
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
 # Inputs of plain weights, as ``grouped_product`` reads them.
 _ALIGNED = 16
+# Rows of plans that are tried: of one program, and of as many as there can be, with several steps.
+_TRIED = 3, 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ class TritonExperts:
     ) -> None:
         """See ``signatures.Experts``."""
         from .grouped_product import ROWS, add_weighted
+        from .row_plan import plan_rows
 
         if len(x):
-            plan = row_blocks(chosen, self._gate_up.experts, ROWS)
+            plan = plan_rows(chosen, self._gate_up.experts, ROWS)
             hidden = self._act_and_mul(self._gate_up.multiply(x, plan), self._activation)
             found = self._down.multiply(hidden, plan.of_products())
             add_weighted(found, weights, plan, out)
@@ -81,7 +84,7 @@ def stackable(weights: list[Weight], dtype: torch.dtype) -> bool:
     """Return whether the experts' weights are alike, and kernels multiply them with activations of
     ``dtype``."""
     kinds = {tuple(_kind(run) for run in weight) for weight in weights}
-    return len(kinds) == 1 and all(_takes(run, dtype) for run in weights[0])
+    return len(kinds) == 1 and all(_takes(run, dtype, len(weights)) for run in weights[0])
 
 
 def _kind(run: torch.Tensor | QuantizedWeight) -> tuple[object, ...]:
@@ -90,11 +93,11 @@ def _kind(run: torch.Tensor | QuantizedWeight) -> tuple[object, ...]:
     return run.format, run.blocks.shape, run.order is None
 
 
-def _takes(run: torch.Tensor | QuantizedWeight, dtype: torch.dtype) -> bool:
+def _takes(run: torch.Tensor | QuantizedWeight, dtype: torch.dtype, experts: int) -> bool:
     if isinstance(run, QuantizedWeight):
-        return run.order is None and works(run.format, dtype, run.blocks.device)
+        return run.order is None and works(run.format, dtype, run.blocks.device, experts)
     aligned = run.shape[1] % _ALIGNED == 0
-    return aligned and run.dtype == dtype and works(None, dtype, run.device)
+    return aligned and run.dtype == dtype and works(None, dtype, run.device, experts)
 
 
 def stack(weights: list[Weight], biases: list[torch.Tensor] | None) -> StackedWeights:
@@ -122,9 +125,10 @@ def _stacked(runs: list[torch.Tensor | QuantizedWeight]) -> torch.Tensor | Packe
 
 
 @cache
-def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the products of experts compile and are correct on this device, with weights
-    of a format or plain ones; log why if they are not. Tries a kernel for each size of blocks."""
+def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device, experts: int) -> bool:
+    """Return whether the plan of rows for so many experts and their products, with weights of a
+    format or plain ones, compile and are correct on this device; log why if they are not. Tries a
+    kernel for each size of blocks."""
     if device.type == "cpu" or dtype not in (torch.float16, torch.bfloat16):
         return False
     if kind is not None and not quantized_trial.works(kind, dtype, device):
@@ -133,10 +137,33 @@ def works(kind: BlockFormat | None, dtype: torch.dtype, device: torch.device) ->
     def trial() -> str:
         from .grouped_product import ROWS
 
+        if wrong := first_difference(experts, device):
+            return wrong
         worst = max(largest_error(kind, dtype, device, size) for size in ROWS)
         return too_far(worst, quantized_trial.limit(dtype), "their")
 
     return passes(trial, "experts are computed one by one, because of Triton")
+
+
+def first_difference(experts: int, device: torch.device) -> str:
+    """How Triton's plans of rows differ from torch's; empty if they do not. Some experts have many
+    more rows than others."""
+    from .grouped_product import ROWS
+    from .row_plan import plan_rows
+
+    generator = torch.Generator().manual_seed(0)
+    for rows in _TRIED:
+        scores = torch.rand(rows, experts, generator=generator)
+        scores *= torch.linspace(0.7, 1, experts)
+        chosen = scores.topk(min(experts, 8), sorted=False).indices.to(device)
+        found = plan_rows(chosen, experts, ROWS)
+        if device.type == "meta":  # nothing is computed there
+            continue
+        expected = row_blocks(chosen, experts, ROWS)
+        for name in ("blocks", "sources", "numbers", "owners", "places"):
+            if not torch.equal(getattr(found, name), getattr(expected, name)):
+                return f"{name} of their rows differ"
+    return ""
 
 
 def largest_error(
@@ -145,6 +172,7 @@ def largest_error(
     """The largest difference from the reference, for results of magnitude one, with so many rows of
     which three experts have two thirds each."""
     from .grouped_product import ROWS, add_weighted
+    from .row_plan import plan_rows
 
     generator = torch.Generator().manual_seed(0)
     if kind is None:
@@ -157,7 +185,7 @@ def largest_error(
     x = torch.randn(rows, dense.shape[2], generator=generator).to(device, dtype)
     chosen = torch.rand(rows, 3, generator=generator).topk(2).indices.to(device)
     shares = torch.rand(rows, 2, generator=generator).to(device)
-    plan = row_blocks(chosen, 3, ROWS)
+    plan = plan_rows(chosen, 3, ROWS)
     out = torch.zeros(rows, 99, device=device, dtype=dtype)
     add_weighted(_product(x, weights, plan), shares, plan, out)
     if device.type == "meta":  # nothing is computed there

@@ -20,21 +20,21 @@ _USUAL = 2
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """``blocks`` are int32 [B, 3]: an expert, the first of its rows, and how many there are, at
-    most ``rows``. ``sources`` are the rows of x, int32 [S], ``owners`` their experts, and
-    ``places`` [T, K] where a row's are."""
+    most ``rows``. ``sources`` are the rows of x, int32 [S], and ``numbers`` those of their
+    products; ``owners`` are their experts, int64 [S], and ``places`` [T, K] where a row's are."""
 
     rows: int
     experts: int
     chosen: int
     blocks: torch.Tensor
     sources: torch.Tensor
+    numbers: torch.Tensor
     owners: torch.Tensor
     places: torch.Tensor
 
     def of_products(self) -> RowBlocks:
         """The same blocks over rows that are in the experts' order already."""
-        count, device = len(self.sources), self.sources.device
-        return replace(self, sources=torch.arange(count, device=device, dtype=torch.int32))
+        return replace(self, sources=self.numbers)
 
 
 def rows_of_a_block(rows: int, chosen: int, experts: int, sizes: Iterable[int]) -> int:
@@ -44,8 +44,14 @@ def rows_of_a_block(rows: int, chosen: int, experts: int, sizes: Iterable[int]) 
     return next((size for size in sizes if wanted <= size), largest)
 
 
+def block_count(choices: int, experts: int, size: int) -> int:
+    """The most blocks that so many rows of all experts can need."""
+    return min(choices, experts) + choices // size
+
+
 def row_blocks(chosen: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowBlocks:
-    """Sort the choices [T, K] by expert; no row chooses one twice."""
+    """Sort the choices [T, K] by expert; no row chooses one twice. In torch, in many launches: what
+    ``row_plan`` is compared with."""
     rows, each = chosen.shape
     size = rows_of_a_block(rows, each, experts, sizes)
     flat = chosen.flatten()
@@ -54,8 +60,7 @@ def row_blocks(chosen: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowB
     counts.scatter_add_(0, flat, torch.ones_like(flat))
     needed = (counts + size - 1) // size
     ends = needed.cumsum(0)
-    count = min(len(flat), experts) + len(flat) // size
-    number = torch.arange(count, device=flat.device)
+    number = torch.arange(block_count(len(flat), experts, size), device=flat.device)
     expert = torch.searchsorted(ends, number, right=True).clamp_(max=experts - 1)
     within = (number - (ends - needed)[expert]) * size
     first = (counts.cumsum(0) - counts)[expert] + within
@@ -68,6 +73,7 @@ def row_blocks(chosen: torch.Tensor, experts: int, sizes: Iterable[int]) -> RowB
         chosen=each,
         blocks=torch.stack([expert, first, there], dim=1).int(),
         sources=(order // each).int(),
+        numbers=own.int(),
         owners=flat[order],
         places=torch.empty_like(order).scatter_(0, order, own).view(rows, each),
     )

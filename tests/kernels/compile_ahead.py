@@ -41,7 +41,13 @@ from tandem.kernels.block_formats import (
     group_format,
 )
 from tandem.kernels.fp8 import FP8
-from tandem.kernels.gpu import grouped_product, paged_decode, quantized_linear, slot_copy
+from tandem.kernels.gpu import (
+    grouped_product,
+    paged_decode,
+    quantized_linear,
+    row_plan,
+    slot_copy,
+)
 from tandem.kernels.gpu.packed_codes import (
     CHUNK,
     TILE,
@@ -71,6 +77,7 @@ PROGRAMS = {
     "_multiply_plain": 2,
     "_add_weighted": 8,
     "_copy": 8,
+    "_plan": 8,
 }
 # A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, and for
 # products, whose tiles are as wide as registers allow.
@@ -205,6 +212,16 @@ def experts(kind: BlockFormat | None, rows: int) -> Case:
     return Case(f"{name} bf16 {rows}", launch, moved)
 
 
+def plan(count: int) -> Case:
+    """The plan of rows for so many experts."""
+
+    def launch() -> None:
+        chosen = torch.empty(64, 8, dtype=torch.int64, device=META)
+        row_plan.plan_rows(chosen, count, grouped_product.ROWS)
+
+    return Case(f"{count} experts", launch, {})
+
+
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
     constants = quantized_linear.constants(weight, rows)
     codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
@@ -271,6 +288,7 @@ def cases(generation: int) -> Iterator[Case]:
     for rows in grouped_product.ROWS:
         yield experts(None, rows)
     yield experts(Q4_K, few)
+    yield plan(128)
 
 
 # ---- what was compiled ---------------------------------------------------------------------------

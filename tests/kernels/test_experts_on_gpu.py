@@ -12,7 +12,7 @@ from tandem.kernels.gpu import grouped_experts
 from tandem.kernels.gpu.grouped_experts import TritonExperts, largest_error
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_trial import limit
-from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.gpu.row_blocks import RowBlocks, row_blocks
 from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
 from tandem.kernels.reference.experts import LoopedExperts
@@ -21,7 +21,7 @@ from tandem.tests.support.random_blocks import random_weight
 
 pytest.importorskip("triton")
 
-from tandem.kernels.gpu import grouped_product, quantized_linear
+from tandem.kernels.gpu import grouped_product, quantized_linear, row_plan
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SILU: Activation = "silu"
@@ -55,6 +55,35 @@ def test_blocks_have_more_rows_where_experts_do() -> None:
 def test_numbers_of_blocks_depend_on_numbers_of_rows_alone() -> None:
     even, one = torch.arange(64).view(32, 2) % 16, torch.tensor([[3, 4]]).expand(32, 2)
     assert row_blocks(even, 16, [8]).blocks.shape == row_blocks(one, 16, [8]).blocks.shape
+
+
+@pytest.mark.parametrize("experts", [EXPERTS, 70])
+@pytest.mark.parametrize("rows", [1, 30, 700])
+@pytest.mark.parametrize("most", [row_plan._PROGRAMS, 2])
+def test_a_plan_in_one_launch_is_the_one_of_many(
+    rows: int, experts: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one program or several, which take one step or several; rows keep their order."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(row_plan, "_PROGRAMS", most)
+    scores = torch.rand(rows, experts) * torch.linspace(0.5, 1, experts)
+    choices = scores.topk(CHOSEN + 1, sorted=False).indices[:, 1:].to(DEVICE)
+    found = row_plan.plan_rows(choices, experts, [8, 32, 64])
+    expected = row_blocks(choices, experts, [8, 32, 64])
+    for name in RowBlocks.__slots__:
+        one, other = getattr(found, name), getattr(expected, name)
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(one, other, atol=0, rtol=0)
+        else:
+            assert one == other
+
+
+def test_a_plan_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_experts, "_TRIED", (3, 30))
+    assert grouped_experts.first_difference(EXPERTS, DEVICE) == ""
+    monkeypatch.setattr(row_plan, "rows_of_a_block", lambda *_: 7)
+    told = grouped_experts.first_difference(EXPERTS, DEVICE)
+    assert told == "blocks of their rows differ"
 
 
 def test_sizes_have_kernels_of_both_kinds() -> None:
@@ -120,9 +149,13 @@ def test_experts_that_are_wrong_are_not_relied_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(grouped_experts, "largest_error", lambda *_: 0.9)
+    monkeypatch.setattr(grouped_experts, "first_difference", lambda *_: "")
     grouped_experts.works.cache_clear()
-    assert not grouped_experts.works(None, torch.float16, torch.device("cuda"))
+    assert not grouped_experts.works(None, torch.float16, torch.device("cuda"), 8)
     assert "one by one, because of Triton: their results are 0.9 off" in caplog.text
-    assert not grouped_experts.works(None, torch.float32, torch.device("cuda"))
-    assert not grouped_experts.works(None, torch.float16, torch.device("cpu"))
+    monkeypatch.setattr(grouped_experts, "first_difference", lambda *_: "places of rows differ")
+    assert not grouped_experts.works(None, torch.float16, torch.device("cuda"), 9)
+    assert "one by one, because of Triton: places of rows differ" in caplog.text
+    assert not grouped_experts.works(None, torch.float32, torch.device("cuda"), 8)
+    assert not grouped_experts.works(None, torch.float16, torch.device("cpu"), 8)
     grouped_experts.works.cache_clear()
