@@ -139,11 +139,17 @@ def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
 def _two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     """The two numbers in a word, which stays as it is: LLVM would compute its halves apart."""
     if _INTERPRETED:
-        low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
-    else:
-        low, high = tl.inline_asm_elementwise(
-            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
-        )
+        return _apart(bits, DTYPE)
+    low, high = tl.inline_asm_elementwise(
+        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
+    )
+    return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
+
+
+@triton.jit
+def _apart(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """The two numbers in a word, by arithmetic."""
+    low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
     return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
 
 
@@ -217,7 +223,8 @@ def _looked_up(
     """The numbers of four codes, the first two and the others."""
     low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
     first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
-    return _two(_fours(low, high, first), DTYPE), _two(_fours(low, high, second), DTYPE)
+    # LLVM can't see through ``_fours``, and takes halves of its words for the words themselves.
+    return _apart(_fours(low, high, first), DTYPE), _apart(_fours(low, high, second), DTYPE)
 
 
 @triton.jit

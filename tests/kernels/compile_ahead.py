@@ -100,7 +100,7 @@ SLOW = (
     ("multiply 64", 1.9),
     ("multiply 32", 1.1),
     ("multiply 16", 0.75),
-    ("multiply IQ4_NL", 0.82),
+    ("multiply IQ4_NL", 0.73),
     ("multiply MXFP4", 0.6),
     ("multiply NVFP4", 0.6),
     ("multiply", 0.7),
