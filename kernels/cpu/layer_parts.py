@@ -9,11 +9,12 @@ Shapes as in ``operators.py``; activations are fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import TypeGuard
 
 import numpy as np
 import torch
-from numba import prange
+from numba import carray, prange
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from ..signatures import CosSin, LayerKV, Queries
@@ -21,6 +22,7 @@ from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
 from .decode_attention import attend, constants
 from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
+from .vector import pointer
 
 
 class CompiledQueries:
@@ -109,53 +111,92 @@ class CompiledFeedForward:
         return out
 
 
-class CompiledLayer:
+# What layers differ in besides their weights: the numbers of their kernels, where the runs of each
+# product begin, and the addresses of their caches.
+_LAYER = np.dtype(
+    [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
+    + [(name, np.int64) for name in ("width", "window", "mlp_width")]
+    + [(name, np.int64) for name in ("qkv", "o", "gate_up", "down", "end")]
+    + [(name, np.int64) for name in ("keys", "values")]
+)
+
+
+class CompiledLayers:
     """See ``Operators.prepare_decoding``."""
 
     def __init__(
         self,
-        queries: CompiledQueries,
-        feed_forward: CompiledFeedForward,
-        params: AttentionParams,
-        sinks_H: torch.Tensor | None,
-        of_step: SameArrays,
+        queries: Sequence[CompiledQueries],
+        feed_forwards: Sequence[CompiledFeedForward],
+        attentions: Sequence[tuple[AttentionParams, torch.Tensor | None]],
     ) -> None:
-        """All layers of a model have the same ``of_step``."""
-        self._queries, self._feed_forward = queries, feed_forward
-        self._attention = constants(params, sinks_H)
-        self._of_step = of_step
+        self._parts = queries, feed_forwards  # whose memory the runs have addresses of
+        layers, runs, norms, head_weights, sinks, mlp_norms = [], [], [], [], [], []
+        for first, last, attention in zip(queries, feed_forwards, attentions, strict=True):
+            norm, eps, qkv, width = first.before
+            head_weight, head_eps = first.after
+            window, scale, soft_cap, its_sinks = constants(*attention)
+            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = last.constants
+            products = qkv, o, gate_up, down
+            ends = np.cumsum([len(runs), *map(len, products)])
+            numbers = (eps, head_eps, scale, soft_cap, mlp_eps, width, window, mlp_width)
+            layers.append((*numbers, *ends, 0, 0))
+            for product in products:
+                runs += list(product)
+            norms.append(norm)
+            head_weights.append(head_weight)
+            sinks.append(its_sinks)
+            mlp_norms.append(mlp_norm)
+        self._layers = np.array(layers, _LAYER)
+        self._weights = (
+            np.array(runs),
+            *(np.stack(each) for each in (norms, head_weights, sinks, mlp_norms)),
+        )
+        self._caches: Sequence[LayerKV] = ()
+        self._cache: tuple[np.ndarray, np.ndarray] | None = None
+        self._of_step = SameArrays()
 
     def __call__(
         self,
         x: torch.Tensor,
         cos_sin: CosSin,
-        cache: LayerKV,
+        caches: Sequence[LayerKV],
         slots_T: torch.Tensor,
         decodes: DecodeMetadata,
     ) -> torch.Tensor | None:
-        """The layer's output [T, C]."""
-        if not is_plain(cache):
+        """The last layer's output [T, C]."""
+        if len(caches) != len(self._caches) or not all(map(is_, caches, self._caches)):
+            self._take(caches)
+        if self._cache is None:
             return None
-        cos, sin, slots, table = self._of_step(*cos_sin, slots_T, decodes.table)
         plan, out = plan_of_all(len(x)), torch.empty(x.shape)
-        _decode(
+        _decode_layers(
             array(x),
-            *self._queries.before,
+            self._layers,
+            *self._weights,
             plan.sources,
             plan.tiles,
             plan.groups,
-            *self._queries.after,
-            cos,
-            sin,
-            *self._queries.of_cache(*cache),
-            slots,
-            table,
+            *(array(each) for each in cos_sin),
+            *self._cache,
+            array(slots_T),
+            array(decodes.table),
             decodes.block_size,
-            *self._attention,
-            *self._feed_forward.constants,
             array(out),
         )
         return out
+
+    def _take(self, caches: Sequence[LayerKV]) -> None:
+        """Note the addresses of caches, if kernels read them and they are alike."""
+        self._caches, self._cache = tuple(caches), None
+        tensors = [each for each in caches if is_plain(each)]
+        kinds = {(each.shape, each.dtype) for kv in tensors for each in kv}
+        if len(tensors) < len(caches) or len(kinds) > 1:
+            return
+        for layer, (keys, values) in zip(self._layers, tensors, strict=True):
+            layer["keys"], layer["values"] = keys.data_ptr(), values.data_ptr()
+        keys, values = tensors[0]
+        self._cache = array(keys), array(values)
 
 
 def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
@@ -269,6 +310,7 @@ def _decode(
     down_runs: np.ndarray,
     out: np.ndarray,
 ) -> None:
+    """``out`` may be ``x``."""
     kv_heads, _, dim = keys_KND.shape
     q = np.empty((len(x), width // dim - 2 * kv_heads, dim), np.float32)
     _project(
@@ -316,6 +358,63 @@ def _decode(
         groups,
         out,
     )
+
+
+@kernel()
+def _decode_layers(
+    x: np.ndarray,
+    layers: np.ndarray,
+    runs: np.ndarray,
+    norm_weights: np.ndarray,
+    head_weights: np.ndarray,
+    sinks: np.ndarray,
+    mlp_norm_weights: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    out: np.ndarray,
+) -> None:
+    """``keys`` and ``values`` are those of one layer; the others' have the same shape."""
+    out[:] = x
+    for index in range(len(layers)):
+        layer = layers[index]
+        _decode(
+            out,
+            norm_weights[index],
+            layer.eps,
+            runs[layer.qkv : layer.o],
+            layer.width,
+            sources,
+            tiles,
+            groups,
+            head_weights[index],
+            layer.head_eps,
+            cos,
+            sin,
+            carray(pointer(layer.keys, keys_KND), keys_KND.shape),
+            carray(pointer(layer.values, values_KND), values_KND.shape),
+            slots_T,
+            table,
+            block_size,
+            layer.window,
+            layer.scale,
+            layer.soft_cap,
+            sinks[index],
+            runs[layer.o : layer.gate_up],
+            mlp_norm_weights[index],
+            layer.mlp_eps,
+            runs[layer.gate_up : layer.down],
+            layer.mlp_width,
+            runs[layer.down : layer.end],
+            out,
+        )
 
 
 @kernel(parallel=True)
