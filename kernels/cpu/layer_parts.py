@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from numba import carray, prange
 
-from ..attention_metadata import AttentionParams, DecodeMetadata
+from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV, Queries
 from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
-from .decode_attention import attend, constants
+from .decode_attention import AttentionConstants, attend
 from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
 from .vector import pointer
@@ -45,7 +45,7 @@ class CompiledQueries:
         head_weight = array(none if head_weight_RD is None else head_weight_RD)
         self.before = array(norm_weight), eps, runs, self.width
         self.after = head_weight, head_eps
-        self._of_step, self.of_cache = of_step, SameArrays()
+        self._of_step, self._of_cache = of_step, SameArrays()
         self._composed = composed
 
     def __call__(
@@ -59,7 +59,7 @@ class CompiledQueries:
         if not is_plain(cache):
             return self._composed(x, cos_sin, cache, slots_T)
         cos, sin, slots = self._of_step(*cos_sin, slots_T)
-        keys, values = self.of_cache(*cache)
+        keys, values = self._of_cache(*cache)
         kv_heads, _, dim = keys.shape
         plan = plan_of_all(len(x))
         q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
@@ -111,8 +111,8 @@ class CompiledFeedForward:
         return out
 
 
-# What layers differ in besides their weights: the numbers of their kernels, where the runs of each
-# product begin, and the addresses of their caches.
+# What layers differ in beside their weights: numbers, where the runs of each product begin, and the
+# addresses of their caches.
 _LAYER = np.dtype(
     [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
     + [(name, np.int64) for name in ("width", "window", "mlp_width")]
@@ -125,36 +125,25 @@ class CompiledLayers:
     """See ``Operators.prepare_decoding``."""
 
     def __init__(
-        self,
-        queries: Sequence[CompiledQueries],
-        feed_forwards: Sequence[CompiledFeedForward],
-        attentions: Sequence[tuple[AttentionParams, torch.Tensor | None]],
+        self, layers: Sequence[tuple[CompiledQueries, CompiledFeedForward, AttentionConstants]]
     ) -> None:
-        self._parts = queries, feed_forwards  # whose memory the runs have addresses of
-        layers, runs, norms, head_weights, sinks, mlp_norms = [], [], [], [], [], []
-        for first, last, attention in zip(queries, feed_forwards, attentions, strict=True):
-            norm, eps, qkv, width = first.before
-            head_weight, head_eps = first.after
-            window, scale, soft_cap, its_sinks = constants(*attention)
-            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = last.constants
-            products = qkv, o, gate_up, down
-            ends = np.cumsum([len(runs), *map(len, products)])
-            numbers = (eps, head_eps, scale, soft_cap, mlp_eps, width, window, mlp_width)
-            layers.append((*numbers, *ends, 0, 0))
-            for product in products:
-                runs += list(product)
-            norms.append(norm)
-            head_weights.append(head_weight)
-            sinks.append(its_sinks)
-            mlp_norms.append(mlp_norm)
-        self._layers = np.array(layers, _LAYER)
-        self._weights = (
-            np.array(runs),
-            *(np.stack(each) for each in (norms, head_weights, sinks, mlp_norms)),
-        )
+        self._parts = layers  # whose memory the runs have addresses of
+        runs: list[np.ndarray] = []
+        numbers, weights = [], []
+        for queries, feed_forward, (window, scale, soft_cap, sinks) in layers:
+            norm, eps, qkv, width = queries.before
+            head_weight, head_eps = queries.after
+            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = feed_forward.constants
+            ends = np.cumsum([len(runs), *map(len, (qkv, o, gate_up, down))])
+            floats = eps, head_eps, scale, soft_cap, mlp_eps
+            numbers.append((*floats, width, window, mlp_width, *ends, 0, 0))
+            runs += [*qkv, *o, *gate_up, *down]
+            weights.append((norm, head_weight, sinks, mlp_norm))
+        self._layers = np.array(numbers, _LAYER)
+        self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
         self._caches: Sequence[LayerKV] = ()
+        # Those of the first layer, if kernels read them all.
         self._cache: tuple[np.ndarray, np.ndarray] | None = None
-        self._of_step = SameArrays()
 
     def __call__(
         self,
@@ -189,13 +178,13 @@ class CompiledLayers:
     def _take(self, caches: Sequence[LayerKV]) -> None:
         """Note the addresses of caches, if kernels read them and they are alike."""
         self._caches, self._cache = tuple(caches), None
-        tensors = [each for each in caches if is_plain(each)]
-        kinds = {(each.shape, each.dtype) for kv in tensors for each in kv}
-        if len(tensors) < len(caches) or len(kinds) > 1:
+        plain = [each for each in caches if is_plain(each)]
+        kinds = {(k.shape, k.dtype, v.shape, v.dtype) for k, v in plain}
+        if len(plain) < len(caches) or len(kinds) > 1:
             return
-        for layer, (keys, values) in zip(self._layers, tensors, strict=True):
-            layer["keys"], layer["values"] = keys.data_ptr(), values.data_ptr()
-        keys, values = tensors[0]
+        self._layers["keys"] = [keys.data_ptr() for keys, _ in plain]
+        self._layers["values"] = [values.data_ptr() for _, values in plain]
+        keys, values = plain[0]
         self._cache = array(keys), array(values)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import TypeGuard, TypeVar
 
 import torch
 
@@ -41,15 +40,13 @@ from .block_copy import CompiledBlockCopies
 from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
-from .decode_attention import decode_attention
+from .decode_attention import constants, decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
 from .layer_parts import CompiledFeedForward, CompiledLayers, CompiledQueries, is_plain
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
-
-T = TypeVar("T")
 
 
 class CompiledOperators(Operators):
@@ -165,14 +162,13 @@ class CompiledOperators(Operators):
         return CompiledFeedForward(first, norm_weight, eps, second, third)
 
     def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
-        queries = [each.queries for each in layers]
-        feed_forwards = [each.feed_forward for each in layers]
-        attentions = [(each.params, each.sinks_H) for each in layers]
-        if not _all_are(CompiledQueries, queries) or not _all_are(
-            CompiledFeedForward, feed_forwards
-        ):
-            return None
-        return CompiledLayers(queries, feed_forwards, attentions)
+        compiled = [
+            (each.queries, each.feed_forward, constants(each.params, each.sinks_H))
+            for each in layers
+            if isinstance(each.queries, CompiledQueries)
+            and isinstance(each.feed_forward, CompiledFeedForward)
+        ]
+        return CompiledLayers(compiled) if len(compiled) == len(layers) else None
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
@@ -266,10 +262,6 @@ class CompiledOperators(Operators):
             partial(decode_attention, sinks_H=sinks_H),
             partial(chunk_attention, sinks_H=sinks_H),
         )
-
-
-def _all_are(kind: type[T], parts: Sequence[object]) -> TypeGuard[Sequence[T]]:
-    return all(isinstance(each, kind) for each in parts)
 
 
 def _in_panels(products: Sequence[Linear]) -> list[PanelLinear]:

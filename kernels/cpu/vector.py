@@ -46,7 +46,8 @@ def pointer(typing: Any, address: Any, like: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(like.dtype)(types.intp, like), generate
+    kind = types.CPointer(like.dtype)  # type: ignore[attr-defined]
+    return kind(types.intp, like), generate
 
 
 @intrinsic
