@@ -28,10 +28,11 @@ from .scaled import CachedKV
 from .signatures import (
     BlockCopies,
     CosSin,
-    DecodingLayer,
+    DecodingLayers,
     Experts,
     FeedForward,
     LayerKV,
+    LayerParts,
     Linear,
     QuantizedLinear,
     Queries,
@@ -156,15 +157,9 @@ class Operators:
 
         return feed_forward
 
-    def prepare_decoding(
-        self,
-        queries: Queries,
-        feed_forward: FeedForward,
-        params: AttentionParams,
-        sinks_H: torch.Tensor | None,
-    ) -> DecodingLayer | None:
-        """Both parts of a layer, and the attention between them, for steps in which all rows
-        decode; ``None`` where one after the other is as fast."""
+    def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
+        """Consecutive layers of the same shapes and rotation, for steps in which all rows decode;
+        ``None`` where one part after the other is as fast."""
         return None
 
     def prepare_block_copies(self) -> BlockCopies:

@@ -7,13 +7,14 @@ cache, L tokens of context, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
-from .attention_metadata import DecodeMetadata
+from .attention_metadata import AttentionParams, DecodeMetadata
 from .quantized import QuantizedWeight
 from .scaled import CachedKV
 
@@ -59,10 +60,21 @@ class Experts(Protocol):
 Queries = Callable[[torch.Tensor, CosSin, LayerKV, torch.Tensor], torch.Tensor]
 # The layer's output from what the rows attended to, and the layer's input.
 FeedForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# The layer's output from its input where all rows decode; ``None`` for a cache that is not read.
-DecodingLayer = Callable[
-    [torch.Tensor, CosSin, LayerKV, torch.Tensor, DecodeMetadata], torch.Tensor | None
+# The last layer's output from the first one's input where all rows decode, with the cache of each
+# layer; ``None``, and nothing written, for caches that are not read so.
+DecodingLayers = Callable[
+    [torch.Tensor, CosSin, Sequence[LayerKV], torch.Tensor, DecodeMetadata], torch.Tensor | None
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """A layer of the usual kind: its two parts, and the attention between them."""
+
+    queries: Queries
+    feed_forward: FeedForward
+    params: AttentionParams
+    sinks_H: torch.Tensor | None
 
 
 class BlockCopies(Protocol):

@@ -15,6 +15,8 @@ from .jit import WIDE, array, kernel
 from .token_tiles import score_tokens, sum_tokens
 from .vector import LANES, narrow, widen
 
+# The window, the scale, the soft cap, and the sinks.
+AttentionConstants = tuple[int, float, float, np.ndarray]
 NO_WINDOW = 1 << 62
 NO_SINKS = np.empty(0, np.float32)
 # Query heads and tokens of a tile, whose sums stay in registers, and the tokens for one head.
@@ -42,9 +44,7 @@ def decode_attention(
     )
 
 
-def constants(
-    params: AttentionParams, sinks_H: torch.Tensor | None
-) -> tuple[int, float, float, np.ndarray]:
+def constants(params: AttentionParams, sinks_H: torch.Tensor | None) -> AttentionConstants:
     """The arguments of ``attend`` that a layer's steps have in common."""
     return (
         NO_WINDOW if params.window is None else params.window,

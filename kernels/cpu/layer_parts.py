@@ -9,18 +9,20 @@ Shapes as in ``operators.py``; activations are fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import TypeGuard
 
 import numpy as np
 import torch
-from numba import prange
+from numba import carray, prange
 
-from ..attention_metadata import AttentionParams, DecodeMetadata
+from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV, Queries
 from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
-from .decode_attention import attend, constants
+from .decode_attention import AttentionConstants, attend
 from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
+from .vector import pointer
 
 
 class CompiledQueries:
@@ -43,7 +45,7 @@ class CompiledQueries:
         head_weight = array(none if head_weight_RD is None else head_weight_RD)
         self.before = array(norm_weight), eps, runs, self.width
         self.after = head_weight, head_eps
-        self._of_step, self.of_cache = of_step, SameArrays()
+        self._of_step, self._of_cache = of_step, SameArrays()
         self._composed = composed
 
     def __call__(
@@ -57,7 +59,7 @@ class CompiledQueries:
         if not is_plain(cache):
             return self._composed(x, cos_sin, cache, slots_T)
         cos, sin, slots = self._of_step(*cos_sin, slots_T)
-        keys, values = self.of_cache(*cache)
+        keys, values = self._of_cache(*cache)
         kv_heads, _, dim = keys.shape
         plan = plan_of_all(len(x))
         q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
@@ -109,53 +111,81 @@ class CompiledFeedForward:
         return out
 
 
-class CompiledLayer:
+# What layers differ in beside their weights: numbers, where the runs of each product begin, and the
+# addresses of their caches.
+_LAYER = np.dtype(
+    [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
+    + [(name, np.int64) for name in ("width", "window", "mlp_width")]
+    + [(name, np.int64) for name in ("qkv", "o", "gate_up", "down", "end")]
+    + [(name, np.int64) for name in ("keys", "values")]
+)
+
+
+class CompiledLayers:
     """See ``Operators.prepare_decoding``."""
 
     def __init__(
-        self,
-        queries: CompiledQueries,
-        feed_forward: CompiledFeedForward,
-        params: AttentionParams,
-        sinks_H: torch.Tensor | None,
-        of_step: SameArrays,
+        self, layers: Sequence[tuple[CompiledQueries, CompiledFeedForward, AttentionConstants]]
     ) -> None:
-        """All layers of a model have the same ``of_step``."""
-        self._queries, self._feed_forward = queries, feed_forward
-        self._attention = constants(params, sinks_H)
-        self._of_step = of_step
+        self._parts = layers  # whose memory the runs have addresses of
+        runs: list[np.ndarray] = []
+        numbers, weights = [], []
+        for queries, feed_forward, (window, scale, soft_cap, sinks) in layers:
+            norm, eps, qkv, width = queries.before
+            head_weight, head_eps = queries.after
+            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = feed_forward.constants
+            ends = np.cumsum([len(runs), *map(len, (qkv, o, gate_up, down))])
+            floats = eps, head_eps, scale, soft_cap, mlp_eps
+            numbers.append((*floats, width, window, mlp_width, *ends, 0, 0))
+            runs += [*qkv, *o, *gate_up, *down]
+            weights.append((norm, head_weight, sinks, mlp_norm))
+        self._layers = np.array(numbers, _LAYER)
+        self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
+        self._caches: Sequence[LayerKV] = ()
+        # Those of the first layer, if kernels read them all.
+        self._cache: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(
         self,
         x: torch.Tensor,
         cos_sin: CosSin,
-        cache: LayerKV,
+        caches: Sequence[LayerKV],
         slots_T: torch.Tensor,
         decodes: DecodeMetadata,
     ) -> torch.Tensor | None:
-        """The layer's output [T, C]."""
-        if not is_plain(cache):
+        """The last layer's output [T, C]."""
+        if len(caches) != len(self._caches) or not all(map(is_, caches, self._caches)):
+            self._take(caches)
+        if self._cache is None:
             return None
-        cos, sin, slots, table = self._of_step(*cos_sin, slots_T, decodes.table)
         plan, out = plan_of_all(len(x)), torch.empty(x.shape)
-        _decode(
+        _decode_layers(
             array(x),
-            *self._queries.before,
+            self._layers,
+            *self._weights,
             plan.sources,
             plan.tiles,
             plan.groups,
-            *self._queries.after,
-            cos,
-            sin,
-            *self._queries.of_cache(*cache),
-            slots,
-            table,
+            *(array(each) for each in cos_sin),
+            *self._cache,
+            array(slots_T),
+            array(decodes.table),
             decodes.block_size,
-            *self._attention,
-            *self._feed_forward.constants,
             array(out),
         )
         return out
+
+    def _take(self, caches: Sequence[LayerKV]) -> None:
+        """Note the addresses of caches, if kernels read them and they are alike."""
+        self._caches, self._cache = tuple(caches), None
+        plain = [each for each in caches if is_plain(each)]
+        kinds = {(k.shape, k.dtype, v.shape, v.dtype) for k, v in plain}
+        if len(plain) < len(caches) or len(kinds) > 1:
+            return
+        self._layers["keys"] = [keys.data_ptr() for keys, _ in plain]
+        self._layers["values"] = [values.data_ptr() for _, values in plain]
+        keys, values = plain[0]
+        self._cache = array(keys), array(values)
 
 
 def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
@@ -269,6 +299,7 @@ def _decode(
     down_runs: np.ndarray,
     out: np.ndarray,
 ) -> None:
+    """``out`` may be ``x``."""
     kv_heads, _, dim = keys_KND.shape
     q = np.empty((len(x), width // dim - 2 * kv_heads, dim), np.float32)
     _project(
@@ -316,6 +347,63 @@ def _decode(
         groups,
         out,
     )
+
+
+@kernel()
+def _decode_layers(
+    x: np.ndarray,
+    layers: np.ndarray,
+    runs: np.ndarray,
+    norm_weights: np.ndarray,
+    head_weights: np.ndarray,
+    sinks: np.ndarray,
+    mlp_norm_weights: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    out: np.ndarray,
+) -> None:
+    """``keys`` and ``values`` are those of one layer; the others' have the same shape."""
+    out[:] = x
+    for index in range(len(layers)):
+        layer = layers[index]
+        _decode(
+            out,
+            norm_weights[index],
+            layer.eps,
+            runs[layer.qkv : layer.o],
+            layer.width,
+            sources,
+            tiles,
+            groups,
+            head_weights[index],
+            layer.head_eps,
+            cos,
+            sin,
+            carray(pointer(layer.keys, keys_KND), keys_KND.shape),
+            carray(pointer(layer.values, values_KND), values_KND.shape),
+            slots_T,
+            table,
+            block_size,
+            layer.window,
+            layer.scale,
+            layer.soft_cap,
+            sinks[index],
+            runs[layer.o : layer.gate_up],
+            mlp_norm_weights[index],
+            layer.mlp_eps,
+            runs[layer.gate_up : layer.down],
+            layer.mlp_width,
+            runs[layer.down : layer.end],
+            out,
+        )
 
 
 @kernel(parallel=True)

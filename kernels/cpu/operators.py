@@ -25,10 +25,11 @@ from ..scaled import CachedKV
 from ..signatures import (
     BlockCopies,
     CosSin,
-    DecodingLayer,
+    DecodingLayers,
     Experts,
     FeedForward,
     LayerKV,
+    LayerParts,
     Linear,
     QuantizedLinear,
     Queries,
@@ -39,10 +40,10 @@ from .block_copy import CompiledBlockCopies
 from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
-from .decode_attention import decode_attention
+from .decode_attention import constants, decode_attention
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
-from .layer_parts import CompiledFeedForward, CompiledLayer, CompiledQueries, is_plain
+from .layer_parts import CompiledFeedForward, CompiledLayers, CompiledQueries, is_plain
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
@@ -59,7 +60,7 @@ class CompiledOperators(Operators):
     def __init__(self) -> None:
         # A cache's dtype is known later than the products before it.
         self._compiles_queries = False
-        self._of_step, self._of_decoding = SameArrays(), SameArrays()
+        self._of_step = SameArrays()
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
@@ -160,16 +161,14 @@ class CompiledOperators(Operators):
         first, second, third = panels
         return CompiledFeedForward(first, norm_weight, eps, second, third)
 
-    def prepare_decoding(
-        self,
-        queries: Queries,
-        feed_forward: FeedForward,
-        params: AttentionParams,
-        sinks_H: torch.Tensor | None,
-    ) -> DecodingLayer | None:
-        if isinstance(queries, CompiledQueries) and isinstance(feed_forward, CompiledFeedForward):
-            return CompiledLayer(queries, feed_forward, params, sinks_H, self._of_decoding)
-        return None
+    def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
+        compiled = [
+            (each.queries, each.feed_forward, constants(each.params, each.sinks_H))
+            for each in layers
+            if isinstance(each.queries, CompiledQueries)
+            and isinstance(each.feed_forward, CompiledFeedForward)
+        ]
+        return CompiledLayers(compiled) if len(compiled) == len(layers) else None
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
@@ -325,7 +324,7 @@ def _feed_forward_of_zeros() -> CompiledFeedForward:
 
 @cache
 def _compile_layer(cache_dtype: torch.dtype) -> None:
-    """Compile the queries of a layer, and all of it, for a cache of this dtype."""
+    """Compile the queries of a layer, and layers in one call, for a cache of this dtype."""
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
     slots, operators = torch.zeros(1, dtype=torch.int64), CompiledOperators()
@@ -333,12 +332,11 @@ def _compile_layer(cache_dtype: torch.dtype) -> None:
     qkv = _block_of_zeros(heads * keys.shape[2])
     queries = operators.prepare_queries(x[0], 1e-6, [qkv], None, 1e-6)
     queries(x, cos_sin, (keys, values), slots)
-    layer = operators.prepare_decoding(
-        queries, _feed_forward_of_zeros(), AttentionParams(scale=1.0), None
-    )
+    parts = LayerParts(queries, _feed_forward_of_zeros(), AttentionParams(scale=1.0), None)
+    layers = operators.prepare_decoding([parts])
     decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 1)], x.device)
-    assert layer is not None and decodes is not None
-    layer(x, cos_sin, (keys, values), slots, decodes)
+    assert layers is not None and decodes is not None
+    layers(x, cos_sin, [(keys, values)], slots, decodes)
 
 
 def _block_of_zeros(outputs: int) -> PanelLinear:

@@ -40,6 +40,17 @@ def narrow(typing: Any, value: Any, like: Any) -> Any:
 
 
 @intrinsic
+def pointer(typing: Any, address: Any, like: Any) -> Any:
+    """An address, as that of elements of the type of an array's."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    kind = types.CPointer(like.dtype)  # type: ignore[attr-defined]
+    return kind(types.intp, like), generate
+
+
+@intrinsic
 def take_words(typing: Any, data: Any, at: Any, stride: Any, into: Any, row: Any) -> Any:
     """``into[row]``, of [*, LANES] uint32, is set to the words of four bytes that begin at byte
     ``at`` of an uint8 array and at each ``stride`` after it."""

@@ -162,7 +162,8 @@ class EngineConfig:
         "auto",
         "--async-scheduling",
         "Plan the next step while one runs: the tokens are the same, and ranks do not wait for the "
-        "scheduler. auto: on GPUs, and on CPUs with more cores than the ranks' threads.",
+        "scheduler. auto: on GPUs, and on CPUs with compiled kernels or with more cores than the "
+        "ranks' threads.",
         choices=("auto", "on", "off"),
     )
     enable_prefix_caching: bool = option(

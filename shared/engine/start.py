@@ -296,13 +296,13 @@ def _pacer(config: EngineConfig) -> PrefillPacer:
 
 
 def plans_ahead(config: EngineConfig, device: NodeDevice) -> bool:
-    """``--async-scheduling``; auto is on where the head does not take a core from its ranks."""
+    """``--async-scheduling``; auto is off where the head would take a core from torch's
+    products, which gain nothing."""
     if config.async_scheduling != "auto":
         return config.async_scheduling == "on"
     ranks = config.world_size
-    return not device.on_cpu or (config.threads or share_of_cores(ranks)) * ranks < share_of_cores(
-        1
-    )
+    threads = (config.threads or share_of_cores(ranks)) * ranks
+    return not device.on_cpu or config.cpu_kernels == "compiled" or threads < share_of_cores(1)
 
 
 def _formats(config: EngineConfig, spec: DecoderSpec, device: NodeDevice) -> LoadFormats:

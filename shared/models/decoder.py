@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 
 from ...kernels.reference.activation import activate
-from ...kernels.signatures import CosSin, DecodingLayer, FeedForward, LayerKV, Queries
+from ...kernels.signatures import (
+    CosSin,
+    DecodingLayers,
+    FeedForward,
+    LayerKV,
+    LayerParts,
+    Queries,
+)
 from ..errors import StartupError
 from .batch import ForwardBatch
 from .layers.attention import Attention
@@ -155,7 +163,8 @@ class Layer(Part):
         # Both parts of a layer of the most usual kind, once its weights are there.
         self._queries: Queries | None = None
         self._feed_forward: FeedForward | None = None
-        self._decoding: DecodingLayer | None = None
+        # Both, if the layer is nothing else.
+        self.parts: LayerParts | None = None
 
     def pack(self) -> None:
         """Prepare what the operators compute at once."""
@@ -188,22 +197,7 @@ class Layer(Part):
         extra = self.token_gate, self.output_scale
         if self._queries and self._feed_forward and extra == (None, None):
             sinks = None if attention.sinks is None else attention.sinks.scores
-            self._decoding = operators.prepare_decoding(
-                self._queries, self._feed_forward, attention.params, sinks
-            )
-
-    def decode(
-        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
-    ) -> torch.Tensor | None:
-        """``write_kv`` and ``complete`` at once for rows that all decode; ``None``, and nothing
-        written, where they are computed one after the other."""
-        decodes = batch.attention.decodes
-        if self._decoding is None or decodes is None or len(decodes.table) < len(x):
-            return None
-        assert isinstance(self.attention, Attention)
-        if batch.biases is not None or not self.attention.batched_decode:
-            return None
-        return self._decoding(x, cos_sin, cache, batch.attention.slots, decodes)
+            self.parts = LayerParts(self._queries, self._feed_forward, attention.params, sinks)
 
     def write_kv(
         self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
@@ -283,6 +277,14 @@ def _feed_forward(
             return MoE(place, spec, hidden, eps)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """Consecutive layers: some that decode in one call, or one that does not."""
+
+    indices: range
+    decode: DecodingLayers | None
+
+
 class Decoder:
     """A rank's part of the model.
 
@@ -332,6 +334,7 @@ class Decoder:
             self.token_inputs = TokenEmbedding(place.at("token_inputs"), spec)
             load(self.token_inputs)
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
+        self._runs = self._layer_runs()
         self.norm: Norm | None = None
         if spec.layers[-1].norms is not NormLayout.RESIDUAL:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
@@ -374,6 +377,22 @@ class Decoder:
         load(layer)
         return layer
 
+    def _layer_runs(self) -> list[LayerRun]:
+        def alike(index: int) -> object:
+            spec, attention = self.spec.layers[index], self.layers[index].attention
+            if self.layers[index].parts is None or not isinstance(attention, Attention):
+                return index
+            sizes = attention.heads, attention.kv_heads, attention.dim
+            return spec.rope, sizes, attention.head_norm is None, attention.sinks is None
+
+        runs = []
+        for _, group in groupby(range(len(self.layers)), alike):
+            indices = list(group)
+            parts = [parts for index in indices if (parts := self.layers[index].parts) is not None]
+            decode = self.place.operators.prepare_decoding(parts) if parts else None
+            runs.append(LayerRun(range(indices[0], indices[-1] + 1), decode))
+        return runs
+
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
     ) -> torch.Tensor:
@@ -392,25 +411,60 @@ class Decoder:
             x = x + self.segments(batch.segments)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
-        cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
-        for index, layer in enumerate(self.layers):
-            spec, memory = self.spec.layers[index], self._memory_of_layer[index]
-            rotation, kv = cos_sin[spec.rope], cache[memory]
-            decoded = layer.decode(x, batch, rotation, kv) if batch.needs_logits else None
-            if decoded is None:
-                q = layer.write_kv(x, batch, rotation, kv)
-            if on_layer is not None and spec.attention.memories:
-                on_layer(memory)
-            if decoded is not None:
-                x = decoded
-                continue
-            if index == self._last_written and not batch.needs_logits:
-                break
-            token_input = None if inputs is None else inputs[:, index]
-            x = layer.complete(x, q, batch, kv, token_input)
+        x = self._through_layers(x, batch, cache, on_layer)
         x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
+
+    def _through_layers(
+        self,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        cache: Sequence[LayerKV],
+        on_layer: OnLayer | None,
+    ) -> torch.Tensor:
+        """The last layer's output; unless the batch ``needs_logits``, the input of the last one
+        that writes to the cache."""
+        inputs = None if self.token_inputs is None else self.token_inputs(batch.tokens, x)
+        cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
+        for run in self._runs:
+            rotation = cos_sin[self.spec.layers[run.indices[0]].rope]
+            decoded = self._decode(run, x, batch, rotation, cache)
+            if decoded is not None:
+                x = decoded
+                for index in run.indices:
+                    self._announce(index, on_layer)
+                continue
+            for index in run.indices:
+                layer, kv = self.layers[index], cache[self._memory_of_layer[index]]
+                q = layer.write_kv(x, batch, rotation, kv)
+                self._announce(index, on_layer)
+                if index == self._last_written and not batch.needs_logits:
+                    return x
+                token_input = None if inputs is None else inputs[:, index]
+                x = layer.complete(x, q, batch, kv, token_input)
+        return x
+
+    def _decode(
+        self,
+        run: LayerRun,
+        x: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: CosSin,
+        cache: Sequence[LayerKV],
+    ) -> torch.Tensor | None:
+        """The run's output in one call, if all rows decode; ``None``, and nothing written, where
+        its layers are computed one after the other."""
+        decodes = batch.attention.decodes
+        if run.decode is None or decodes is None or len(decodes.table) < len(x):
+            return None
+        if batch.biases is not None or not batch.needs_logits:
+            return None
+        caches = [cache[self._memory_of_layer[index]] for index in run.indices]
+        return run.decode(x, cos_sin, caches, batch.attention.slots, decodes)
+
+    def _announce(self, index: int, on_layer: OnLayer | None) -> None:
+        if on_layer is not None and self.spec.layers[index].attention.memories:
+            on_layer(self._memory_of_layer[index])
 
     def projected(self, vectors: torch.Tensor) -> torch.Tensor:
         """Sums of hidden states as those of texts' vectors, in fp32."""

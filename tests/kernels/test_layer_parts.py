@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.scaled import ScaledKV
-from tandem.kernels.signatures import CosSin, FeedForward, LayerKV, Linear, Queries
+from tandem.kernels.signatures import CosSin, FeedForward, LayerKV, LayerParts, Linear, Queries
 from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
@@ -146,9 +147,13 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
 def test_decoding_layers_are_those_of_the_operators(
     rows: int, params: AttentionParams, dtype: torch.dtype
 ) -> None:
-    (project, _), (leave, _) = queries(head_norm=True), feed_forward()
     sinks = torch.randn(HEADS) if params.sinks else None
-    whole = compiled.prepare_decoding(project, leave, params, sinks)
+    others = replace(params, window=None, scale=0.5)
+    layers = [
+        LayerParts(queries(head_norm=True)[0], feed_forward()[0], each, sinks)
+        for each in (params, others, params)
+    ]
+    whole = compiled.prepare_decoding(layers)
     assert whole is not None
     x, cos_sin = torch.randn(rows, HIDDEN), angles(rows)
     # Sequences of 1 to 16 tokens in blocks of 4.
@@ -159,15 +164,32 @@ def test_decoding_layers_are_those_of_the_operators(
     slots = torch.tensor([each.block_table[-1] * 4 + each.start % 4 for each in sequences])
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, x.device))
     assert metadata.decodes is not None
-    caches = [tuple(torch.randn(2, KV_HEADS, 120, DIM).to(dtype))] * 2
-    ours, theirs = ((keys.clone(), values.clone()) for keys, values in caches)
-    found = whole(x, cos_sin, ours, slots, metadata.decodes)
-    q = project(x, cos_sin, theirs, slots)
-    attended = compiled.paged_attention(q, *theirs, metadata, params, sinks)
-    assert found is not None
-    assert torch.equal(found, leave(attended.view(rows, -1), x))
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
+    for _ in range(2):  # other caches than before
+        caches = [tuple(torch.randn(2, KV_HEADS, 120, DIM).to(dtype)) for _ in layers]
+        ours, theirs = ([(k.clone(), v.clone()) for k, v in caches] for _ in range(2))
+        given = x.clone()
+        found = whole(given, cos_sin, ours, slots, metadata.decodes)
+        expected = x
+        for layer, cache in zip(layers, theirs, strict=True):
+            q = layer.queries(expected, cos_sin, cache, slots)
+            attended = compiled.paged_attention(q, *cache, metadata, layer.params, sinks)
+            expected = layer.feed_forward(attended.view(rows, -1), expected)
+        assert found is not None
+        assert torch.equal(found, expected) and torch.equal(given, x)
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_caches_of_different_shapes_are_left_to_the_operators() -> None:
+    params = AttentionParams(scale=1.0)
+    layers = [LayerParts(queries(head_norm=False)[0], feed_forward()[0], params, None)] * 2
+    whole = compiled.prepare_decoding(layers)
+    decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 4)], torch.device("cpu"))
+    assert whole is not None and decodes is not None
+    caches = [empty_cache(torch.float32), empty_cache(torch.bfloat16)]
+    x, slots = torch.randn(1, HIDDEN), torch.arange(1)
+    assert whole(x, angles(1), caches, slots, decodes) is None
+    assert not any(each.any() for cache in caches for each in cache)
 
 
 def test_a_scaled_cache_is_left_to_the_operators() -> None:
@@ -181,10 +203,10 @@ def test_a_scaled_cache_is_left_to_the_operators() -> None:
 
     assert torch.equal(ours(x, cos_sin, scaled(), slots), composed(x, cos_sin, scaled(), slots))
     leave, _ = feed_forward()
-    whole = compiled.prepare_decoding(ours, leave, AttentionParams(scale=1.0), None)
+    whole = compiled.prepare_decoding([LayerParts(ours, leave, AttentionParams(scale=1.0), None)])
     decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 4)], x.device)
     assert whole is not None and decodes is not None
-    assert whole(x[:1], cos_sin, scaled(), slots[:1], decodes) is None
+    assert whole(x[:1], cos_sin, [scaled()], slots[:1], decodes) is None
 
 
 def test_no_step_waits_for_the_compiler() -> None:
@@ -196,7 +218,7 @@ def test_no_step_waits_for_the_compiler() -> None:
     assert operators.prepare_batched_decode(config_of(torch.bfloat16))
     kernels = [
         *(layer_parts._project, layer_parts._feed_forward, layer_parts._multiply),
-        *(layer_parts._decode, decode_attention.attend),
+        *(layer_parts._decode, layer_parts._decode_layers, decode_attention.attend),
         *(byte_products.multiply_groups, pointwise.rope_and_cache_kv, pointwise.add_rms_norm),
     ]
     before = [len(kernel.signatures) for kernel in kernels]

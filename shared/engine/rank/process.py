@@ -141,7 +141,7 @@ class RankProcess:
         return ModelLoaded(memory_of(self._loaded, self._settings.carrier))
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
-        from .setup import backing_of
+        from .setup import backing_of, bind_threads
 
         self._runner = self._loaded.runner(request.num_blocks)
         self._backing = backing_of(self._runner.cache)
@@ -155,6 +155,7 @@ class RankProcess:
                 self._computed_layers = ComputedLayers(mark, self._plane.submit)
             ends = self._plane.endpoints
             endpoints = RankEndpoints(ends.bulk, ends.control, ends.key)
+        bind_threads(self._settings, self._device)
         # Everything loaded by now stays: the collector need not look through it between two steps.
         gc.collect()
         gc.freeze()

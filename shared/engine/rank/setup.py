@@ -106,6 +106,21 @@ def open_device(settings: RankSettings) -> torch.device:
     return device
 
 
+def bind_threads(settings: RankSettings, device: torch.device) -> None:
+    """Give each thread of the compiled kernels a core, if the node's ranks have a thread for each.
+
+    Threads that exist already, of the data plane for one, still run anywhere.
+    """
+    if device.type != CPU or settings.cpu_kernels == "torch" or settings.threads == 1:
+        return
+    from ....kernels.cpu.thread_cores import bind, usable_cores
+
+    cores = usable_cores()
+    if settings.threads * settings.size == len(cores):
+        first = settings.rank * settings.threads
+        bind(cores[first : first + settings.threads])
+
+
 def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)

@@ -77,24 +77,26 @@ def test_a_stream_that_is_dropped_leaves_nothing(pair: tuple[Engine, Engine]) ->
 
 
 @pytest.mark.parametrize(
-    ("setting", "threads", "kind", "expected"),
+    ("setting", "threads", "kernels", "kind", "expected"),
     [
-        ("auto", 1, "cpu", True),
-        ("auto", 2, "cpu", False),
-        ("auto", None, "cpu", False),
-        ("auto", None, "cuda", True),
-        ("off", None, "cuda", False),
-        ("on", 2, "cpu", True),
+        ("auto", 1, "torch", "cpu", True),
+        ("auto", 2, "torch", "cpu", False),
+        ("auto", 2, "compiled", "cpu", True),
+        ("auto", None, "torch", "cpu", False),
+        ("auto", None, "torch", "cuda", True),
+        ("off", None, "torch", "cuda", False),
+        ("on", 2, "torch", "cpu", True),
     ],
 )
-def test_auto_is_on_where_the_head_has_a_core_to_itself(
+def test_auto_is_off_where_long_steps_need_the_heads_core(
     monkeypatch: pytest.MonkeyPatch,
     setting: str,
     threads: int | None,
+    kernels: str,
     kind: str,
     expected: bool,
 ) -> None:
     monkeypatch.setattr(start, "share_of_cores", lambda ranks: 2 // ranks)
     device = NodeDevice((RankDevice(kind, "", 0, 0),))
-    config = Config(async_scheduling=setting, threads=threads)
+    config = Config(async_scheduling=setting, threads=threads, cpu_kernels=kernels)
     assert plans_ahead(config, device) is expected
