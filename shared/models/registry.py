@@ -78,7 +78,7 @@ class Family:
 
 
 # Families of which no GGUF files are read.
-NOT_IN_GGUF = frozenset({"MinistralForCausalLM", "ModernBertModel", "MPNetModel", "OPTForCausalLM"})
+NOT_IN_GGUF = frozenset({"MinistralForCausalLM", "MPNetModel", "OPTForCausalLM"})
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",

@@ -141,8 +141,9 @@ class _Vocabulary:
                 self._origin,
             )
             name = DEFAULT
-        # RoBERTa's; others of this kind are of decoders.
-        encodes = self._metadata.get("general.architecture") == "bert"
+        # Of encoders, "bert" is RoBERTa here, whose pairs have two ends between the texts.
+        architecture = self._metadata.get("general.architecture")
+        roberta, modern = architecture == "bert", architecture == "modern-bert"
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
             raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
@@ -150,10 +151,11 @@ class _Vocabulary:
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
             "post_processor": self._with_ends(
-                rule.begins or encodes,
-                ends=encodes,
-                between=2 if encodes else 1,
-                segments=not encodes,
+                rule.begins or roberta or modern,
+                ends=roberta or modern,
+                names=("cls", "seperator") if modern else ("bos", "eos"),
+                between=2 if roberta else 1,
+                segments=not roberta,
             )
             or _byte_level(use_regex=True),
             "decoder": _byte_level(use_regex=True),
