@@ -23,9 +23,6 @@ QWEN3_ANSWERS = ("no", "yes")
 _ANSWERING = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 _VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
-_GIVEN = "messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | list"
-_OF_ROLE = "(messages | selectattr('role', 'equalto', '{}') | first).content"
-_QUERY_TEXT, _DOCUMENT_TEXT = _OF_ROLE.format("query"), _OF_ROLE.format("document")
 _TASK = (
     "<|im_start|>system\n"
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
@@ -33,25 +30,26 @@ _TASK = (
     'Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
 )
-# Jinja drops a newline at the end.
-QWEN3_TEMPLATE = (
-    f"{_TASK}<Instruct>: {{{{ ({_GIVEN} + ['{_INSTRUCTION}'])[0] }}}}\n"
-    f"<Query>: {{{{ {_QUERY_TEXT} }}}}\n<Document>: {{{{ {_DOCUMENT_TEXT} }}}}<|im_end|>\n"
-    "<|im_start|>assistant\n<think>\n\n</think>{{ '\n\n' }}"
+# As llama.cpp's converter writes it, which takes a Qwen3-VL-Reranker for a Qwen3-Reranker.
+QWEN3_PLACES = (
+    f"{_TASK}<Instruct>: {_INSTRUCTION}\n<Query>: {{query}}\n<Document>: {{document}}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-QWEN3_VL_TEMPLATE = (
-    f"{_TASK}<Instruct>: {{{{ ({_GIVEN} + ['{_VL_INSTRUCTION}'])[0] }}}}"
-    f"<Query>:{{{{ {_QUERY_TEXT} }}}}\n<Document>:{{{{ {_DOCUMENT_TEXT} }}}}<|im_end|>\n"
-    "<|im_start|>assistant{{ '\n' }}"
+_QWEN3_VL_PLACES = (
+    f"{_TASK}<Instruct>: {_VL_INSTRUCTION}<Query>:{{query}}\n<Document>:{{document}}<|im_end|>\n"
+    "<|im_start|>assistant\n"
 )
-
-
-_PLACES = re.compile(r"((?<!\{)\{query\}(?!\})|(?<!\{)\{document\}(?!\})|" + _INSTRUCTION + ")")
+_GIVEN = "(messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | list"
+_OF_ROLE = "(messages | selectattr('role', 'equalto', '{}') | first).content"
 _VALUES = {
-    "{query}": _QUERY_TEXT,
-    "{document}": _DOCUMENT_TEXT,
-    _INSTRUCTION: f"({_GIVEN} + ['{_INSTRUCTION}'])[0]",
+    "{query}": _OF_ROLE.format("query"),
+    "{document}": _OF_ROLE.format("document"),
+    **{text: f"{_GIVEN} + ['{text}'])[0]" for text in (_INSTRUCTION, _VL_INSTRUCTION)},
 }
+_PLACES = re.compile(
+    r"((?<!\{)\{query\}(?!\})|(?<!\{)\{document\}(?!\})|"
+    f"{re.escape(_INSTRUCTION)}|{re.escape(_VL_INSTRUCTION)})"
+)
 
 
 def shows_pairs(source: str) -> bool:
@@ -61,14 +59,19 @@ def shows_pairs(source: str) -> bool:
 
 def of_placeholders(text: str) -> str | None:
     """The template of llama.cpp's text with ``{query}`` and ``{document}``; ``None`` for any other.
-    The instruction of Qwen3-Reranker's card is one that a request may replace."""
-    if not {"{query}", "{document}"} <= set(_PLACES.findall(text)):
-        return None
+    The instruction of a card of Qwen3's rerankers is one that a request may replace."""
+    return _filled(text) if {"{query}", "{document}"} <= set(_PLACES.findall(text)) else None
+
+
+def _filled(text: str) -> str:
     parts = (
         _VALUES.get(part, json.dumps(part, ensure_ascii=False)) for part in _PLACES.split(text)
     )
     # Nothing is put around such a text, as where a template names the token itself.
     return "{# bos_token #}" + "".join(f"{{{{ {part} }}}}" for part in parts if part != '""')
+
+
+QWEN3_TEMPLATE, QWEN3_VL_TEMPLATE = _filled(QWEN3_PLACES), _filled(_QWEN3_VL_PLACES)
 
 
 def template_by_name(name: str) -> str | None:

@@ -71,6 +71,8 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# About positions in images, and about layers that images are added after.
+_OF_IMAGES = frozenset(("rope.dimension_sections", "n_deepstack_layers"))
 # Of LayerNorms, under the key that most families have.
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
@@ -546,6 +548,15 @@ ARCHITECTURES = {
     "qwen3": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3),
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM", _KEYS | _EXPERTS, _MOE, {"norm_topk_prob": True}
+    ),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", _KEYS, _DENSE, implied=_OF_IMAGES),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3, implied=_OF_IMAGES),
+    "qwen3vlmoe": Architecture(
+        "Qwen3MoeForCausalLM",
+        _KEYS | _EXPERTS,
+        _MOE,
+        {"norm_topk_prob": True},
+        implied=_OF_IMAGES,
     ),
     "gemma": Architecture("GemmaForCausalLM", _KEYS, _DENSE),
     "gemma2": Architecture("Gemma2ForCausalLM", _KEYS | _WINDOW | _SOFT_CAPS, _GEMMA),

@@ -15,6 +15,8 @@ from typing import Any
 
 from ...errors import ModelError, shown
 from ...text.pair_template import (
+    QWEN3_PLACES,
+    QWEN3_VL_TEMPLATE,
     RERANK,
     of_placeholders,
     shows_pairs,
@@ -77,6 +79,8 @@ def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
     if template is None:
         named = _template_by_name(header, origin)
         return {} if named is None else {RERANK: TemplateText(named, origin)}
+    if header.metadata.get("general.architecture") == "qwen3vl" and template.source == QWEN3_PLACES:
+        return {RERANK: TemplateText(QWEN3_VL_TEMPLATE, origin)}
     source = of_placeholders(template.source)
     if source is None and not shows_pairs(template.source):
         raise ModelError(f"{origin}: {key} has no {{query}} and {{document}} to put texts in")
