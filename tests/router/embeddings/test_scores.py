@@ -182,6 +182,16 @@ async def test_invalid_bodies_are_rejected(
     assert not vectors.node.requests
 
 
+async def test_a_model_that_has_no_chats_says_what_it_is_for(tmp_path: Path) -> None:
+    config = make_model(tmp_path / "model") / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": None}))
+    async with cluster(tmp_path, nodes=0) as c:
+        await c.add(scoring="pair")
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = (await c.client.post("/v1/chat/completions", json=body)).json()
+    assert "has no chat template, as it is not for chats; use /v1/rerank" in json.dumps(answer)
+
+
 TEMPLATE = (
     "{% for m in messages %}{{ 'do ' if m.role == 'system' else '' }}"
     "{% if m.role in ('system', 'query', 'document') %}{{ m.content }}<|end|>{% endif %}"
