@@ -174,6 +174,8 @@ def test_vectors_are_those_of_the_library(name: str, model_root: Path, tmp_path:
     library = pytest.importorskip("sentence_transformers")
     if MODELS[name].config:
         pytest.skip("the published folder has code of its own, which sees later tokens")
+    if MODELS[name].model in tiny_models.WRAPPED:
+        pytest.skip("the library loads a processor of images with it, which a tiny model lacks")
     folder = publish(name, model_root, tmp_path / "model")
     model = library.SentenceTransformer(str(folder), device="cpu")
     for prompt_name in (None, *MODELS[name].prompts):
