@@ -26,6 +26,8 @@ from ..served_model import ServedModel
 from .text_inputs import MAX_INPUTS
 
 _TEXTS = DocumentedAs(str | list[str])
+# Names that rerankers of images have for what is no text.
+_MEDIA = ("image", "image_url", "video", "video_url")
 
 
 class TextObject(BodyModel):
@@ -168,11 +170,26 @@ def _texts(value: Any, param: str) -> list[str]:
 
 
 def _text(value: Any, param: str) -> str:
-    """A text, which may be that of an object."""
+    """A text, which may be that of an object. Raises ``RequestError`` for an image beside it."""
+    _refuse_media(value, param)
     text = value.get("text") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise wrong_type(param, "a string or an object with a 'text'", value)
     return text
+
+
+def _refuse_media(value: Any, param: str) -> None:
+    """Raise ``RequestError`` if an object has an image or a video, also in vLLM's list of parts."""
+    parts = value.get("content") if isinstance(value, dict) else None
+    places = {param: value} | {
+        f"{param}.content[{number}]": part
+        for number, part in enumerate(parts if isinstance(parts, list) else ())
+    }
+    for place, each in places.items():
+        for key in _MEDIA if isinstance(each, dict) else ():
+            if each.get(key) is not None:
+                name = f"{place}.{key}"
+                raise invalid(f"Invalid '{name}': only texts are scored; leave it out.", name)
 
 
 def _fields(

@@ -164,6 +164,10 @@ def encode_around_gap(
         raise over_context(error.tokens, 1, model, param="prompt") from None
 
 
+# Of models that are not for chats, by their ``scoring``.
+_ROUTES = {"pair": "/v1/rerank", "labels": "/classify", "vectors": "/v1/embeddings"}
+
+
 def encode_chat(
     messages: list[dict[str, Any]],
     model: ServedModel,
@@ -180,6 +184,13 @@ def encode_chat(
     prompt that is ``truncated`` later, or only counted, may be longer than the context."""
     variables = model.template_variables | (variables or {})
     template = template or model.tokenizer.template_of(tools)
+    if template is None and model.scoring in _ROUTES:
+        raise invalid(
+            f"The model '{model.name}' has no chat template, as it is not for chats; use "
+            f"{_ROUTES[model.scoring]}.",
+            "messages",
+            "no_chat_template",
+        )
     source = "" if template is None else template.source
     messages, tools = with_written_tools(messages, tools, source)
     characters = _characters_of([messages, variables])

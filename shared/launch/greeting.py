@@ -7,9 +7,11 @@ import shutil
 import sys
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from ..config import RouterConfig
 from ..config.fields import served_names
+from ..models.spec import Scoring
 from ..weights.locate import display_name
 
 # Long enough to be prefilled by a prefill node, and a few seconds' work for two cores. The built-in
@@ -20,28 +22,43 @@ LONG_PROMPT = (
 )
 
 
+_CHAT = {"messages": [{"role": "user", "content": "What is 7 plus 5?"}]}
+_TEXTS = ["Berlin has 3.7 million inhabitants.", "Berlin is known for its museums."]
+# What models do that are not for chats: the route, and a body.
+_REQUESTS: dict[Scoring, tuple[str, dict[str, Any]]] = {
+    "pair": ("/v1/rerank", {"query": "How many people live in Berlin?", "documents": _TEXTS}),
+    "labels": ("/classify", {"input": _TEXTS}),
+    "vectors": ("/v1/embeddings", {"input": _TEXTS}),
+}
+
+
 def greeting(
-    address: str, registry: str, front: RouterConfig, logs: Path, *, prefill_nodes: bool
+    address: str,
+    registry: str,
+    front: RouterConfig,
+    logs: Path,
+    scoring: Scoring | None,
+    *,
+    prefill_nodes: bool,
 ) -> list[str]:
-    """The lines, for a router of which the ``front`` has the options."""
+    """The lines, for a router of which the ``front`` has the options, and a model that scores two
+    texts by ``scoring`` if it is not for chats."""
     tandem, url = _program(), quote(address)  # an address of IPv6 has brackets
     name = next(iter(served_names(front.served_model_name)), display_name(front.model or ""))
-    body = {
-        "model": name,
-        "messages": [{"role": "user", "content": "What is 7 plus 5?"}],
-        "max_tokens": 100,
-        "stream": True,
-    }
+    chats = ("/v1/chat/completions", _CHAT | {"max_tokens": 100, "stream": True})
+    route, body = chats if scoring is None else _REQUESTS[scoring]
     # Never the key itself.
     header, variable = "", ""
     if front.asks_for_keys:
         header, variable = " -H 'authorization: Bearer KEY'", "TANDEM_API_KEY=KEY "
+    page = "chat page, and " if scoring is None else ""
+    stream = " -N" if scoring is None else ""
     lines = [
-        f"Tandem is ready: {address}  (chat page, and OpenAI's API under /v1)",
-        f"Try: curl -N {url}/v1/chat/completions{header} -H 'content-type: application/json' "
-        f"-d {quote(json.dumps(body))}",
+        f"Tandem is ready: {address}  ({page}OpenAI's API under /v1)",
+        f"Try: curl{stream} {url}{route}{header} -H 'content-type: application/json' "
+        f"-d {quote(json.dumps({'model': name, **body}))}",
     ]
-    if prefill_nodes:
+    if prefill_nodes and scoring is None:
         lines.append(
             f"Prefill apart, as {address}/cluster shows: {LONG_PROMPT} | "
             f"{variable}{tandem} complete --chat --max-tokens 50 --url {url}"

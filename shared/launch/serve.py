@@ -30,7 +30,7 @@ from ..process.cores import share_of_cores
 from ..process.signals import CaughtSignals, Meaning
 from ..security.credentials import Credentials, open_url, read_credentials
 from ..security.local_token import left_token, make_token
-from ..weights.obtain import obtain_model
+from ..weights.obtain import ObtainedModel, obtain_model
 from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 from .greeting import greeting
@@ -91,7 +91,8 @@ def serve_cluster(
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     try:
         # Before there is a folder of logs: starts that come to nothing would push out older ones.
-        values = values | {"model": _obtain(fill(EngineConfig, values))}
+        model = _obtain(fill(EngineConfig, values))
+        values = values | {"model": model.name}
     except KeyboardInterrupt:
         _tell_stopping("", front)
         return
@@ -126,7 +127,11 @@ def serve_cluster(
             await_ready(cluster, address, join_deadline, refusal)
             _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
             if use is None:
-                _greet(address, joins_at, logs, config, front)
+                apart = config.prefill_nodes > 0 or bool(front.prefill_addresses)
+                for line in greeting(
+                    address, joins_at, front, logs.resolve(), model.scoring, prefill_nodes=apart
+                ):
+                    click.echo(line)
                 cluster.keep(router, lambda: is_ready(address))
             else:
                 _use_while_kept(cluster, router, address, use)
@@ -136,13 +141,13 @@ def serve_cluster(
             cluster.stop(partial(_tell_stopping, metrics, front) if interrupted else None)
 
 
-def _obtain(engine: EngineConfig) -> str:
+def _obtain(engine: EngineConfig) -> ObtainedModel:
     """Have the model on this machine before any part needs it, so that what is wrong with it is
-    told by this command, and a download is seen. Returns the name of the version that is here: a
+    told by this command, and a download is seen. Its name is that of the version that is here: a
     part that is started again later gets no other one. Raises ``ModelError``."""
     model = obtain_model(engine)
     model.source.tokenizer_files()
-    return model.name
+    return model
 
 
 def _use_while_kept(
@@ -314,14 +319,6 @@ def _announce_prefill_nodes(
         )
     for problem in missing:
         click.echo(f"tandem: {problem}; it will be used once it answers", err=True)
-
-
-def _greet(
-    address: str, registry: str, logs: Path, config: ServeConfig, front: RouterConfig
-) -> None:
-    apart = config.prefill_nodes > 0 or bool(front.prefill_addresses)
-    for line in greeting(address, registry, front, logs.resolve(), prefill_nodes=apart):
-        click.echo(line)
 
 
 def _interrupt_on_signals() -> None:

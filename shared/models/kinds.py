@@ -76,7 +76,7 @@ def kind_of(values: dict[str, Any], served: Collection[str], *, embedder: str) -
     if _ENCODER.search(name) or (inside and _ENCODER.search(_name(inside))):
         return (
             "it is an encoder, which embeds or classifies texts and generates none; for embeddings "
-            f"use a decoder such as {embedder}"
+            f"use an encoder such as {embedder}"
         )
     if inside is not None:
         return _wrapped(values, name, inside, served)

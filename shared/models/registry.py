@@ -49,7 +49,7 @@ from .families import (
     stablelm,
     starcoder2,
 )
-from .families.wrappers import is_wrapper, text_values
+from .families.wrappers import is_wrapper, scores_only, text_values
 from .kinds import kind_of, kind_of_parts
 from .model_config import LOGIT_SCORE, ModelConfig
 from .quantization import QUANTIZATION_KEYS, Quantization, read_quantization
@@ -78,7 +78,7 @@ class Family:
 
 
 # Families of which no GGUF files are read.
-NOT_IN_GGUF = frozenset({"MinistralForCausalLM", "ModernBertModel", "MPNetModel", "OPTForCausalLM"})
+NOT_IN_GGUF = frozenset({"MinistralForCausalLM", "MPNetModel", "OPTForCausalLM"})
 _NUMBERS, _OR_GGUF = "use the model's bfloat16 or float16 version", ", or a GGUF file of it"
 _GPT2_KEYS = {
     "hidden_size": "n_embd",
@@ -216,12 +216,14 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     images, that of its text part."""
     if is_wrapper(values):
         inside = text_values(values)
-        if LOGIT_SCORE in values:
+        if scores_only(values) and LOGIT_SCORE not in values:
             raise ModelError(
-                f"{file}: it is a reranker of images; use one of texts, Qwen3-Reranker"
+                f"{file}: architectures is {shown(values.get('architectures'))}, and no answers "
+                f"are named whose logits are a score; name them with classifier_from_token"
             )
         if inside["model_type"] in _BY_MODEL_TYPE:
-            return dataclasses.replace(_BY_MODEL_TYPE[inside["model_type"]], wrapped=True)
+            family = _with_token_score(_BY_MODEL_TYPE[inside["model_type"]], values)
+            return dataclasses.replace(family, wrapped=True)
     names, model_type = values.get("architectures"), values.get("model_type")
     name = names[0] if isinstance(names, list) and names else names
     known = {**_HEADLESS, **_OLDER, **_CLASSIFIERS, **FAMILIES} if name else _BY_MODEL_TYPE
@@ -246,6 +248,12 @@ def _with_token_score(family: Family, values: dict[str, Any]) -> Family:
     return dataclasses.replace(FAMILIES[family.architecture], head=classifier.read_token_score)
 
 
+def _of_text_part(family: Family, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a text part, with those around it that say how its next token is a score."""
+    keys = classifier.HEAD_KEYS if family.head is not None else frozenset()
+    return text_values(values) | {key: values[key] for key in keys & values.keys()}
+
+
 def spec_of(
     config: ModelConfig,
     ignored_keys: frozenset[str] = frozenset(),
@@ -258,7 +266,7 @@ def spec_of(
     """
     family = family_of(config.values, config.file)
     if family.wrapped:
-        config = dataclasses.replace(config, values=text_values(config.values))
+        config = dataclasses.replace(config, values=_of_text_part(family, config.values))
     values = Config(config.values, config.file, ignored_keys, max_model_len)
     or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
     quantization = read_quantization(values, _NUMBERS + or_gguf)

@@ -2,8 +2,8 @@
 
 As vLLM and sentence-transformers have them, such a template is a chat template, whose messages are
 of the roles ``query`` and ``document``; an instruction is a system message before both.
-Qwen3-Reranker was first published with its template in the description only, so that a model of
-this name has it without a file.
+Qwen3-Reranker and Qwen3-VL-Reranker were first published with their templates in the description
+only, so that a model of these names has it without a file.
 """
 
 from __future__ import annotations
@@ -15,35 +15,41 @@ from pathlib import Path
 # Its name among a model's templates, which is llama.cpp's.
 RERANK = "rerank"
 _QUERY, _DOCUMENT = re.compile(r"""['"]query['"]"""), re.compile(r"""['"]document['"]""")
-_QWEN3 = re.compile(r"qwen3[-_ ]reranker", re.IGNORECASE)
+_QWEN3 = re.compile(r"qwen3[-_ ](vl[-_ ])?reranker", re.IGNORECASE)
 # vLLM's key in the config of one that compares its two answers.
 COMPARES = "is_original_qwen3_reranker"
 # In order: the answer against which the other one counts, and that one.
 QWEN3_ANSWERS = ("no", "yes")
+_ANSWERING = ("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration")
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_GIVEN = "messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | list"
-QWEN3_TEMPLATE = (
+_VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
+_TASK = (
     "<|im_start|>system\n"
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
     "provided. "
     'Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
-    f"<Instruct>: {{{{ ({_GIVEN} + ['{_INSTRUCTION}'])[0] }}}}\n"
-    "<Query>: {{ (messages | selectattr('role', 'equalto', 'query') | first).content }}\n"
-    "<Document>: {{ (messages | selectattr('role', 'equalto', 'document') | first).content }}"
-    "<|im_end|>\n"
-    # Jinja drops a newline at the end.
-    "<|im_start|>assistant\n<think>\n\n</think>{{ '\n\n' }}"
 )
-
-
-_PLACES = re.compile(r"((?<!\{)\{query\}(?!\})|(?<!\{)\{document\}(?!\})|" + _INSTRUCTION + ")")
+# As llama.cpp's converter writes it, which takes a Qwen3-VL-Reranker for a Qwen3-Reranker.
+QWEN3_PLACES = (
+    f"{_TASK}<Instruct>: {_INSTRUCTION}\n<Query>: {{query}}\n<Document>: {{document}}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+_QWEN3_VL_PLACES = (
+    f"{_TASK}<Instruct>: {_VL_INSTRUCTION}<Query>:{{query}}\n<Document>:{{document}}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+_GIVEN = "(messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | list"
 _OF_ROLE = "(messages | selectattr('role', 'equalto', '{}') | first).content"
 _VALUES = {
     "{query}": _OF_ROLE.format("query"),
     "{document}": _OF_ROLE.format("document"),
-    _INSTRUCTION: f"({_GIVEN} + ['{_INSTRUCTION}'])[0]",
+    **{text: f"{_GIVEN} + ['{text}'])[0]" for text in (_INSTRUCTION, _VL_INSTRUCTION)},
 }
+_PLACES = re.compile(
+    r"((?<!\{)\{query\}(?!\})|(?<!\{)\{document\}(?!\})|"
+    f"{re.escape(_INSTRUCTION)}|{re.escape(_VL_INSTRUCTION)})"
+)
 
 
 def shows_pairs(source: str) -> bool:
@@ -53,9 +59,11 @@ def shows_pairs(source: str) -> bool:
 
 def of_placeholders(text: str) -> str | None:
     """The template of llama.cpp's text with ``{query}`` and ``{document}``; ``None`` for any other.
-    The instruction of Qwen3-Reranker's card is one that a request may replace."""
-    if not {"{query}", "{document}"} <= set(_PLACES.findall(text)):
-        return None
+    The instruction of a card of Qwen3's rerankers is one that a request may replace."""
+    return _filled(text) if {"{query}", "{document}"} <= set(_PLACES.findall(text)) else None
+
+
+def _filled(text: str) -> str:
     parts = (
         _VALUES.get(part, json.dumps(part, ensure_ascii=False)) for part in _PLACES.split(text)
     )
@@ -63,20 +71,31 @@ def of_placeholders(text: str) -> str | None:
     return "{# bos_token #}" + "".join(f"{{{{ {part} }}}}" for part in parts if part != '""')
 
 
-def names_qwen3_reranker(name: str) -> bool:
-    """Return whether a name is that of one of Qwen3-Reranker."""
-    return _QWEN3.search(name) is not None
+QWEN3_TEMPLATE, QWEN3_VL_TEMPLATE = _filled(QWEN3_PLACES), _filled(_QWEN3_VL_PLACES)
+
+
+def template_by_name(name: str) -> str | None:
+    """The template that the rerankers of Qwen3 have by their names; ``None`` for any other."""
+    found = _QWEN3.search(name)
+    if found is None:
+        return None
+    return QWEN3_VL_TEMPLATE if found[1] else QWEN3_TEMPLATE
+
+
+def name_of(folder: Path) -> str:
+    """The name of a folder, or of the repository that it is a version of, by which a reranker is
+    told whose config is that of a model which chats."""
+    # OWNER--NAME/snapshots/COMMIT in the cache of a hub.
+    cached = folder.parent.name == "snapshots"
+    return folder.parent.parent.name if cached else folder.name
 
 
 def is_reranker_by_name(folder: Path) -> bool:
-    """Return whether a folder, or the repository that it is a version of, is named as one of
-    Qwen3-Reranker, whose config is that of a Qwen3 model which chats."""
-    # OWNER--NAME/snapshots/COMMIT in the cache of a hub.
-    cached = folder.parent.name == "snapshots"
-    return names_qwen3_reranker(folder.parent.parent.name if cached else folder.name)
+    """Return whether a folder is named as one of the rerankers of Qwen3."""
+    return template_by_name(name_of(folder)) is not None
 
 
 def answers_by_name(architecture: object, *, named: bool) -> tuple[str, ...] | None:
     """The answers of a model whose config names none, by its architecture, if it is ``named`` as
-    one of Qwen3-Reranker."""
-    return QWEN3_ANSWERS if named and architecture == "Qwen3ForCausalLM" else None
+    one of the rerankers of Qwen3."""
+    return QWEN3_ANSWERS if named and architecture in _ANSWERING else None

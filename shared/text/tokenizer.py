@@ -22,7 +22,7 @@ from .chat_template import ChatTemplate
 from .detokenize import Detokenizer, TokenTexts, detokenize
 from .fill_in_middle import fill_in_middle
 from .literal_text import literal_tokenizer
-from .pair_template import RERANK, shows_pairs
+from .pair_template import shows_pairs
 from .special_tokens import SpecialTokens, special_tokens
 from .text_prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .tokenizer_files import TemplateText, TokenizerFiles
@@ -68,9 +68,7 @@ class Tokenizer:
         self.prompts = prompts
         self.template = template
         self.tool_template = tool_template or template
-        self.pair_template = (
-            template if template and shows_pairs(template.source) else self.named_template(RERANK)
-        )
+        self.pair_template = self._template_of_pairs()
         self.texts = TokenTexts(raw)
         vocabulary = raw.get_vocab(with_added_tokens=True)
         self.vocab_size = 1 + max(vocabulary.values(), default=-1)
@@ -300,6 +298,14 @@ class Tokenizer:
             assert template is not None
             self._compiled[name] = template
         return self._compiled.get(name)
+
+    def _template_of_pairs(self) -> ChatTemplate | None:
+        """The chat template if it is one of pairs, else one of the model's others that is."""
+        if self.template is not None and shows_pairs(self.template.source):
+            return self.template
+        others = (name for name, one in self._named.items() if shows_pairs(one.source))
+        name = next(others, None)
+        return None if name is None else self.named_template(name)
 
     def _template(self, tools: Collection[Any] | None) -> ChatTemplate:
         template = self.template_of(tools)

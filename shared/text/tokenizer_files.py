@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelError
 from .model_files import read_json_object, read_text
-from .pair_template import QWEN3_TEMPLATE, RERANK, is_reranker_by_name
+from .pair_template import RERANK, name_of, shows_pairs, template_by_name
 from .vocabulary.files import read_vocabulary
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -89,8 +89,10 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     vocabulary = read_vocabulary(folder, config)
     if not templates and vocabulary.template is not None:
         templates = {DEFAULT: TemplateText(vocabulary.template, vocabulary.origin)}
-    if is_reranker_by_name(folder):
-        templates.setdefault(RERANK, TemplateText(QWEN3_TEMPLATE, "Qwen3-Reranker's template"))
+    if (named := template_by_name(name_of(folder))) is not None and not any(
+        shows_pairs(template.source) for template in templates.values()
+    ):
+        templates[RERANK] = TemplateText(named, "the template of Qwen3's rerankers")
     return TokenizerFiles(
         vocabulary.tokenizer,
         vocabulary.origin,

@@ -9,7 +9,7 @@ from ..config import EngineConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError
 from ..models.registry import family_of, spec_of
-from ..models.spec import QUANTIZED, DecoderSpec, tensor_parallel_problem
+from ..models.spec import QUANTIZED, DecoderSpec, Scoring, tensor_parallel_problem
 from .folder_kind import INDEX, SINGLE
 from .locate import FoundModel, find_model
 from .origins import lacks_head, tensor_origins
@@ -27,6 +27,11 @@ class ObtainedModel:
     source: WeightSource
     spec: DecoderSpec
     generates: bool
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the model scores two texts; ``None`` for one that generates text."""
+        return self.spec.scoring or (None if self.generates else "vectors")
 
 
 def obtain_model(config: EngineConfig) -> ObtainedModel:

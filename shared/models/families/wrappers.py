@@ -6,7 +6,10 @@ those of other parts.
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+from ..model_config import PROJECTIONS
 
 _TEXT = "text_config"
 # Model types of text parts, and those of the text models that compute the same: positions have
@@ -34,6 +37,7 @@ WRAPPERS = {
 _SHARED = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"),
     *("quantization_config", "quantization", "compression_config"),
+    *("pooling_type", PROJECTIONS),
 )
 # Keys beside those of a text model where that has no table of its own.
 _BESIDE = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id")
@@ -77,11 +81,27 @@ _OTHER_PARTS = (
 )
 
 
+# What vLLM's configs call one of them whose next token is a score.
+_SCORING = re.compile("ForSequenceClassification$")
+
+
 def is_wrapper(values: dict[str, Any]) -> bool:
-    """Return whether a config is that of a model around a supported kind of text model."""
-    names, kind = values.get("architectures"), values.get("model_type")
-    name = names[0] if isinstance(names, list) and names else names
-    return str(name) in WRAPPERS or (not name and str(kind) in WRAPPERS.values())
+    """Return whether a config is that of a model around a supported kind of text model, which
+    generates, or whose next token is a score."""
+    name, kind = _name(values), values.get("model_type")
+    return _SCORING.sub("ForConditionalGeneration", name) in WRAPPERS or (
+        not name and str(kind) in WRAPPERS.values()
+    )
+
+
+def scores_only(values: dict[str, Any]) -> bool:
+    """Return whether a config has the name of a model that scores."""
+    return _SCORING.search(_name(values)) is not None
+
+
+def _name(values: dict[str, Any]) -> str:
+    names = values.get("architectures")
+    return str((names[0] if isinstance(names, list) and names else names) or "")
 
 
 def text_values(values: dict[str, Any]) -> dict[str, Any]:

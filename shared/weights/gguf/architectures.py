@@ -71,6 +71,8 @@ _EXPERTS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# About positions in images, and about layers that images are added after.
+_OF_IMAGES = frozenset(("rope.dimension_sections", "n_deepstack_layers"))
 # Of LayerNorms, under the key that most families have.
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
@@ -170,6 +172,20 @@ CLASSIFIER_WEIGHTS: WeightNames = {
     for theirs, ours in (("cls", "dense"), ("cls.norm", "norm"), ("cls.output", "out"))
     for kind in ("weight", "bias")
 }
+_MODERN_BERT: WeightNames = (
+    {
+        "token_embd.weight": "embed.weight",
+        "token_embd_norm.weight": "embedding_norm.weight",
+        "output_norm.weight": "norm.weight",
+        # A head that fills gaps in texts, where there is none that scores or labels them.
+        "cls.weight": None,
+        "cls.norm.weight": None,
+        **_in_layers(_NORMS),
+        **_in_layers({"attn_output": "attention.o", "ffn_down": "mlp.down"}),
+    }
+    | _FUSED_QKV
+    | _FUSED_GATE
+)
 # Before experts were stacked.
 _MIXTRAL: WeightNames = (
     _LLAMA
@@ -270,8 +286,13 @@ def _of_stablelm(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str
     }
 
 
+_POOLINGS_OF_CLASSIFIERS = {1: "mean", 2: "cls"}
 # Of families that have biases always, or say so by another key.
 _NO_BIASES = {"attention_bias": None, "mlp_bias": None}
+# Which configs of encoders do not have.
+_OF_DECODERS = dict.fromkeys(
+    ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_theta", "is_causal")
+)
 
 
 def _of_phi(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
@@ -288,20 +309,24 @@ def _of_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, An
         "type_vocab_size": header.tensors.get("token_types.weight"),
     }
     sizes = {key: None if table is None else table.shape[0] for key, table in tables.items()}
-    return (
-        _NO_BIASES
-        | dict.fromkeys(
-            (
-                "head_dim",
-                "num_key_value_heads",
-                "tie_word_embeddings",
-                "rope_theta",
-                "is_causal",
-                "bos_token_id",
-            )
-        )
-        | sizes
-    )
+    return _NO_BIASES | _OF_DECODERS | {"bos_token_id": None} | sizes
+
+
+def _of_modern_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """Kinds of layers, which are all the same without a window, and the pooling of a classifier,
+    which is a mean unless the file has another."""
+    values: dict[str, Any] = _NO_BIASES | _OF_DECODERS
+    if not metadata.get("attention.sliding_window"):
+        values |= {"local_attention": None, "global_attn_every_n_layers": 1}
+    elif kinds := _kinds_by_window(metadata, header):
+        values |= {"global_attn_every_n_layers": None, **kinds}
+    pooling = metadata.get("classifier.pooling_type", 1)
+    if isinstance(pooling, int):
+        pooling = _POOLINGS_OF_CLASSIFIERS.get(pooling, pooling)
+    return values | {
+        "classifier_pooling": pooling,
+        "classifier_bias": "cls.bias" in header.tensors,
+    }
 
 
 def _of_gpt2(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
@@ -524,6 +549,15 @@ ARCHITECTURES = {
     "qwen3moe": Architecture(
         "Qwen3MoeForCausalLM", _KEYS | _EXPERTS, _MOE, {"norm_topk_prob": True}
     ),
+    "qwen2vl": Architecture("Qwen2ForCausalLM", _KEYS, _DENSE, implied=_OF_IMAGES),
+    "qwen3vl": Architecture("Qwen3ForCausalLM", _KEYS, _QWEN3, implied=_OF_IMAGES),
+    "qwen3vlmoe": Architecture(
+        "Qwen3MoeForCausalLM",
+        _KEYS | _EXPERTS,
+        _MOE,
+        {"norm_topk_prob": True},
+        implied=_OF_IMAGES,
+    ),
     "gemma": Architecture("GemmaForCausalLM", _KEYS, _DENSE),
     "gemma2": Architecture("Gemma2ForCausalLM", _KEYS | _WINDOW | _SOFT_CAPS, _GEMMA),
     "gemma3": Architecture(
@@ -695,6 +729,23 @@ ARCHITECTURES = {
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", _KEYS, _QWEN3 | _POST_NORMS),
     "bert": Architecture("BertModel", _KEYS | _LAYER_NORM, _BERT, derived=_of_bert),
+    "modern-bert": Architecture(
+        "ModernBertModel",
+        _KEYS
+        | {
+            # The converter writes one number under both keys.
+            "attention.layer_norm_epsilon": "norm_eps",
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+            "attention.sliding_window": "local_attention",
+            "attention.sliding_window_pattern": "global_attn_every_n_layers",
+            "hidden_activation": "hidden_activation",
+            "rope.freq_base": "global_rope_theta",
+            "rope.freq_base_swa": "local_rope_theta",
+        },
+        _MODERN_BERT,
+        implied=frozenset(("classifier.pooling_type",)),
+        derived=_of_modern_bert,
+    ),
     "seed_oss": Architecture(
         "SeedOssForCausalLM", _KEYS, _DENSE | _NORM_OF_MLP, derived=_of_seed_oss
     ),

@@ -58,9 +58,9 @@ _OTHER_KINDS = (
     ),
     ("controlvector|imatrix", "it is a control vector or an importance matrix, and no model"),
     (
-        "-bert|eurobert|t5encoder|gemma-embedding",
-        "it is an encoder, which embeds texts and generates none; for embeddings use a decoder "
-        "such as Qwen/Qwen3-Embedding-0.6B-GGUF",
+        "(?<!modern)-bert|eurobert|t5encoder|gemma-embedding",
+        "it is an encoder, which embeds texts and generates none; for embeddings use one of the "
+        "architecture bert or modern-bert, or a decoder such as Qwen/Qwen3-Embedding-0.6B-GGUF",
     ),
     (" t5$", "it is an encoder-decoder; only decoders are supported"),
     (

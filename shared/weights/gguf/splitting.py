@@ -101,9 +101,9 @@ _BAILING = _rule(rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|{_DIGIT}|{_PUNCTUATION}|\s*
 DEFAULT = "default"
 _BY_NAMES = {
     "default": _rule(r"[\p{P}\$\+<=>\^~\|]+", _GPT2, _DIGITS, _THREE_DIGITS),
-    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
+    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum "
     "exaone4 jais trillion granite-docling jina-v1-en jina-v2-code roberta-bpe": _rule(_GPT2),
-    "mpt olmo": replace(_rule(_GPT2), normalises=True),
+    "mpt olmo modern-bert": replace(_rule(_GPT2), normalises=True),
     "smollm starcoder refact codeshell exaone minerva-7b mellum2": _DIGITS_GPT2,
     "command-r": replace(_DIGITS_GPT2, normalises=True),
     "llama-bpe llama-v3 llama3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,

@@ -15,11 +15,12 @@ from typing import Any
 
 from ...errors import ModelError, shown
 from ...text.pair_template import (
-    QWEN3_TEMPLATE,
+    QWEN3_PLACES,
+    QWEN3_VL_TEMPLATE,
     RERANK,
-    names_qwen3_reranker,
     of_placeholders,
     shows_pairs,
+    template_by_name,
 )
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
 from ...text.vocabulary.tokenizer_json import byte_pairs
@@ -61,9 +62,14 @@ def tokenizer_files(header: GGUFHeader, origin: str) -> TokenizerFiles:
 
 
 def is_reranker_by_name(header: GGUFHeader, origin: str) -> bool:
-    """Return whether a file, or the model in it, is named as one of Qwen3-Reranker."""
+    """Return whether a file, or the model in it, is named as one of the rerankers of Qwen3."""
+    return _template_by_name(header, origin) is not None
+
+
+def _template_by_name(header: GGUFHeader, origin: str) -> str | None:
     names = [header.metadata.get(f"general.{key}") for key in ("name", "basename")]
-    return any(names_qwen3_reranker(str(name)) for name in (Path(origin).name, *names))
+    found = (template_by_name(str(name)) for name in (Path(origin).name, *names))
+    return next((template for template in found if template is not None), None)
 
 
 def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
@@ -71,8 +77,10 @@ def _of_pairs(header: GGUFHeader, origin: str) -> dict[str, TemplateText]:
     key = f"tokenizer.chat_template.{RERANK}"
     template = _template(header, key, origin)
     if template is None:
-        named = is_reranker_by_name(header, origin)
-        return {RERANK: TemplateText(QWEN3_TEMPLATE, origin)} if named else {}
+        named = _template_by_name(header, origin)
+        return {} if named is None else {RERANK: TemplateText(named, origin)}
+    if header.metadata.get("general.architecture") == "qwen3vl" and template.source == QWEN3_PLACES:
+        return {RERANK: TemplateText(QWEN3_VL_TEMPLATE, origin)}
     source = of_placeholders(template.source)
     if source is None and not shows_pairs(template.source):
         raise ModelError(f"{origin}: {key} has no {{query}} and {{document}} to put texts in")
@@ -141,8 +149,9 @@ class _Vocabulary:
                 self._origin,
             )
             name = DEFAULT
-        # RoBERTa's; others of this kind are of decoders.
-        encodes = self._metadata.get("general.architecture") == "bert"
+        # Of encoders, "bert" is RoBERTa here, whose pairs have two ends between the texts.
+        architecture = self._metadata.get("general.architecture")
+        roberta, modern = architecture == "bert", architecture == "modern-bert"
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
             raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
@@ -150,10 +159,11 @@ class _Vocabulary:
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
             "post_processor": self._with_ends(
-                rule.begins or encodes,
-                ends=encodes,
-                between=2 if encodes else 1,
-                segments=not encodes,
+                rule.begins or roberta or modern,
+                ends=roberta or modern,
+                names=("cls", "seperator") if modern else ("bos", "eos"),
+                between=2 if roberta else 1,
+                segments=not roberta,
             )
             or _byte_level(use_regex=True),
             "decoder": _byte_level(use_regex=True),

@@ -156,7 +156,10 @@ async def test_pairs_are_cut_as_the_request_says(pairs: Cluster) -> None:
         ("/rerank", {"query": "a"}, "documents"),
         ("/rerank", {"query": "a", "documents": "b"}, "documents"),
         ("/rerank", {"query": "a", "documents": []}, "documents"),
-        ("/rerank", {"query": "a", "documents": [{"image": "b"}]}, "documents[0]"),
+        ("/rerank", {"query": "a", "documents": [{"title": "b"}]}, "documents[0]"),
+        ("/rerank", {"query": "a", "documents": [{"text": "", "image": ""}]}, "documents[0].image"),
+        ("/rerank", {"query": {"content": [{"image_url": {}}]}, "documents": ["b"]},
+         "query.content[0].image_url"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": "2"}, "top_n"),
         ("/rerank", {"query": "a", "documents": ["b"] * 2049}, "documents"),
@@ -177,6 +180,16 @@ async def test_invalid_bodies_are_rejected(
     error = response.json()["error"]
     assert error["param"] == param, json.dumps(error)
     assert not vectors.node.requests
+
+
+async def test_a_model_that_has_no_chats_says_what_it_is_for(tmp_path: Path) -> None:
+    config = make_model(tmp_path / "model") / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": None}))
+    async with cluster(tmp_path, nodes=0) as c:
+        await c.add(scoring="pair")
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        answer = (await c.client.post("/v1/chat/completions", json=body)).json()
+    assert "has no chat template, as it is not for chats; use /v1/rerank" in json.dumps(answer)
 
 
 TEMPLATE = (

@@ -18,6 +18,8 @@ from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.models.model_config import read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import TokenScoreSpec
+from tandem.shared.text.tokenizer import Tokenizer
+from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
@@ -25,6 +27,7 @@ from tandem.tests.support.checkpoints.rerankers import (
     PREFIX,
     add_answers,
     on_the_card,
+    on_the_vl_card,
     write_logit_score,
 )
 
@@ -139,6 +142,70 @@ def test_scores_are_those_of_the_library(false: bool, reranker: Path, tmp_path: 
     with engine_of(folder) as engine:
         found = engine.score(QUERY, DOCUMENTS[:2])
     assert [one.value for one in found] == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def vl_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "Qwen3-VL-Reranker-2B"
+    tiny_models.build("qwen3_vl", folder)
+    add_answers(folder)
+    return folder
+
+
+def vl_score(folder: Path, document: str, *instruction: str) -> float:
+    """The probability of yes against no, as Qwen3-VL-Reranker's own script computes it."""
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model: Any = transformers.Qwen3VLForConditionalGeneration.from_pretrained(folder)
+    no, yes = (model.lm_head.weight[raw.token_to_id(answer)] for answer in ANSWERS)
+    tokens = on_the_vl_card(raw, QUERY, document, *instruction)
+    with torch.inference_mode():
+        last = model.eval().model(torch.tensor([tokens])).last_hidden_state[0, -1]
+        return float((last @ (yes - no)).sigmoid())
+
+
+def test_a_reranker_of_images_scores_texts_by_its_card(vl_reranker: Path) -> None:
+    with engine_of(vl_reranker) as engine:
+        found = engine.score(QUERY, DOCUMENTS[:2])
+        [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+        assert engine.generate_sync(["yes or no?"])[0][0].tokens
+    wanted = [vl_score(vl_reranker, text) for text in DOCUMENTS[:2]]
+    assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
+    assert told.value == pytest.approx(vl_score(vl_reranker, DOCUMENTS[0], "Find it"), abs=1e-5)
+
+
+def test_every_file_of_a_reranker_of_images_says_the_same(
+    vl_reranker: Path, tmp_path: Path
+) -> None:
+    """Those of sentence-transformers, also with the wrong folder of the published one with 8
+    billion parameters, and vLLM's keys, with which it is a classifier by its architecture."""
+    spec = spec_of(read_config(vl_reranker))
+    assert isinstance(spec.classifier, TokenScoreSpec)
+    unnamed = Path(shutil.copytree(vl_reranker, tmp_path / "model"))
+    assert spec_of(read_config(unnamed)).classifier is None
+    keys = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    for name in ("Qwen3VLForConditionalGeneration", "Qwen3VLForSequenceClassification"):
+        overrides = keys | {"architectures": [name]}
+        assert spec_of(read_config(unnamed, overrides)) == spec
+    with pytest.raises(ModelError, match="no answers are named whose logits are a"):
+        spec_of(read_config(unnamed, {"architectures": ["Qwen3VLForSequenceClassification"]}))
+    write_logit_score(unnamed, false=True, activation=None)
+    assert spec_of(read_config(unnamed)) == spec
+    (unnamed / "1_LogitScore").rename(unnamed / "1_CausalScoreHead")
+    with pytest.raises(ModelError, match=r"1_LogitScore/config\.json is missing"):
+        read_config(unnamed)
+    assert spec_of(read_config(unnamed.rename(tmp_path / "Qwen3-VL-Reranker-8B"))) == spec
+
+
+def test_one_of_several_templates_is_that_of_pairs(vl_reranker: Path, tmp_path: Path) -> None:
+    """As the published Qwen3-VL-Reranker has it, whatever its name; a folder's template counts,
+    and not that of the card."""
+    folder = Path(shutil.copytree(vl_reranker, tmp_path / "Qwen3-VL-Reranker-2B"))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "other.jinja").write_text("{{ messages }}")
+    (folder / "additional_chat_templates" / "reranker.jinja").write_text(PAIR_TEMPLATE)
+    tokenizer = Tokenizer.load(read_tokenizer_files(folder))
+    tokens, _ = tokenizer.encode_pair("one", "two", most=100, instruction="Find it")
+    assert tokenizer.decode(tokens) == "Find it|one|two="
 
 
 def config_of(folder: Path, **keys: Any) -> Any:

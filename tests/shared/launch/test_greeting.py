@@ -13,12 +13,20 @@ import pytest
 
 from tandem.shared.config import RouterConfig
 from tandem.shared.launch.greeting import greeting
+from tandem.shared.models.spec import Scoring
 
 
-def lines(prefill_nodes: bool = True, **options: Any) -> dict[str, str]:
+def lines(
+    prefill_nodes: bool = True, scoring: Scoring | None = None, **options: Any
+) -> dict[str, str]:
     front = RouterConfig(**{"model": "builtin"} | options)
     said = greeting(
-        "http://127.0.0.1:1", "127.0.0.1:2", front, Path("/logs"), prefill_nodes=prefill_nodes
+        "http://127.0.0.1:1",
+        "127.0.0.1:2",
+        front,
+        Path("/logs"),
+        scoring,
+        prefill_nodes=prefill_nodes,
     )
     return {line.split(":")[0].split(",")[0]: line for line in said}
 
@@ -45,9 +53,22 @@ def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
 
 
 def test_addresses_survive_a_shell() -> None:
-    said = greeting("http://[::1]:1", "[::1]:2", RouterConfig(), Path("/"), prefill_nodes=True)
+    front, logs = RouterConfig(), Path("/")
+    said = greeting("http://[::1]:1", "[::1]:2", front, logs, None, prefill_nodes=True)
     commands = [line for line in said if line.startswith(("Try", "Prefill", "Parts", "Check"))]
     assert len(commands) == 4 and all("'http://[::1]:1'" in c or "'[::1]:2'" in c for c in commands)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "route"),
+    [("pair", "/v1/rerank"), ("labels", "/classify"), ("vectors", "/v1/embeddings")],
+)
+def test_a_model_that_is_not_for_chats_is_asked_what_it_answers(
+    scoring: Scoring, route: str
+) -> None:
+    said = lines(scoring=scoring)
+    assert f"http://127.0.0.1:1{route} " in said["Try"]
+    assert "chat" not in "".join(said.values()) and "Prefill apart" not in said
 
 
 def test_a_long_prompt_is_shown_where_one_is_prefilled_apart() -> None:

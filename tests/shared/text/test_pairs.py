@@ -101,6 +101,7 @@ def test_only_a_template_of_both_roles_is_one_of_pairs() -> None:
         ("models/Qwen3-Reranker-0.6B", True),
         ("hub/models--Qwen--Qwen3-Reranker-4B/snapshots/5fa94080", True),
         ("qwen3_reranker-8b-fp8", True),
+        ("hub/models--Qwen--Qwen3-VL-Reranker-2B/snapshots/5fa94080", True),
         ("qwen3-reranker/Qwen3-Embedding-0.6B", False),
         ("hub/models--Qwen--Qwen3-0.6B/snapshots/5fa94080", False),
     ],

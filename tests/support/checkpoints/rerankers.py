@@ -10,6 +10,7 @@ import tokenizers
 
 ANSWERS = ("no", "yes")
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+VL_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -44,6 +45,15 @@ def on_the_card(
     tokens."""
     pair = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
     return [token for text in (PREFIX, pair, SUFFIX) for token in raw.encode(text).ids]
+
+
+def on_the_vl_card(
+    raw: tokenizers.Tokenizer, query: str, document: str, instruction: str = VL_INSTRUCTION
+) -> list[int]:
+    """The tokens of a pair of texts as Qwen3-VL-Reranker's own script makes them."""
+    pair = f"<Instruct>: {instruction}<Query>:{query}\n<Document>:{document}"
+    tokens: list[int] = raw.encode(f"{PREFIX}{pair}<|im_end|>\n<|im_start|>assistant\n").ids
+    return tokens
 
 
 def write_logit_score(folder: Path, *, false: bool, activation: str | None) -> None:

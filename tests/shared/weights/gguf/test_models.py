@@ -23,7 +23,7 @@ from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import YarnScaling
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, in_numbers, write_gguf
 from tandem.tests.support.rounded_operators import RoundedOperators
 from tandem.tests.support.runners import build_runner
@@ -305,3 +305,24 @@ def test_a_load_needs_the_result_and_a_layer(root: Path, kind: str) -> None:
         assert held[-1] > 0.9 * size and max(held) - held[-1] <= size / 8
     else:  # packed from float32, one matrix at a time, into memory that is not torch's
         assert max(held) <= 2.5 * size / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen2", "QWEN2VL"), ("qwen3_tied", "QWEN3VL"), ("qwen3_moe", "QWEN3VLMOE")],
+)
+def test_the_text_part_of_a_model_of_images_is_a_text_model(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    folder = checkpoint(root, name)
+    text = write_gguf(folder, tmp_path / "text.gguf")
+    family = json.loads((folder / "config.json").read_text())["model_type"]
+    monkeypatch.setitem(gguf_files._ARCHITECTURES, family, gguf.MODEL_ARCH[kind])
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_dimension_sections([24, 20, 20, 0])
+        writer.add_num_deepstack_layers(3)
+
+    file = write_gguf(folder, tmp_path / "model.gguf", change=add)
+    assert read_spec(file) == read_spec(text)
+    assert torch.equal(logits_of(file, PROMPT), logits_of(text, PROMPT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tandem import Engine, EngineConfig
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import _add_tokenizer, write_gguf
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
@@ -25,6 +26,7 @@ from tandem.tests.support.checkpoints.rerankers import (
     SUFFIX,
     add_answers,
     on_the_card,
+    on_the_vl_card,
 )
 
 QUERY = "What is the capital of China?"
@@ -49,11 +51,13 @@ def engine_of(file: Path, **options: Any) -> Engine:
     return Engine(EngineConfig(model=str(file), dtype="float32", **sizes | options))
 
 
-def expected(folder: Path, document: str, *instruction: str) -> float:
+def expected(
+    folder: Path, document: str, *instruction: str, card: Callable[..., list[int]] = on_the_card
+) -> float:
     """The probability of yes against no, as the card computes it."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokens = on_the_card(raw, QUERY, document, *instruction)
+    tokens = card(raw, QUERY, document, *instruction)
     with torch.inference_mode():
         logits = model.eval()(torch.tensor([tokens])).logits[0, -1]
     no, yes = (logits[raw.token_to_id(answer)] for answer in ANSWERS)
@@ -101,6 +105,26 @@ def test_ranks_have_the_whole_head(reranker: Path, tmp_path: Path) -> None:
     with engine_of(file, tensor_parallel_size=2) as engine:
         [found] = engine.score(QUERY, DOCUMENTS[0])
     assert found.value == pytest.approx(expected(reranker, DOCUMENTS[0]), abs=1e-5)
+
+
+def test_a_file_of_a_reranker_of_images_reads_texts_by_its_card(
+    reranker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp's converter gives it the template of a reranker of texts."""
+    monkeypatch.setitem(gguf_files._ARCHITECTURES, "qwen3", gguf.MODEL_ARCH.QWEN3VL)
+    with engine_of(ranking(reranker, tmp_path / "model.gguf")) as engine:
+        [found] = engine.score(QUERY, DOCUMENTS[0])
+        [told] = engine.score([QUERY], DOCUMENTS[:1], instruction="Find it")
+    wanted = expected(reranker, DOCUMENTS[0], card=on_the_vl_card)
+    assert found.value == pytest.approx(wanted, abs=1e-5)
+    other = expected(reranker, DOCUMENTS[0], "Find it", card=on_the_vl_card)
+    assert told.value == pytest.approx(other, abs=1e-5)
+    whole = write_gguf(reranker, tmp_path / "Qwen3-VL-Reranker-2B-Q8_0.gguf")
+    found_by_name, found_by_kind = (
+        Tokenizer.load(open_source(file).tokenizer_files()).encode_pair("a", "b", most=500)
+        for file in (whole, tmp_path / "model.gguf")
+    )
+    assert found_by_name == found_by_kind
 
 
 @pytest.mark.parametrize("named", ["file", "metadata"])
