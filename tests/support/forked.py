@@ -85,6 +85,16 @@ class ForkedProcess:
         return int.from_bytes(data, "big", signed=signed)
 
 
+def request_fork(
+    server: socket.socket, request: StartRequest, descriptors: list[int]
+) -> ForkedProcess:
+    """Have a fork server start a process with these descriptors."""
+    report, theirs = os.pipe()
+    socket.send_fds(server, [request.encode()], [*descriptors, theirs])
+    os.close(theirs)
+    return ForkedProcess(report)
+
+
 class Forker:
     """The fork server of a test session, which ends with it."""
 
@@ -120,11 +130,8 @@ class Forker:
         """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``, in
         ``folder`` (default: this process's)."""
         assert self.can_fork(environment)
-        report, theirs = os.pipe()
         request = StartRequest(arguments, dict(environment), folder or os.getcwd(), prelude)
-        socket.send_fds(self._requests, [request.encode()], [output, errors, ready, theirs])
-        os.close(theirs)
-        return ForkedProcess(report)
+        return request_fork(self._requests, request, [output, errors, ready])
 
     def close(self) -> None:
         self._requests.close()
