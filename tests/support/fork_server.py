@@ -9,7 +9,8 @@ error, the pipe on which the part announces that it serves, perhaps the one that
 and a pipe on which the server reports the process id and, later, the exit status. When the socket
 closes, the server kills what still runs.
 
-``tandem serve`` gets a fork server of its own for what it starts.
+``tandem serve`` gets a fork server of its own for what it starts. A rank is started by the name of
+its module, with its channel in place of the first pipe.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD
 from tandem.tests.support.forked import (
     MAX_REQUEST_BYTES,
     NUMBER_BYTES,
+    RANK,
     ForkedProcess,
     StartRequest,
     request_fork,
@@ -117,6 +119,10 @@ def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> No
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
+    if request.arguments[0] == RANK:
+        os.setsid()
+        sys.argv = [rank_process.__name__, str(pipes[0])]
+        _end(_status_of(rank_process.main))
     os.environ.update(zip((READY_FD, LIFELINE_FD), map(str, pipes), strict=False))
     exec(request.prelude, {})
     if request.arguments[0] == "serve" and not request.ranks:
