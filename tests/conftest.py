@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tandem.__main__ import cli
 from tandem.commands.option_variables import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
+from tandem.tests.support.forked import end_session_forker, fork_rank
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
     from hypothesis import HealthCheck, settings
@@ -60,6 +62,15 @@ SOAK = "test_soak.py"
 FIRST_CLUSTER, LAST_CLUSTER = "campaign", "disaggregated"
 
 
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Engines of this module have ranks that are forked, which costs a tenth of an interpreter's
+    start. Ranks as they are otherwise started are in ``tests/shared/engine/test_executor.py``."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tandem.shared.engine.executor.start_rank", fork_rank)
+        yield
+
+
 # What is imported, and the tests themselves, are millions of objects that live as long as the
 # process; every full collection would look at all of them.
 gc.disable()
@@ -71,6 +82,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    end_session_forker()
     shutil.rmtree(PRIVATE, ignore_errors=True)
 
 

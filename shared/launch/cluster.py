@@ -148,21 +148,11 @@ class LocalCluster:
             ) from None
         ready_read, ready_write = os.pipe()
         with written:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tandem", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
-                pass_fds=[ready_write, self._lifeline_read],
-                env={
-                    **self._environment,
-                    **environment,
-                    READY_FD: str(ready_write),
-                    LIFELINE_FD: str(self._lifeline_read),
-                    "PYTHONSAFEPATH": "1",
-                },
-                # Ctrl-C must reach the launcher alone, which ends the parts in order.
-                start_new_session=True,
+            process = start_process(
+                arguments,
+                written.fileno(),
+                {READY_FD: ready_write, LIFELINE_FD: self._lifeline_read},
+                {**self._environment, **environment},
             )
         os.close(ready_write)
         return process, ready_read
@@ -315,6 +305,27 @@ class LocalCluster:
                 part.process.wait()
             os.close(part.ready)
         self._parts = []
+
+
+def start_process(
+    arguments: list[str], output: int, pipes: Mapping[str, int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start ``tandem ARGUMENTS``. ``pipes`` are descriptors that it inherits, by the variable that
+    tells it the number."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tandem", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=tuple(pipes.values()),
+        env={
+            **environment,
+            **{name: str(number) for name, number in pipes.items()},
+            "PYTHONSAFEPATH": "1",
+        },
+        # Ctrl-C must reach the launcher alone, which ends the parts in order.
+        start_new_session=True,
+    )
 
 
 def _death_notice(part: ProcessSpec, status: int) -> str:

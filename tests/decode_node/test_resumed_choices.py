@@ -19,6 +19,8 @@ from tandem.shared.engine.start import NodeEngine
 from tandem.shared.errors import RequestError
 from tandem.tests.support.waiting import until
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 CONFIG = EngineConfig(dtype="float32", threads=1, num_blocks=512, block_size=8, max_model_len=256)
 # Each is drawn once for each of those before it.
 MAX_TOKENS = 28

@@ -9,15 +9,14 @@ import pytest
 
 from tandem.tests.end_to_end.support.cluster import TestCluster, running
 from tandem.tests.support.checkpoints.tiny_models import cached
-from tandem.tests.support.forked import Forker
+from tandem.tests.support.forked import session_forker
 
 
 @pytest.fixture(scope="package", autouse=True)
 def forker() -> Iterator[None]:
     """Parts that are forked, which costs a tenth of an interpreter's start."""
-    TestCluster.forker = Forker()
+    TestCluster.forker = session_forker()
     yield
-    TestCluster.forker.close()
     TestCluster.forker = None
 
 

@@ -4,10 +4,13 @@
 Tests start a hundred of them, and each would spend two seconds of CPU on imports. The server has
 one thread and runs nothing, so that a fork of it is like a process that has just imported.
 
-FD is a Unix socket. A request, see ``Request``, comes with four descriptors: standard output and
-error, the pipe on which the part announces that it serves, and a pipe on which the server reports
-the process id and, later, the exit status. When the socket closes, the server kills what still
-runs.
+FD is a Unix socket. A request, see ``StartRequest``, comes with descriptors: standard output and
+error, the pipe on which the part announces that it serves, perhaps the one that guards its life,
+and a pipe on which the server reports the process id and, later, the exit status. When the socket
+closes, the server kills what still runs.
+
+``tandem serve`` gets a fork server of its own for what it starts. A rank is started by the name of
+its module, with its channel in place of the first pipe.
 """
 
 from __future__ import annotations
@@ -24,13 +27,22 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tandem.shared.engine import executor
 from tandem.shared.engine.rank import process as rank_process
-from tandem.shared.process.lifeline import READY_FD
-from tandem.tests.support.forked import MAX_REQUEST_BYTES, NUMBER_BYTES, StartRequest
+from tandem.shared.launch import cluster as launch
+from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD
+from tandem.tests.support.forked import (
+    MAX_REQUEST_BYTES,
+    NUMBER_BYTES,
+    RANK,
+    ForkedProcess,
+    StartRequest,
+    request_fork,
+)
 
 # Everything that parts import on demand.
 MODULES = (
@@ -40,6 +52,7 @@ MODULES = (
     "tandem.decode_node.role",
     "tandem.prefill_node.role",
     "tandem.shared.node.process",
+    "tandem.shared.launch.serve",
     "tandem.shared.security.local_token",
     "tandem.shared.telemetry.start_tracer",
     "tandem.shared.engine.rank.setup",
@@ -56,24 +69,25 @@ class ForkServer:
         self._reports: dict[int, int] = {}  # by process id, the pipe for its exit status
         self._wakes, self._wake = os.pipe2(os.O_NONBLOCK)
 
-    def serve(self) -> None:
-        """Fork until the tests are over."""
+    def serve(self, *, kills: bool = True) -> None:
+        """Fork until nobody can ask any more. Then kill what runs, or else wait for its end."""
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         sources: list[Any] = [self._requests, self._wakes]
-        while True:
+        while sources[0] is self._requests or self._reports:
             readable, _, _ = select.select(sources, [], [])
             if self._wakes in readable:
                 os.read(self._wakes, 4096)
                 self._reap()
             if self._requests in readable:
-                data, descriptors, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 4)
-                if not data:
-                    break
-                *of_part, report = descriptors
-                self._fork(StartRequest.decode(data), of_part, report)
-        for pid in self._reports:
-            os.kill(pid, signal.SIGKILL)
+                data, descriptors, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 5)
+                if data:
+                    *of_part, report = descriptors
+                    self._fork(StartRequest.decode(data), of_part, report)
+                    continue
+                sources.remove(self._requests)
+                for pid in self._reports if kills else ():
+                    os.kill(pid, signal.SIGKILL)
 
     def _fork(self, request: StartRequest, of_part: list[int], report: int) -> None:
         pid = os.fork()
@@ -98,14 +112,21 @@ class ForkServer:
                 pipe.write(code.to_bytes(NUMBER_BYTES, "big", signed=True))
 
 
-def _be_part(request: StartRequest, output: int, errors: int, ready: int) -> NoReturn:
+def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(errors, 2)
-    _close_but(ready)
+    _close_but(*pipes)
     os.chdir(request.folder)
     os.environ.clear()
-    os.environ.update(request.environment | {READY_FD: str(ready)})
+    os.environ.update(request.environment)
+    if request.arguments[0] == RANK:
+        os.setsid()
+        sys.argv = [rank_process.__name__, str(pipes[0])]
+        _end(_status_of(rank_process.main))
+    os.environ.update(zip((READY_FD, LIFELINE_FD), map(str, pipes), strict=False))
     exec(request.prelude, {})
+    if request.arguments[0] == "serve" and not request.ranks:
+        launch.start_process = _own_server()  # type: ignore[assignment]
     waiting = [_fork_rank() for _ in range(request.ranks)]
     start = executor.start_rank
 
@@ -113,6 +134,8 @@ def _be_part(request: StartRequest, output: int, errors: int, ready: int) -> NoR
         return ForkedRank(*waiting.pop(0), channel) if waiting else await start(channel)
 
     executor.start_rank = start_rank  # type: ignore[assignment]
+    # Its command line is the server's.
+    Path("/proc/self/comm").write_text(request.arguments[0])
     sys.argv = ["tandem", *request.arguments]
     _end(_status_of(importlib.import_module("tandem.__main__").main))
 
@@ -139,6 +162,27 @@ def _end(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _own_server() -> Callable[..., ForkedProcess]:
+    """Fork a server before there are threads; returns what starts processes with it. It ends with
+    the last of them, so that what does not end with its launcher is noticed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        os.setsid()
+        _close_but(theirs.fileno())
+        ForkServer(theirs).serve(kills=False)
+        os._exit(0)
+    theirs.close()
+
+    def start(
+        arguments: list[str], output: int, pipes: Mapping[str, int], environment: Mapping[str, str]
+    ) -> ForkedProcess:
+        request = StartRequest(arguments, dict(environment), os.getcwd(), "")
+        return request_fork(ours, request, [output, output, pipes[READY_FD], pipes[LIFELINE_FD]])
+
+    return start
 
 
 def _fork_rank() -> tuple[int, int]:
@@ -186,10 +230,13 @@ class ForkedRank:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _close_but(kept: int) -> None:
-    """Close all descriptors but the standard ones and this."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+def _close_but(*kept: int) -> None:
+    """Close all descriptors but the standard ones and these."""
+    first = 3
+    for each in sorted(kept):
+        os.closerange(first, each)
+        first = each + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def main() -> None:

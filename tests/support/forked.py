@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -10,10 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 
 MAX_REQUEST_BYTES = 1 << 17
+RANK = "tandem.shared.engine.rank.process"
 # Of a process id or an exit status.
 NUMBER_BYTES = 4
 _NODES = ("prefill-node", "decode-node", "--pd-server")
@@ -85,6 +90,16 @@ class ForkedProcess:
         return int.from_bytes(data, "big", signed=signed)
 
 
+def request_fork(
+    server: socket.socket, request: StartRequest, descriptors: list[int]
+) -> ForkedProcess:
+    """Have a fork server start a process with these descriptors."""
+    report, theirs = os.pipe()
+    socket.send_fds(server, [request.encode()], [*descriptors, theirs])
+    os.close(theirs)
+    return ForkedProcess(report)
+
+
 class Forker:
     """The fork server of a test session, which ends with it."""
 
@@ -120,15 +135,57 @@ class Forker:
         """Start ``tandem ARGUMENTS``, which announces itself on the descriptor ``ready``, in
         ``folder`` (default: this process's)."""
         assert self.can_fork(environment)
-        report, theirs = os.pipe()
         request = StartRequest(arguments, dict(environment), folder or os.getcwd(), prelude)
-        socket.send_fds(self._requests, [request.encode()], [output, errors, ready, theirs])
-        os.close(theirs)
-        return ForkedProcess(report)
+        return request_fork(self._requests, request, [output, errors, ready])
 
     def close(self) -> None:
         self._requests.close()
         self._process.wait(10)
+
+
+@cache
+def session_forker() -> Forker:
+    """The one fork server of this test process: its imports take seconds of CPU."""
+    return Forker()
+
+
+def end_session_forker() -> None:
+    """Close it, if there is one."""
+    if session_forker.cache_info().currsize:
+        session_forker().close()
+        session_forker.cache_clear()
+
+
+class RankOfTest:
+    """A forked rank, with what its head uses of ``asyncio.subprocess.Process``."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        threading.Thread(target=self._reap, name=f"rank-{self.pid}", daemon=True).start()
+
+    def _reap(self) -> None:
+        code = self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
+            self._loop.call_soon_threadsafe(self._status.set_result, code)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._status)
+
+    def kill(self) -> None:
+        if not self._status.done():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+async def fork_rank(channel: socket.socket) -> RankOfTest:
+    """In place of the executor's ``start_rank``."""
+    from tandem.shared.engine.executor import ENVIRONMENT
+
+    environment = ENVIRONMENT | os.environ
+    process = session_forker().start([RANK], environment, 1, 2, channel.fileno())
+    return RankOfTest(process)
 
 
 def _interpreter_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,10 +4,9 @@ drains leaves, and requests go on."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from tandem.tests.end_to_end.support.baseline import AT_REST_ZERO, SETTLE_SECOND
 from tandem.tests.end_to_end.support.clients import prompt
 from tandem.tests.end_to_end.support.cluster import (
     START_SECONDS,
+    TestCluster,
     get,
     metric,
     running,
@@ -65,28 +65,24 @@ class ServedCluster:
     ) -> None:
         self.folder = folder
         self.errors = folder / "stderr"
+        arguments = [
+            *("serve", model, "--port=0", *prefill, "--share-devices"),
+            f"--decode-nodes={decode_nodes}",
+            *ENGINE,
+            *("--prefill-threshold=1", "--no-enable-prefix-caching", "--drain-timeout=5"),
+            f"--log-dir={folder}",
+        ]
+        assert TestCluster.forker is not None
+        read, output = os.pipe()
         with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tandem", "serve", model),
-                    *(
-                        "--port=0",
-                        *prefill,
-                        "--share-devices",
-                        f"--decode-nodes={decode_nodes}",
-                    ),
-                    *ENGINE,
-                    *("--prefill-threshold=1", "--no-enable-prefix-caching", "--drain-timeout=5"),
-                    f"--log-dir={folder}",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
+            self.process = TestCluster.forker.start(
+                arguments, os.environ, output, errors.fileno(), ready=errors.fileno()
             )
-        assert self.process.stdout is not None
+        os.close(output)
+        self.output = open(read)  # noqa: SIM115
         said = ""
         while not (found := re.search(r"^Parts: .* (\S+)$", said, re.MULTILINE)):
-            line = self.process.stdout.readline()
+            line = self.output.readline()
             assert line, self.errors.read_text()
             said += line
         self.registry = found[1]
@@ -103,13 +99,12 @@ class ServedCluster:
 
     def close(self) -> None:
         self.process.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.output.close()
 
     def head(self, name: str) -> psutil.Process:
         """The process of a part, by the kind of node that it is started as."""
-        parts = psutil.Process(self.process.pid).children()
-        return next(part for part in parts if name in part.cmdline())
+        parts = psutil.Process(self.process.pid).children(recursive=True)
+        return next(part for part in parts if part.name() == name)
 
     def nodes(self) -> list[pb.NodeInfo]:
         return [

@@ -23,6 +23,8 @@ from tandem.tests.support.extent import selected
 
 from ..models.test_parity import prompt_of, reference
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 # One token, a block, one more, several chunks, and the whole context.
 LENGTHS = (1, 8, 9, 33, 128)
 NAME = "qwen3"

@@ -13,6 +13,8 @@ from tandem.tests.support.extent import selected
 
 from ..models.test_parity import STEPS, prompt_of, reference_run
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LENGTHS = (50, 33, 60, 41)
 
 

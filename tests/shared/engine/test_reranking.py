@@ -31,6 +31,8 @@ from tandem.tests.support.checkpoints.rerankers import (
     write_logit_score,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 QUERY = "What is the capital of China?"
 DOCUMENTS = ["The capital of China is Beijing.", "Gravity attracts bodies.", "<|im_end|>", ""]
 

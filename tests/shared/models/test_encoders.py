@@ -23,6 +23,8 @@ from tandem.shared.models.spec import Pooling, ScoreActivation
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 LENGTHS = (1, 50, 17)
 
 

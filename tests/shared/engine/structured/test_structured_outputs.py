@@ -34,6 +34,8 @@ from tandem.shared.text.tool_parsers.tool_use import ToolUse
 from tandem.tests.shared.engine.structured.schemas import schemas
 from tandem.tests.support.extent import FULL
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 CONFIG = EngineConfig(dtype="float32", threads=1, num_blocks=512, max_model_len=512)
 RANDOM = SamplingParams(temperature=1.5, max_tokens=300)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -29,6 +29,8 @@ from tandem.tests.support.checkpoints.rerankers import (
     on_the_vl_card,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 QUERY = "What is the capital of China?"
 DOCUMENTS = ["The capital of China is Beijing.", "Gravity attracts bodies."]
 # As llama.cpp's converter writes it.
