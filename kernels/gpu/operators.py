@@ -22,9 +22,6 @@ from .grouped_experts import TritonExperts, stack, stackable
 from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
 
-# Triton multiplies at most so many rows; torch multiplies more, with decoded weights.
-MOST_ROWS = 64
-
 
 class _SlicedLinear:
     """Torch's product with decoded slices of a weight."""
@@ -44,15 +41,15 @@ class _SlicedLinear:
 
 
 class _TritonLinear(_SlicedLinear):
-    """Triton's product with codes, of so many rows as it takes."""
+    """Triton's product with codes."""
 
     def __init__(self, codes: PackedCodes, bias: torch.Tensor | None) -> None:
         super().__init__(codes, bias)
         self._codes = codes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not 0 < len(x) <= MOST_ROWS:
-            return super().__call__(x)
+        if not len(x):
+            return x.new_empty(0, self._codes.outputs)
         out = quantized_trial.triton_multiply(x, self._codes)
         return out if self._bias is None else out + self._bias.to(out.dtype)
 

@@ -3,7 +3,7 @@
 A tile is 16 outputs, and a chunk 64 of their inputs, which a warp decodes at once. ``mma.m16n8k16``
 multiplies in thread t of quad g the outputs g and g + 8 with the inputs 2t, 2t + 1, 2t + 8 and
 2t + 9 of 16. Sums do not depend on which inputs are called so: thread t has 8 neighbouring ones of
-32 (or 4 of 16, for groups of 16), so that it also reads their activations as whole words.
+32, so that it also reads their activations as whole words.
 
 H, the times that a thread reads 16 bytes of a chunk: 1 for codes of 4 bits, 2 for those of a byte.
 """
@@ -34,8 +34,10 @@ from ..quantized import QuantizedWeight, grouped_codes
 
 TILE = 16
 CHUNK = 64
+# Neighbouring inputs that the threads of a quad divide among them.
+SPAN = 32
 # Chunks after the last one of all, which warps without work of their own read too.
-SPARE = 32
+SPARE = 8
 # Bits, and the least of the codes, where these do not use all of the 4 or 8 that they take.
 _NARROW = {Q2_K: (2, 0), Q5_0: (5, -16), Q5_1: (5, 0), Q5_K: (5, 0), Q6_K: (6, -32)}
 # Floats with a sign, two bits of an exponent and one of a mantissa.
@@ -58,9 +60,10 @@ class PackedCodes:
     2t + 8 on; of bytes, four in the order of [second input, h]. So a shift and a mask leave two
     codes in the mantissas of two numbers. Those of e2m1 have their bits at other places;
     those of a table are in the order of [upper, h, second input], as four at a time are looked
-    up. ``scales``, and ``minimums``, have two fp16, for
-    outputs g and g + 8: int32 [tiles, chunks or groups, 8, groups of a chunk]. Those that fp16 does
-    not hold are relative to a power of two of their output, ``factors``, fp32 [O].
+    up. ``scales``, and ``minimums``, have two fp16, for outputs g and g + 8: int32 [tiles, chunks
+    or groups, 8, groups of a chunk]. Of four groups of a chunk, those of the first 16 of each 32
+    inputs come first: a thread needs either these or the others. Scales that fp16 does not hold
+    are relative to a power of two of their output, ``factors``, fp32 [O].
     """
 
     words: torch.Tensor
@@ -100,7 +103,7 @@ class PackedCodes:
         if self.numbers == "e2m1":
             words = _moved_bits(words, back=True)
         words = words.view(torch.uint8)
-        steps = (-1, CHUNK // _span(self.group), _span(self.group) // 16, 2, 2)
+        steps = (-1, CHUNK // SPAN, SPAN // 16, 2, 2)
         if self.numbers == "levels":
             # [..., upper, h, second]
             codes = (
@@ -121,7 +124,10 @@ class PackedCodes:
 
         def of_groups(pairs: torch.Tensor) -> torch.Tensor:
             halves = pairs[tile, :, g].view(torch.float16).unflatten(-1, (-1, 2))
-            return _picked(halves, h).flatten(1)[:, :groups].float() * factors
+            found = _picked(halves, h)
+            if self.group == 16:
+                found = _turned(found)
+            return found.flatten(1)[:, :groups].float() * factors
 
         scales = of_groups(self.scales)
         minimums = None if self.minimums is None else of_groups(self.minimums)
@@ -208,9 +214,9 @@ def _range(format: BlockFormat, codes: GroupedCodes) -> tuple[int, int]:
     return (4, 0) if codes.halves else (8, -128)
 
 
-def _span(group: int) -> int:
-    """Neighbouring inputs that the threads of a quad divide among them."""
-    return 16 if group == 16 else 32
+def _turned(scales: torch.Tensor) -> torch.Tensor:
+    """Scales [..., 4] of groups of 16 by span and half, as by half and span, or the other way."""
+    return scales.unflatten(-1, (2, 2)).transpose(-1, -2).flatten(-2)
 
 
 def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
@@ -239,7 +245,7 @@ def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
     elif codes.levels is not None:
         numbers = "levels"
     return PackedCodes(
-        words=_words(_unsigned(codes, least), group, codes.halves, numbers),
+        words=_words(_unsigned(codes, least), codes.halves, numbers),
         scales=pairs[0],
         minimums=pairs[1] if minimums is not None else None,
         factors=factors,
@@ -261,11 +267,10 @@ def _unsigned(codes: GroupedCodes, least: int) -> torch.Tensor:
     return codes.codes.view(torch.uint8) - least % 256
 
 
-def _words(codes: torch.Tensor, group: int, halves: bool, numbers: str) -> torch.Tensor:
+def _words(codes: torch.Tensor, halves: bool, numbers: str) -> torch.Tensor:
     codes = F.pad(codes, (0, -codes.shape[1] % CHUNK, 0, -codes.shape[0] % TILE))
-    span = _span(group)
     # [tiles, h, g, chunks, span, t, step, upper, second]
-    codes = codes.view(-1, 2, 8, codes.shape[1] // CHUNK, CHUNK // span, 4, span // 16, 2, 2)
+    codes = codes.view(-1, 2, 8, codes.shape[1] // CHUNK, CHUNK // SPAN, 4, SPAN // 16, 2, 2)
     if halves:
         # [tiles, chunks, g, t, span, step, and the order of a word]
         order = (7, 1, 8) if numbers == "levels" else (8, 7, 1)
@@ -303,4 +308,5 @@ def _pairs(scales: torch.Tensor, from_group: int, group: int, inputs: int) -> to
     scales = F.pad(scales, (0, -scales.shape[1] % of_chunk, 0, -len(scales) % TILE))
     # [tiles, h, g, chunks, groups of a chunk]
     scales = scales.view(-1, 2, 8, scales.shape[1] // of_chunk, of_chunk)
+    scales = _turned(scales) if group == 16 else scales
     return scales.permute(0, 3, 2, 4, 1).contiguous().view(torch.int32)[..., 0]

@@ -3,16 +3,15 @@
     x [R, I] fp16 or bf16   PackedCodes [O, I]   ->   out [R, O], in x's dtype
 
 The weight's outputs are the rows of the tensor cores' products, and x's rows their columns, of
-which 8 are the fewest. A program takes one or two tiles of outputs. Its warps read chunks of inputs
-in turn, straight into the registers in which the tensor cores want them. Codes become numbers of
-x's dtype, all of them exactly: or-ed into the mantissa of a power of two, from which that power is
-subtracted. Their products with x are summed in fp32 for each group, and only then multiplied with
-the scale; a minimum is multiplied with the sum of x. So results are nearer to those of the exact
-weight than if it were rounded to x's dtype.
+which 8 are the fewest. A program takes two tiles of outputs. Its warps read chunks of inputs in
+turn, straight into the registers in which the tensor cores want them. Codes become numbers of x's
+dtype, all of them exactly: or-ed into the mantissa of a power of two, from which that power is
+subtracted. They are multiplied with their scale, and a minimum is added, in that dtype too: the
+numbers are those to which ``decode`` writes a weight, for more rows than the kernel takes.
 
 The sums of the warps, and of the programs between which inputs are divided where outputs are few,
-are added in one order. How inputs are divided depends on the weight and on the kernel, and there is
-one for each of ``ROWS``: a row's result is the same in any batch that the same kernel takes.
+are added in one order. How inputs are divided depends on the weight, and there is a kernel for each
+of ``ROWS``: a row's result is the same in any batch that the same kernel takes.
 
 ``multiply_grouped`` does the same with the experts of a mixture, whose weights are one behind the
 other: a program has a block of rows of one expert, or nothing to do.
@@ -32,12 +31,19 @@ import triton.language as tl
 from .packed_codes import CHUNK, TILE, PackedCodes
 from .row_blocks import RowBlocks
 
-# Rows of the kernels that are compiled, each with the warps between which a program's inputs are
-# divided, and its tiles of outputs.
-ROWS = {8: (16, 2), 16: (8, 2), 32: (8, 2), 64: (4, 2)}
-# Warps that keep the memory busy: each has 1 KB on its way to each of 132 processors' 16 warps.
-_WARPS = 16 * 132
+# Rows of the kernels that are compiled.
+ROWS = (8, 16, 32, 64)
+# Warps between which a program's inputs are divided, and its tiles of outputs. On an H100 others
+# take longer for most weights.
+_WARPS, _TILES = 4, 2
+# Warps that keep the memory busy: 16 on each of 132 processors.
+_BUSY = 16 * 132
 _ALIGNMENT = 16
+# Weights that are decoded at a time: 128 MB.
+_DECODED = 1 << 26
+# Chunks of a tile that a program decodes.
+_DECODED_CHUNKS = 8
+_OF_DECODING = ("NUMBERS", "HALVES", "WHOLE", "ZERO", "GROUP", "HAS_MINIMUM")
 _ADDED = 1024
 # Triton 3.6 lets a thread multiply four neighbours of 32 where others take two of 16, twice.
 _FOURS = tl.constexpr(triton.__version__.startswith("3.6."))
@@ -46,8 +52,6 @@ _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
-    most = next(most for most in ROWS if rows <= most)
-    warps, tiles = ROWS[most]
     return {
         "NUMBERS": weight.numbers,
         "HALVES": weight.halves,
@@ -56,17 +60,51 @@ def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[
         "GROUP": weight.group,
         "HAS_MINIMUM": weight.minimums is not None,
         "GROUPED": grouped,
-        "ROWS": most,
-        "WARPS": warps,
-        # Sums of two tiles and of minimums as well would not fit into registers.
-        "TILES": 1 if most == 64 and weight.minimums is not None else tiles,
+        "ROWS": next(most for most in ROWS if rows <= most),
+        "WARPS": _WARPS,
+        "TILES": _TILES,
     }
 
 
 def multiply(x_RI: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
-    """Multiply at most as many rows as the last of ``ROWS``."""
+    """The product [R, O]. For more rows than the last of ``ROWS``, it costs less to decode the
+    weight once, some outputs at a time, for torch's product."""
     assert len(x_RI) > 0
-    return _launch(x_RI, weight, weight.outputs, None)
+    if len(x_RI) <= max(ROWS):
+        return _launch(x_RI, weight, weight.outputs, None)
+    step = max(TILE, _DECODED // weight.inputs // TILE * TILE)
+    out_RO = x_RI.new_empty(len(x_RI), weight.outputs)
+    for first in range(0, weight.outputs, step):
+        part = decode(weight, slice(first, first + step), x_RI.dtype)
+        torch.mm(x_RI, part.t(), out=out_RO[:, first : first + step])
+    return out_RO
+
+
+def decode(weight: PackedCodes, outputs: slice, dtype: torch.dtype) -> torch.Tensor:
+    """Some of the outputs as numbers, [outputs, I]; the first one is a multiple of 16."""
+    first, last, _ = outputs.indices(weight.outputs)
+    assert first % TILE == 0
+    out_OI = weight.factors.new_empty(last - first, weight.inputs, dtype=dtype)
+    fixed = constants(weight, 1)
+    grid = triton.cdiv(last - first, TILE), triton.cdiv(weight.chunks, _DECODED_CHUNKS)
+    _decode[grid](
+        weight.words,
+        weight.scales,
+        weight.scales if weight.minimums is None else weight.minimums,
+        weight.factors,
+        weight.words if weight.levels is None else _table(weight.levels, dtype, out_OI.device),
+        out_OI,
+        _mask(weight, dtype),
+        first // TILE,
+        last - first,
+        weight.inputs,
+        weight.chunks,
+        weight.scales.shape[1],
+        **{name: fixed[name] for name in _OF_DECODING},
+        CHUNKS=_DECODED_CHUNKS,
+        num_warps=4,
+    )
+    return out_OI
 
 
 def multiply_grouped(x_RI: torch.Tensor, weights: PackedCodes, plan: RowBlocks) -> torch.Tensor:
@@ -84,10 +122,11 @@ def _launch(
         x_RI = x_RI.clone()
     rows = len(x_RI) if plan is None else len(plan.sources)
     fixed = constants(weight, rows if plan is None else plan.rows, grouped=plan is not None)
-    warps, programs = fixed["WARPS"], triton.cdiv(outputs, TILE * fixed["TILES"])
+    programs, steps = triton.cdiv(outputs, TILE * _TILES), triton.cdiv(weight.chunks, _WARPS)
     # As many programs as work for one row, whatever the batch.
     working = programs * (1 if plan is None else plan.chosen)
-    parts = max(1, min(_WARPS // (warps * working), weight.chunks // warps))
+    of_part = triton.cdiv(steps, max(1, min(_BUSY // (_WARPS * working), steps)))
+    parts = triton.cdiv(steps, of_part)
     out_RO = x_RI.new_empty(rows, outputs)
     sums_PRO = x_RI.new_empty(parts if parts > 1 else 0, rows, outputs, dtype=torch.float32)
     _multiply[(programs, parts, 1 if plan is None else len(plan.blocks))](
@@ -106,10 +145,9 @@ def _launch(
         outputs,
         weight.chunks,
         weight.scales.shape[1],
-        # Chunks of a part, of which each warp takes one at a time.
-        triton.cdiv(triton.cdiv(weight.chunks, warps), parts) * warps,
+        of_part * _WARPS,
         **fixed,
-        num_warps=warps,
+        num_warps=_WARPS,
         num_stages=1,
     )
     if parts > 1:
@@ -139,17 +177,11 @@ def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
 def _two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     """The two numbers in a word, which stays as it is: LLVM would compute its halves apart."""
     if _INTERPRETED:
-        return _apart(bits, DTYPE)
-    low, high = tl.inline_asm_elementwise(
-        "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
-    )
-    return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
-
-
-@triton.jit
-def _apart(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The two numbers in a word, by arithmetic."""
-    low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
+        low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
+    else:
+        low, high = tl.inline_asm_elementwise(
+            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
+        )
     return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
 
 
@@ -224,7 +256,7 @@ def _looked_up(
     low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
     first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
     # LLVM can't see through ``_fours``, and takes halves of its words for the words themselves.
-    return _apart(_fours(low, high, first), DTYPE), _apart(_fours(low, high, second), DTYPE)
+    return _two(_fours(low, high, first), DTYPE), _two(_fours(low, high, second), DTYPE)
 
 
 @triton.jit
@@ -260,22 +292,89 @@ def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.t
         return placed - tl.full((), magic + ZERO, placed.dtype)
     if NUMBERS == "e4m3":
         return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, placed.dtype)
-    if NUMBERS == "e2m1" and tl.bfloat16 == DTYPE:
-        return placed * tl.full((), 2.0**126, placed.dtype)
+    if NUMBERS == "e2m1":
+        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, placed.dtype)
     return placed
 
 
 @triton.jit
-def _spread(
-    pairs: tl.tensor, TILES: tl.constexpr, WARPS: tl.constexpr, ROWS: tl.constexpr
+def _numbers(
+    word: tl.tensor,
+    mask: tl.tensor,
+    table: tl.tensor,
+    NUMBERS: tl.constexpr,
+    HALVES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """fp16 of outputs g and g + 8, in words [tiles, warps, 32] and groups, as fp32 for sums
-    [groups, warps, outputs, rows]."""
+    """The codes of words, as [..., second, h, upper] or, of bytes, [..., second, h]."""
+    if HALVES:
+        if NUMBERS == "levels":
+            index = word & 0x77777777
+            # Those of the lower or of the upper half of the table.
+            half = (word >> 1) & mask | 0x32103210
+            a, b = _looked_up(index, half, table, DTYPE)
+            c, d = _looked_up(index >> 16, half >> 16, table, DTYPE)
+        else:
+            a = _placed(word, mask, 0, NUMBERS, DTYPE)
+            b = _placed(word, mask, 1, NUMBERS, DTYPE)
+            c = _placed(word, mask, 2, NUMBERS, DTYPE)
+            d = _placed(word, mask, 3, NUMBERS, DTYPE)
+        codes = _exact(tl.join(tl.join(a, b), tl.join(c, d)), NUMBERS, ZERO)
+    else:
+        # No mantissa of bfloat16 has 8 bits beside the place of another number.
+        PLACED: tl.constexpr = tl.float16 if WHOLE and NUMBERS == "int" else DTYPE
+        a = _bytes_placed(word, mask, 0, NUMBERS, PLACED)
+        b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)
+        codes = _exact(tl.join(a, b), NUMBERS, ZERO)
+        if PLACED != DTYPE:
+            codes = codes.to(tl.float32)
+            codes = codes if _INTERPRETED else codes.to(DTYPE)
+    return codes
+
+
+@triton.jit
+def _scaled(
+    codes: tl.tensor,
+    scale: tl.tensor,
+    minimum: tl.tensor,
+    HALVES: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr,
+    TILES: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tensor:
+    """Codes as the numbers that they stand for but for the factor, rounded to their dtype."""
+    GROUPS: tl.constexpr = scale.shape[1]
+    if HALVES:
+        # [tiles, warps, 32, a thread's groups, steps of a group, second, h, upper]
+        codes = codes.reshape(TILES, WARPS, 32, GROUPS, 4 // GROUPS, 2, 2, 2)
+        codes *= _of_codes(scale, codes)
+        if HAS_MINIMUM:
+            codes += _of_codes(minimum, codes)
+    else:
+        # [H, tiles, warps, 32, step, upper, second, h]
+        codes = codes.reshape(2, TILES, WARPS, 32, 2, 2, 2, 2)
+        codes *= _of_bytes(scale, codes)
+        if HAS_MINIMUM:
+            codes += _of_bytes(minimum, codes)
+    return codes
+
+
+@triton.jit
+def _of_codes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
+    """fp16 of outputs g and g + 8 in words [tiles, warps, 32] and groups, for codes of 4 bits."""
+    wide = _two(pairs, tl.float16).to(tl.float32).to(codes.dtype)
+    return wide.reshape(codes.shape[0], codes.shape[1], 32, codes.shape[3], 1, 1, 2, 1)
+
+
+@triton.jit
+def _of_bytes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
+    """The same for codes of 8 bits."""
     GROUPS: tl.constexpr = pairs.shape[1]
-    wide = _two(pairs, tl.float16).to(tl.float32)
-    wide = wide.reshape(TILES, WARPS, 8, 4, GROUPS, 2, 1, 1)
-    wide = tl.broadcast_to(wide, (TILES, WARPS, 8, 4, GROUPS, 2, ROWS // 8, 2))
-    return wide.permute(4, 1, 0, 5, 2, 6, 3, 7).reshape(GROUPS, WARPS, TILES * 16, ROWS)
+    wide = _two(pairs, tl.float16).to(tl.float32).to(codes.dtype)
+    wide = wide.reshape(codes.shape[1], codes.shape[2], 32, GROUPS, 2).permute(3, 0, 1, 2, 4)
+    return wide.reshape(GROUPS, codes.shape[1], codes.shape[2], 32, 1, 1, 1, 2)
 
 
 @triton.jit
@@ -301,37 +400,6 @@ def _tile(number: tl.tensor, outputs: tl.tensor, TILES: tl.constexpr) -> tl.tens
     """The tile of a program by its number, or the last one of all: the last program may have fewer
     than the others."""
     return tl.minimum(tl.program_id(0) * TILES + number, (outputs - 1) // 16)
-
-
-@triton.jit
-def _added(sums: tl.tensor, found: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Add what was found for each group, to sums for each group or to those of all."""
-    if sums.shape[0] == found.shape[0]:
-        sums += found * scale
-    else:  # one after the other, so that each is a multiplication and an addition at once
-        first, second = _halves(found)
-        first_scale, second_scale = _halves(scale)
-        if found.shape[0] == 2:
-            sums += first * first_scale
-            sums += second * second_scale
-        else:
-            a, b = _halves(first)
-            c, d = _halves(second)
-            a_scale, b_scale = _halves(first_scale)
-            c_scale, d_scale = _halves(second_scale)
-            sums += a * a_scale
-            sums += b * b_scale
-            sums += c * c_scale
-            sums += d * d_scale
-    return sums
-
-
-@triton.jit
-def _halves(data: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The first groups and the others."""
-    half: tl.constexpr = data.shape[0] // 2
-    data = data.reshape(2, half, data.shape[1], data.shape[2], data.shape[3])
-    return tl.split(data.permute(1, 2, 3, 4, 0))
 
 
 @triton.jit(do_not_specialize=["mask", "rows", "outputs", "chunks", "places", "part"])
@@ -366,12 +434,10 @@ def _multiply(
     """Multiply all rows, or those of a block, with some tiles' part of the inputs. ``places`` are
     those of a tile's scales, and ``part`` is in chunks."""
     DTYPE: tl.constexpr = x_RI.dtype.element_ty
-    # Groups of a chunk, inputs that a quad of threads shares, and those of each of its threads.
+    # Groups of a chunk, and those of them whose inputs a thread has.
     GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
-    SPAN: tl.constexpr = 16 if GROUP == 16 else 32
-    MINE: tl.constexpr = SPAN // 4
+    MINE: tl.constexpr = 2 if GROUPS > 1 else 1
     HALF: tl.constexpr = 1 if HALVES else 2
-    FOURS: tl.constexpr = _FOURS and GROUPS < 4
     first = tl.program_id(1) * part
     last = tl.minimum(first + part, chunks)
     expert, first_row, count = 0, 0, rows
@@ -388,22 +454,23 @@ def _multiply(
     tile = before + _tile(of_tile, outputs, TILES)
     at = ((tile.to(tl.int64) * chunks + first + of_warp) * HALF + at) * 128 + thread * 4
     word_at = words + at[:, None] + tl.arange(0, 4)[None, :]
-    # [tiles, warps, 32] and groups
+    # [tiles, warps, 32] and a thread's groups
     _, of_tile, scale_warp, thread = _places(1, TILES, WARPS)
     tile = before + _tile(of_tile, outputs, TILES)
     scale_at = tile.to(tl.int64) * places * (8 * GROUPS) + thread // 4 * GROUPS
-    scale_at = scale_at[:, None] + tl.arange(0, GROUPS)[None, :]
+    if GROUPS == 4:
+        scale_at += thread % 4 // 2 * 2
+    scale_at = scale_at[:, None] + tl.arange(0, MINE)[None, :]
     # [spans, rows / 8, warps, 8, 4] and inputs of a thread. Rows that are not there are read as the
     # last one.
-    span, eight, x_warp, thread = _places(64 // SPAN, ROWS // 8, WARPS)
+    span, eight, x_warp, thread = _places(2, ROWS // 8, WARPS)
     row = tl.maximum(tl.minimum(eight * 8 + thread // 4, count - 1), 0)
     if GROUPED:
         row = tl.load(sources + first_row + row)
-    x_at = row * (chunks * 64) + span * SPAN + thread % 4 * MINE
-    x_at = x_RI + x_at[:, None] + tl.arange(0, MINE)[None, :]
+    x_at = row * (chunks * 64) + span * 32 + thread % 4 * 8
+    x_at = x_RI + x_at[:, None] + tl.arange(0, 8)[None, :]
 
-    KEPT: tl.constexpr = GROUPS if ROWS * GROUPS * TILES <= 64 else 1
-    sums = tl.zeros((KEPT, WARPS, TILES * 16, ROWS), tl.float32)
+    sums = tl.zeros((WARPS, TILES * 16, ROWS), tl.float32)
     word = tl.load(word_at)
     scale = _of_step(scales + scale_at, first + scale_warp, last, GROUP)
     minimum = scale
@@ -420,81 +487,43 @@ def _multiply(
             following_minimum = _of_step(
                 minimums + scale_at, step + WARPS + scale_warp, last, GROUP
             )
+        codes = _numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE)
+        codes = _scaled(codes, scale, minimum, HALVES, HAS_MINIMUM, TILES, WARPS)
         if HALVES:
-            if NUMBERS == "levels":
-                index = word & 0x77777777
-                # Those of the lower or of the upper half of the table.
-                half = (word >> 1) & mask | 0x32103210
-                a, b = _looked_up(index, half, table, DTYPE)
-                c, d = _looked_up(index >> 16, half >> 16, table, DTYPE)
+            # [tiles, warps, g, t, steps, second, h, upper]
+            codes = codes.reshape(TILES, WARPS, 8, 4, 4, 2, 2, 2)
+            if _FOURS:
+                codes = codes.permute(1, 0, 6, 2, 4, 3, 7, 5)
             else:
-                a = _placed(word, mask, 0, NUMBERS, DTYPE)
-                b = _placed(word, mask, 1, NUMBERS, DTYPE)
-                c = _placed(word, mask, 2, NUMBERS, DTYPE)
-                d = _placed(word, mask, 3, NUMBERS, DTYPE)
-            codes = _exact(tl.join(tl.join(a, b), tl.join(c, d)), NUMBERS, ZERO)
-            # [1, tiles, warps, g, t, groups, steps of a group, second, h, upper]
-            codes = codes.reshape(TILES, WARPS, 8, 4, GROUPS, 4 // GROUPS, 2, 2, 2)
-            if FOURS:
-                codes = codes.permute(4, 1, 0, 7, 2, 5, 3, 8, 6)
-            else:
-                codes = codes.permute(4, 1, 0, 7, 2, 5, 8, 3, 6)
+                codes = codes.permute(1, 0, 6, 2, 4, 7, 3, 5)
         else:
-            # No mantissa of bfloat16 has 8 bits beside the place of another number.
-            PLACED: tl.constexpr = tl.float16 if WHOLE and NUMBERS == "int" else DTYPE
-            a = _bytes_placed(word, mask, 0, NUMBERS, PLACED)
-            b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)
-            codes = _exact(tl.join(a, b), NUMBERS, ZERO)
-            if PLACED != DTYPE:
-                codes = codes.to(tl.float32)
-                codes = codes if _INTERPRETED else codes.to(DTYPE)
             # [H, tiles, warps, g, t, step, upper, second, h]
             codes = codes.reshape(2, TILES, WARPS, 8, 4, 2, 2, 2, 2)
-            if GROUPS == 4:
-                codes = codes.permute(0, 5, 2, 1, 8, 3, 6, 4, 7)
-            elif GROUPS == 2:
-                if FOURS:
-                    codes = codes.permute(0, 2, 1, 8, 3, 5, 4, 6, 7)
-                else:
-                    codes = codes.permute(0, 2, 1, 8, 3, 5, 6, 4, 7)
+            if _FOURS:
+                codes = codes.permute(2, 1, 8, 3, 0, 5, 4, 6, 7)
             else:
-                if FOURS:
-                    codes = codes.permute(2, 1, 8, 3, 0, 5, 4, 6, 7)
-                else:
-                    codes = codes.permute(2, 1, 8, 3, 0, 5, 6, 4, 7)
-        codes = codes.reshape(GROUPS * WARPS, TILES * 16, 64 // GROUPS)
+                codes = codes.permute(2, 1, 8, 3, 0, 5, 6, 4, 7)
+        codes = codes.reshape(WARPS, TILES * 16, 64)
 
         # [spans, rows / 8, warps, 8, t, steps, upper, second]
-        x = x.reshape(64 // SPAN, ROWS // 8, WARPS, 8, 4, MINE // 4, 2, 2)
-        if GROUPS == 1:
-            x = x.permute(2, 0, 1, 3, 4, 5, 6, 7)
-        else:
-            x = x.permute(0, 2, 1, 3, 4, 5, 6, 7)
-        x = x.reshape(GROUPS * WARPS, 64 // SPAN // GROUPS, ROWS, 4, MINE // 4, 2, 2)
-        x = x.to(codes.dtype)
-        if FOURS:
+        x = x.reshape(2, ROWS // 8, WARPS, 8, 4, 2, 2, 2)
+        x = x.permute(2, 0, 1, 3, 4, 5, 6, 7)
+        x = x.reshape(WARPS, 2, ROWS, 4, 2, 2, 2)
+        if _FOURS:
             x = x.permute(0, 1, 4, 3, 5, 6, 2)
         else:
             x = x.permute(0, 1, 4, 5, 3, 6, 2)
-        x = x.reshape(GROUPS * WARPS, 64 // GROUPS, ROWS)
-
-        found = tl.dot(codes, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
-        sums = _added(sums, found, _spread(scale, TILES, WARPS, ROWS))
-        if HAS_MINIMUM:
-            ones = tl.full((GROUPS * WARPS, TILES * 16, 64 // GROUPS), 1, codes.dtype)
-            found = tl.dot(ones, x).reshape(GROUPS, WARPS, TILES * 16, ROWS)
-            sums = _added(sums, found, _spread(minimum, TILES, WARPS, ROWS))
+        x = x.reshape(WARPS, 64, ROWS).to(codes.dtype)
+        sums = tl.dot(codes, x, sums)
         word, scale, minimum = following, following_scale, following_minimum
 
-    total = tl.sum(tl.sum(sums, axis=0), axis=0)
+    total = tl.sum(sums, axis=0)
     output = tl.program_id(0) * (TILES * 16) + tl.arange(0, TILES * 16)
     factor = tl.load(factors + expert * outputs + output, mask=output < outputs, other=0)
     column = tl.arange(0, ROWS)
     kept = (output < outputs)[:, None] & (column < count)[None, :]
     column += first_row
     total = total * factor[:, None]
-    if NUMBERS == "e2m1" and tl.float16 == DTYPE:
-        total *= 2.0**14  # which sums had room for, unlike those of bfloat16
     if tl.num_programs(1) > 1:
         out_at = (tl.program_id(1).to(tl.int64) * rows + column)[None, :] * outputs + output[
             :, None
@@ -503,6 +532,76 @@ def _multiply(
     else:
         out_at = column[None, :].to(tl.int64) * outputs + output[:, None]
         tl.store(out_RO + out_at, total.to(DTYPE), mask=kept)
+
+
+@triton.jit(do_not_specialize=["mask", "first_tile", "outputs", "inputs", "chunks", "places"])
+def _decode(
+    words: tl.tensor,
+    scales: tl.tensor,
+    minimums: tl.tensor,
+    factors: tl.tensor,
+    table: tl.tensor,
+    out_OI: tl.tensor,
+    mask: tl.tensor,
+    first_tile: tl.tensor,
+    outputs: tl.tensor,
+    inputs: tl.tensor,
+    chunks: tl.tensor,
+    places: tl.tensor,
+    NUMBERS: tl.constexpr,
+    HALVES: tl.constexpr,
+    WHOLE: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_MINIMUM: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> None:
+    """Write some chunks of a tile as numbers. ``outputs`` are those from the first tile on."""
+    DTYPE: tl.constexpr = out_OI.dtype.element_ty
+    GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    HALF: tl.constexpr = 1 if HALVES else 2
+    tile, first = tl.program_id(0), tl.program_id(1) * CHUNKS
+    # [chunks, H, 32] and 4
+    flat = tl.arange(0, CHUNKS * HALF * 32)
+    chunk = tl.minimum(first + flat // (HALF * 32), chunks - 1)
+    word_at = (((first_tile + tile).to(tl.int64) * chunks + chunk) * HALF * 32) + flat % (HALF * 32)
+    word = tl.load(words + word_at[:, None] * 4 + tl.arange(0, 4)[None, :])
+    codes = _numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE).to(tl.float32)
+    if HALVES:
+        # [chunks, g, t, span, step, second, h, upper]
+        codes = codes.reshape(CHUNKS, 8, 4, 2, 2, 2, 2, 2)
+        codes = codes.permute(6, 1, 0, 3, 2, 4, 7, 5)
+    else:
+        # [chunks, H, g, t, step, upper, second, h]
+        codes = codes.reshape(CHUNKS, 2, 8, 4, 2, 2, 2, 2)
+        codes = codes.permute(7, 2, 0, 1, 3, 4, 5, 6)
+    codes = codes.reshape(16, CHUNKS * GROUPS, 64 // GROUPS)
+    row, group = tl.arange(0, 16), tl.arange(0, CHUNKS * GROUPS)
+    chunk = tl.minimum(first + group // GROUPS, chunks - 1)
+    place = chunk * (8 * GROUPS) if GROUP <= 64 else chunk // (GROUP // 64) * 8
+    pair_at = (first_tile + tile).to(tl.int64) * places * (8 * GROUPS)
+    of_chunk = group % GROUPS
+    if GROUPS == 4:  # by half and span
+        of_chunk = of_chunk % 2 * 2 + of_chunk // 2
+    pair_at = pair_at + place[None, :] + (row % 8 * GROUPS)[:, None] + of_chunk[None, :]
+    output = tile * 16 + row
+    factor = tl.load(factors + first_tile * 16 + output, mask=output < outputs, other=0)
+    found = codes * _of_half(tl.load(scales + pair_at), row)[:, :, None]
+    if HAS_MINIMUM:
+        found += _of_half(tl.load(minimums + pair_at), row)[:, :, None]
+    found *= factor[:, None, None]
+    within = tl.arange(0, 64 // GROUPS)
+    column = (first * 64 + group * (64 // GROUPS))[:, None] + within[None, :]
+    kept = (output < outputs)[:, None, None] & (column < inputs)[None, :, :]
+    out_at = output.to(tl.int64)[:, None, None] * inputs + column[None, :, :]
+    tl.store(out_OI + out_at, found.to(DTYPE), mask=kept)
+
+
+@triton.jit
+def _of_half(pairs: tl.tensor, row: tl.tensor) -> tl.tensor:
+    """Of two fp16 of outputs g and g + 8 in a word, that of a row of the tile."""
+    bits = tl.where((row < 8)[:, None], pairs, pairs >> 16)
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["count", "parts"])

@@ -30,7 +30,8 @@ def triton_multiply(x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
 def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the product compiles and is correct on this device; log why if it is not.
 
-    Tries a kernel for each number of rows that has one of its own: no step compiles another.
+    Tries a kernel for each number of rows that has one of its own, and the one that decodes: no
+    step compiles another.
     """
     if device.type == "cpu" or not takes(kind) or dtype not in (torch.float16, torch.bfloat16):
         return False
@@ -38,7 +39,8 @@ def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
     def trial() -> str:
         from .quantized_linear import ROWS
 
-        worst = max(largest_error(kind, dtype, device, rows) for rows in ROWS)
+        sizes = *ROWS, max(ROWS) + 1
+        worst = max(largest_error(kind, dtype, device, rows) for rows in sizes)
         return too_far(worst, limit(dtype))
 
     return passes(trial, f"{kind.name} is decoded for each product, because of Triton")

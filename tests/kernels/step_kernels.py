@@ -21,7 +21,8 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 
 from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
-from tandem.kernels.gpu.operators import MOST_ROWS, GpuOperators
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
@@ -40,8 +41,8 @@ STEPS: tuple[Rows, ...] = (
     [(700, 1)],
     [(7, 1), (5000, 1), (0, 1)],
     [(40 + row, 1) for row in range(17)],
-    [(row, 1) for row in range(MOST_ROWS)],
-    [(row, 1) for row in range(MOST_ROWS + 1)],
+    [(row, 1) for row in range(max(PRODUCT_ROWS))],
+    [(row, 1) for row in range(max(PRODUCT_ROWS) + 1)],
     [(0, 5)],
     [(0, 300), (40, 1), (64, 20), (3, 1)],
     [(40, 3), (90, 1)],

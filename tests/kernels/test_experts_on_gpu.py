@@ -121,7 +121,7 @@ def test_experts_are_those_of_the_loop(
     monkeypatch.setattr(grouped_experts, "works", lambda *_: True)
     width = 64 if name else WIDTH
     gate_up, down = weights_of(name, 2 * width, HIDDEN), weights_of(name, HIDDEN, width)
-    biases = [list(torch.randn(EXPERTS, each, device=DEVICE)) for each in (2 * width, HIDDEN)]
+    biases = [list(torch.randn(EXPERTS, n, device=DEVICE).half()) for n in (2 * width, HIDDEN)]
     dense_up, dense_down = dense(gate_up), dense(down)
     together = GpuOperators().prepare_experts(gate_up, down, SILU, torch.float16, *biases)
     one_by_one = Operators().prepare_experts(dense_up, dense_down, SILU, torch.float16, *biases)
