@@ -14,6 +14,7 @@ from functools import cache
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from ..block_formats import GroupFormat
 from ..fp8 import FP8
@@ -28,7 +29,7 @@ _LARGEST = torch.finfo(FP8).max
 _SMALLEST = torch.finfo(torch.float32).tiny
 # Inputs and outputs are multiples of this: 16 bytes.
 _ALIGNED = 16
-# The scales of a row of blocks begin at multiples of so many.
+# The scales of a row of blocks begin at multiples of so many, and rows are a multiple of it.
 _PADDED = 4
 _OLDEST: dict[Scaling, tuple[int, int]] = {"rows": (8, 9), "blocks": (9, 0)}
 
@@ -46,10 +47,13 @@ class ScaledLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if not len(x):  # which the libraries do not take
             return x.new_empty(0, self._weight.outputs)
-        rounded, scales = rounded_rows(x, self._scaling)
+        # Scales of blocks are read 16 bytes at a time.
+        missing = -len(x) % _PADDED if self._scaling == "blocks" else 0
+        padded = F.pad(x, (0, 0, 0, missing)) if missing else x
+        rounded, scales = rounded_rows(padded, self._scaling)
         out = torch._scaled_mm(
             rounded, self._columns, scales, self._scales, out_dtype=torch.bfloat16
-        )
+        )[: len(x)]
         return out if self._bias is None else out + self._bias.to(out.dtype)
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -69,7 +73,8 @@ def scaled_linear(
     scaling = scaling_of(codes)
     if scaling is None or not multiplies(scaling, capability_of(device)):
         return None
-    return ScaledLinear(codes, scaling, bias) if works(scaling, device) else None
+    even = codes.inputs // _BLOCK % _PADDED == 0
+    return ScaledLinear(codes, scaling, bias) if works(scaling, device, even) else None
 
 
 def scaling_of(codes: GroupedCodes) -> Scaling | None:
@@ -124,19 +129,21 @@ def rounded_rows(x: torch.Tensor, scaling: Scaling) -> tuple[torch.Tensor, torch
 
 
 @cache
-def works(scaling: Scaling, device: torch.device) -> bool:
-    """Return whether the product is correct on this device; log why if it is not."""
+def works(scaling: Scaling, device: torch.device, even: bool) -> bool:
+    """Return whether the product is correct on this device, for inputs that are an ``even`` number
+    of four blocks or not; log why if it is not. Older versions of torch do not take scales in
+    columns that are padded to whole 16 bytes, which the others want."""
     return passes(
-        lambda: too_far(largest_error(scaling, device), 0.05),
+        lambda: too_far(largest_error(scaling, device, even), 0.05),
         "weights in fp8 are decoded for each product",
     )
 
 
-def largest_error(scaling: Scaling, device: torch.device) -> float:
+def largest_error(scaling: Scaling, device: torch.device, even: bool) -> float:
     """The largest difference from the product of the rounded numbers, for results of magnitude
     one."""
     generator = torch.Generator().manual_seed(0)
-    rows, outputs, inputs = 67, 272, 5 * _BLOCK
+    rows, outputs, inputs = 68, 272, (_PADDED if even else _PADDED + 1) * _BLOCK
     weight = torch.randn(outputs, inputs, generator=generator).to(device, FP8)
     each = torch.rand(-(-outputs // _BLOCK), inputs // _BLOCK, generator=generator).to(device)
     if scaling == "rows":
