@@ -105,7 +105,7 @@ def _decode(
         return
     q_KGD = q_THD[row].view(heads, -1, dim)
     attended = F.scaled_dot_product_attention(q_KGD[None], k[None], v[None], scale=params.scale)
-    out[row] = attended.view(-1, dim)
+    out[row] = attended.reshape(-1, dim)
 
 
 def _chunk(

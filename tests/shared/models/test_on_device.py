@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tandem.kernels.operators import Operators
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
 
-GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="none"))]
+HERE = torch.cuda.is_available()
+GPU = [pytest.param("cuda", marks=pytest.mark.skipif(not HERE, reason="none"))]
+EVERY = [*tiny_models.MODELS, *tiny_models.WRAPPED] if HERE else ["qwen3"]
 NAMES = pytest.mark.parametrize("name", ["qwen3", "mistral", "deepseek_v3"])
 FORMATS = pytest.mark.parametrize(
     ("dtype", "kept"),
@@ -45,17 +49,62 @@ def drawn(runner: ModelRunner) -> list[list[int]]:
     return [known[len(p) : len(p) + STEPS] for known, p in ends]
 
 
-def runner_on(device: str, folder: Path, dtype: str = "float32", kept: str = "auto") -> ModelRunner:
+def runner_on(
+    device: str,
+    folder: Path,
+    dtype: str = "float32",
+    kept: str = "auto",
+    isq: str | None = None,
+    **more: Any,
+) -> ModelRunner:
     return build_runner(
-        folder, dtype=dtype, kv_dtype=kept, device=device, block_size=BLOCK, num_blocks=120
+        folder,
+        dtype=dtype,
+        kv_dtype=kept,
+        device=device,
+        block_size=BLOCK,
+        num_blocks=120,
+        isq=isq,
+        **more,
     )
 
 
-@NAMES
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("device", GPU)
 def test_greedy_tokens_do_not_depend_on_the_device(tmp_path: Path, name: str, device: str) -> None:
     folder = tiny_models.cached(name, tmp_path)
     assert drawn(runner_on(device, folder)) == drawn(runner_on("cpu", folder))
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    """Of rows that decode, with random KV before them."""
+    generator = torch.Generator().manual_seed(0)
+    for side in (side for layer in runner.cache.layers for side in layer):
+        side.copy_(torch.randn(side.shape, generator=generator))
+    rows = [SequenceStep(i, [5 + i], 40, list(range(3 * i, 3 * i + 3)), True) for i in range(25)]
+    with torch.inference_mode():
+        batch = build_batch(rows, BLOCK, runner.cache.device, batched_decode=runner.batched_decode)
+        return runner.model.logits(runner.model.forward(batch, runner.cache.kv)).float().cpu()
+
+
+@pytest.mark.parametrize("isq", [None, "q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "fp8"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("device", GPU)
+def test_products_of_a_model_are_those_of_the_reference(
+    tmp_path: Path, name: str, isq: str | None, device: str
+) -> None:
+    """In bfloat16, with experts in one launch. The reference multiplies in float32."""
+    changes = {"hidden_size": 256, "intermediate_size": 512}
+    if name == "qwen3_moe":
+        changes |= {"moe_intermediate_size": 256}
+    tiny_models.build(name, tmp_path, **changes)
+    exact = logits_of(runner_on(device, tmp_path, isq=isq, operators=Operators()))
+    ours, theirs = (
+        logits_of(runner_on(device, tmp_path, "bfloat16", isq=isq, **more)) - exact
+        for more in ({}, {"operators": Operators()})
+    )
+    # Of most rows: rounding sends some to other experts.
+    assert ours.std(1).median() < 2 * theirs.std(1).median()
 
 
 def test_greedy_tokens_are_the_same_again_without_a_gpu(tmp_path: Path) -> None:
@@ -85,12 +134,20 @@ def test_decode_is_batched(tmp_path: Path, dtype: str, kept: str, device: str) -
     assert all(layer.attention.batched_decode for layer in runner.model.layers)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("name", "kept", "isq"), [("gemma2", "fp8", None), ("qwen3_moe", "auto", "q8_0")]
+)
 @pytest.mark.parametrize("device", GPU)
 def test_no_step_compiles_a_kernel(
-    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    device: str,
+    name: str,
+    kept: str,
+    isq: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     triton = pytest.importorskip("triton")
-    runner = runner_on(device, tiny_models.cached("gemma2", tmp_path), "bfloat16", "fp8")
+    runner = runner_on(device, tiny_models.cached(name, tmp_path), "bfloat16", kept, isq)
     compiled: list[str] = []
     hook = lambda *, fn, **_: compiled.append(fn.name)  # noqa: E731
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", hook)
