@@ -136,7 +136,7 @@ PARTS = (
         "tests/kernels/test_row_sums.py",
         "tests/kernels/test_slot_copy.py",
         *_KERNELS,
-        needs=("triton", "xdist"),
+        needs=("triton", "xdist", "gguf"),
         probes=("triton",),
         options=("-n", "8"),
         seconds=90,
@@ -146,9 +146,10 @@ PARTS = (
         "tests/shared/models/test_on_device.py",
         needs=("triton", "transformers", "safetensors", "msgpack", "xdist"),
         probes=("triton",),
-        options=("-n", "4"),
-        seconds=75,
+        options=("-n", "8"),
+        seconds=100,
     ),
+    benchmark("products", "benchmarks.node.gpu_products", "triton", seconds=70, probes=("triton",)),
     benchmark(
         "engine",
         "benchmarks.node.gpu_engine",
@@ -318,7 +319,8 @@ class Run:
                 measured[row["metric"]] = row["value"]
                 if row["metric"] == CARRIER.partition(",")[0]:
                     measured[CARRIER] = row["ratio"]
-        return f"{predictions.table(measured)}\n```\n{table(self.outcomes)}```\n"
+        products = predictions.products_table(self._json("gpu_products.json") or ())
+        return f"{predictions.table(measured)}{products}\n```\n{table(self.outcomes)}```\n"
 
     def _json(self, name: str) -> Any:
         file = self._folder / name

@@ -207,6 +207,13 @@ def test_figures_of_all_benchmarks_are_beside_the_predictions(tmp_path: Path) ->
     assert "| 0.1 to 0.15 | >=0.1 | 1 | 0.125 |" in text
     assert "| 0.5 to 0.7 |  | 1 | 0.61 |" in text
     assert "engine  passed  3        well" in text
+    assert "| weights |" not in text
+    rows = [
+        {"metric": f"product Q4_0, {count} rows", "value": 17.4, "ratio": 0.64} for count in (8, 16)
+    ]
+    (tmp_path / "gpu_products.json").write_text(json.dumps(rows))
+    assert "| weights | 8 | 16 |" in run.report()
+    assert "| product Q4_0 | 17 us, 0.64 | 17 us, 0.64 |" in run.report()
 
 
 def test_a_goal_is_within_what_is_predicted() -> None:
