@@ -86,7 +86,7 @@ def _read_modules(folder: Path) -> dict[str, Any]:
             found["pooling_type"] = mode
         if kind == "Dense":
             found.setdefault(PROJECTIONS, []).append(read_json(file))
-        # Qwen3-VL-Reranker-8B was published with the name of a folder that it does not have.
+        # One was published with the name of a folder that it does not have.
         if kind == "LogitScore" and (file.is_file() or not is_reranker_by_name(folder)):
             found[LOGIT_SCORE] = read_json(file)
     file = folder / "config_sentence_transformers.json"
