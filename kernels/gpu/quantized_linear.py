@@ -378,11 +378,17 @@ def _of_bytes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _place(chunk: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """Where the scales of a chunk begin among those of a tile."""
+    return chunk * (8 * (64 // GROUP)) if GROUP <= 64 else chunk // (GROUP // 64) * 8
+
+
+@triton.jit
 def _of_step(
     scale_at: tl.tensor, chunk: tl.tensor, last: tl.tensor, GROUP: tl.constexpr
 ) -> tl.tensor:
     """The scales of the warps' chunks, zero for warps that have none."""
-    place = chunk * (8 * (64 // GROUP)) if GROUP <= 64 else chunk // (GROUP // 64) * 8
+    place = _place(chunk, GROUP)
     return tl.load(scale_at + place[:, None], mask=(chunk < last)[:, None], other=0)
 
 
@@ -578,7 +584,7 @@ def _decode(
     codes = codes.reshape(16, CHUNKS * GROUPS, 64 // GROUPS)
     row, group = tl.arange(0, 16), tl.arange(0, CHUNKS * GROUPS)
     chunk = tl.minimum(first + group // GROUPS, chunks - 1)
-    place = chunk * (8 * GROUPS) if GROUP <= 64 else chunk // (GROUP // 64) * 8
+    place = _place(chunk, GROUP)
     pair_at = (first_tile + tile).to(tl.int64) * places * (8 * GROUPS)
     of_chunk = group % GROUPS
     if GROUPS == 4:  # by half and span

@@ -103,10 +103,11 @@ def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
 
 def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -> float:
     """The time of a call whose launches come one by one from Python."""
+    count = count if load.device == "cuda" else 1
     work()
     _settle(load)
     begun = time.perf_counter()
-    for _ in range(count if load.device == "cuda" else 1):
+    for _ in range(count):
         work()
     _settle(load)
     return (time.perf_counter() - begun) / count
