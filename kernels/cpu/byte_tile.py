@@ -14,8 +14,8 @@ from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
 
 # Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
-# Weights are requested so many bytes before they are multiplied, or blocks if those are more.
-_AHEAD, _BLOCKS_AHEAD = 2048, 4
+# Weights are requested so many bytes before they are multiplied.
+_AHEAD = 4096
 # LLVM's number for the L2 cache. Requests to the L1 cache wait in its few buffers for the memory,
 # and loads behind them: one row takes a fifth longer.
 _TO_L2 = 2
@@ -316,9 +316,8 @@ class Tile:
         base = builder.add(self.codes_at, builder.mul(at, LONG(layout.code_bytes)))
         lines = range(0, LINE * layout.lines, LINE)
         raw = [emit.load(self.weight, base, LINE_WORDS, more, align=LINE) for more in lines]
-        ahead = max(_AHEAD, _BLOCKS_AHEAD * layout.code_bytes)
         for more in lines:
-            emit.prefetch(self.weight, base, more + ahead)
+            emit.prefetch(self.weight, base, more + _AHEAD)
         return raw
 
     def _codes(self, raw: list[Any]) -> list[Any]:
