@@ -36,6 +36,7 @@ from .signatures import (
     Linear,
     QuantizedLinear,
     Queries,
+    Routing,
     SlotCopies,
     Weight,
 )
@@ -156,6 +157,23 @@ class Operators:
             return x + leave(self.act_and_mul(enter(normed), activation))
 
         return feed_forward
+
+    def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """As ``prepare_linear``, of few outputs in fp32."""
+        return self.prepare_linear(weight, bias)
+
+    def prepare_expert_feed_forward(
+        self,
+        o: Sequence[Linear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        router: Linear,
+        routing: Routing,
+        experts: Experts,
+    ) -> FeedForward | None:
+        """As ``prepare_feed_forward``, with experts; ``None`` where one part after the other is as
+        fast."""
+        return None
 
     def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
         """Consecutive layers of the same shapes and rotation, for steps in which all rows decode;

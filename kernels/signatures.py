@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -65,6 +65,19 @@ FeedForward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 DecodingLayers = Callable[
     [torch.Tensor, CosSin, Sequence[LayerKV], torch.Tensor, DecodeMetadata], torch.Tensor | None
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits choose a row's experts: those with the best scores, to which the
+    ``correction`` [E] is added for the choice only. Scores weight the experts' results, divided by
+    the sum of the chosen ones' if ``normalise``, times ``scale``."""
+
+    scoring: Literal["softmax", "sigmoid"]
+    chosen: int
+    correction: torch.Tensor | None
+    normalise: bool
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)

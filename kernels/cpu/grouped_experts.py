@@ -21,7 +21,7 @@ from .jit import array, kernel
 from .vector import narrow, widen
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
-_MOST = TILES[-1]
+MOST = TILES[-1]
 
 
 class GroupedWeights:
@@ -33,23 +33,23 @@ class GroupedWeights:
         """Empties the list of weights."""
         self.count = len(weights)
         self.inputs = weights[0][0].inputs
-        self._runs = [
+        self.runs = [
             PanelWeights(run.format, self.count, run.outputs, run.inputs) for run in weights[0]
         ]
-        heights = [run.outputs for run in self._runs]
+        heights = [run.outputs for run in self.runs]
         self._outputs = sum(heights)
         for index in reversed(range(self.count)):
-            for run, weight in zip(self._runs, weights.pop(), strict=True):
+            for run, weight in zip(self.runs, weights.pop(), strict=True):
                 run.fill(index, weight)
         for index, bias in enumerate(biases or []):
-            for run, part in zip(self._runs, bias.split(heights), strict=True):
+            for run, part in zip(self.runs, bias.split(heights), strict=True):
                 run.set_bias(index, part)
 
     def multiply(self, x: torch.Tensor, plan: RowPlan) -> torch.Tensor:
         """The products of fp32 rows, [S, outputs]."""
         out = torch.empty(len(plan.sources), self._outputs)
         column = 0
-        for run in self._runs:
+        for run in self.runs:
             run.multiply(array(x), plan, array(out), column)
             column += run.outputs
         return out
@@ -66,13 +66,13 @@ class GroupedExperts:
         act_and_mul: ActAndMul,
         activation: Activation,
     ) -> None:
-        self._gate_up, self._down = gate_up, down
+        self.gate_up, self.down = gate_up, down
         self._act_and_mul = act_and_mul
-        self._activation = activation
+        self.activation = activation
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compile the kernels for activations of this dtype."""
-        x = torch.zeros(1, self._gate_up.inputs, dtype=dtype)
+        x = torch.zeros(1, self.gate_up.inputs, dtype=dtype)
         self(x, torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64), torch.zeros_like(x))
 
     def __call__(
@@ -80,11 +80,11 @@ class GroupedExperts:
     ) -> None:
         """See ``signatures.Experts``."""
         if len(x):
-            plan, slots = assign(array(chosen), self._gate_up.count)
-            hidden = self._act_and_mul(self._gate_up.multiply(x.float(), plan), self._activation)
+            plan, slots = assign(array(chosen), self.gate_up.count)
+            hidden = self._act_and_mul(self.gate_up.multiply(x.float(), plan), self.activation)
             in_order = replace(plan, sources=np.arange(len(hidden)))
-            found = self._down.multiply(hidden, in_order)
-            _add_weighted(array(found), array(weights), slots, array(out))
+            found = self.down.multiply(hidden, in_order)
+            add_weighted(array(found), array(weights), slots, array(out))
 
 
 def quantised_alike(
@@ -110,14 +110,14 @@ def assign(chosen: np.ndarray, experts: int) -> tuple[RowPlan, np.ndarray]:
     count = chosen.size
     active = min(count, experts)
     sources, slots = np.empty(count, np.int64), np.empty(chosen.shape, np.int64)
-    tiles = np.empty((count // _MOST + active, TILE_FIELDS), np.int64)
+    tiles = np.empty((count // MOST + active, TILE_FIELDS), np.int64)
     groups = np.empty((active, GROUP_FIELDS), np.int64)
-    used, found = _assign(chosen, experts, sources, slots, tiles, groups)
+    used, found = assign_rows(chosen, experts, sources, slots, tiles, groups)
     return RowPlan(sources, tiles[:used], groups[:found]), slots
 
 
 @kernel()
-def _assign(
+def assign_rows(
     chosen: np.ndarray,
     experts: int,
     sources: np.ndarray,
@@ -136,8 +136,8 @@ def _assign(
         end = first + ends[expert]
         if end > first:
             groups[found, 0], groups[found, 1] = expert, used
-            for begin in range(first, end, _MOST):
-                number = min(_MOST, end - begin)
+            for begin in range(first, end, MOST):
+                number = min(MOST, end - begin)
                 filled = filled_rows(number)
                 tiles[used, 0], tiles[used, 1] = begin, number
                 tiles[used, 2], tiles[used, 3] = filled, place
@@ -157,7 +157,7 @@ def _assign(
 
 
 @kernel(parallel=True, exact=True)
-def _add_weighted(
+def add_weighted(
     found: np.ndarray, weights: np.ndarray, slots: np.ndarray, out: np.ndarray
 ) -> None:
     if len(out) <= FEW:

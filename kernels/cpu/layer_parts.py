@@ -18,7 +18,7 @@ from numba import carray, prange
 
 from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV, Queries
-from .byte_products import FEW, PanelLinear, multiply_groups, plan_of_all
+from .byte_products import FEW, PanelLinear, PanelWeights, multiply_groups, plan_of_all
 from .decode_attention import AttentionConstants, attend
 from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
@@ -40,7 +40,7 @@ class CompiledQueries:
     ) -> None:
         """All layers of a model have the same ``of_step``. ``composed`` takes other caches."""
         self._products = qkv  # whose memory the runs have addresses of
-        runs, self.width = _runs(qkv)
+        runs, self.width = runs_of(qkv)
         none = norm_weight.new_empty(0, 0)
         head_weight = array(none if head_weight_RD is None else head_weight_RD)
         self.before = array(norm_weight), eps, runs, self.width
@@ -92,9 +92,9 @@ class CompiledFeedForward:
         down: Sequence[PanelLinear],
     ) -> None:
         self._products = o, gate_up, down  # whose memory the runs have addresses of
-        gate_up_runs, width = _runs(gate_up)
+        gate_up_runs, width = runs_of(gate_up)
         norm = array(norm_weight)
-        self.constants = _runs(o)[0], norm, eps, gate_up_runs, width, _runs(down)[0]
+        self.constants = runs_of(o)[0], norm, eps, gate_up_runs, width, runs_of(down)[0]
 
     def __call__(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The layer's output [T, C]."""
@@ -193,7 +193,7 @@ def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
     return all(isinstance(each, torch.Tensor) for each in cache) and castable(cache[0].dtype)
 
 
-def _runs(products: Sequence[PanelLinear]) -> tuple[np.ndarray, int]:
+def runs_of(products: Sequence[PanelLinear | PanelWeights]) -> tuple[np.ndarray, int]:
     """The arguments of a product in runs, a row for each, and how many outputs it has."""
     rows, column = [], 0
     for each in products:
@@ -203,7 +203,7 @@ def _runs(products: Sequence[PanelLinear]) -> tuple[np.ndarray, int]:
 
 
 @kernel()
-def _multiply(
+def multiply_runs(
     runs: np.ndarray,
     x: np.ndarray,
     sources: np.ndarray,
@@ -254,7 +254,7 @@ def _project(
     rows, dim = len(x), q_THD.shape[2]
     normed, qkv = np.empty_like(x), np.empty((rows, width), np.float32)
     rms_norm(x, norm_weight, eps, normed)
-    _multiply(qkv_runs, normed, sources, tiles, groups, qkv)
+    multiply_runs(qkv_runs, normed, sources, tiles, groups, qkv)
     rope_and_cache_kv(
         qkv.reshape(rows, width // dim, dim),
         head_weight_RD,
@@ -423,15 +423,15 @@ def _feed_forward(
 ) -> None:
     rows = len(x)
     projected, normed, total = np.empty_like(x), np.empty_like(x), np.empty_like(x)
-    _multiply(o_runs, attended, sources, tiles, groups, projected)
+    multiply_runs(o_runs, attended, sources, tiles, groups, projected)
     add_rms_norm(projected, x, norm_weight, eps, normed, total)
     hidden, activated = (
         np.empty((rows, width), np.float32),
         np.empty((rows, width // 2), np.float32),
     )
-    _multiply(gate_up_runs, normed, sources, tiles, groups, hidden)
+    multiply_runs(gate_up_runs, normed, sources, tiles, groups, hidden)
     silu_and_mul(hidden, activated)
-    _multiply(down_runs, activated, sources, tiles, groups, out)
+    multiply_runs(down_runs, activated, sources, tiles, groups, out)
     if rows <= FEW:
         for t in range(rows):
             _add_row(out[t], total[t])

@@ -39,19 +39,19 @@ class PackedWeight:
         padded = -(-self.outputs // (_STRIP * LANES)) * _STRIP * LANES
         source = array(weight)
         # numpy's memory is on huge pages.
-        self._panels = np.zeros((padded // LANES, inputs, LANES), source.dtype)
+        self.panels = np.zeros((padded // LANES, inputs, LANES), source.dtype)
         whole, rest = divmod(self.outputs, LANES)
-        self._panels[:whole] = source[: whole * LANES].reshape(whole, LANES, inputs).swapaxes(1, 2)
+        self.panels[:whole] = source[: whole * LANES].reshape(whole, LANES, inputs).swapaxes(1, 2)
         if rest:
-            self._panels[whole, :, :rest] = source[whole * LANES :].T
-        self._group = max(1, min(_GROUP, len(self._panels) // (2 * torch.get_num_threads())))
+            self.panels[whole, :, :rest] = source[whole * LANES :].T
+        self._group = max(1, min(_GROUP, len(self.panels) // (2 * torch.get_num_threads())))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply fp32 rows."""
-        rows, panels = len(x), self._panels
+        rows, panels = len(x), self.panels
         if rows < PACKED:
             out = np.empty((rows, len(panels) * LANES), np.float32)
-            _multiply(panels, array(x), out)
+            multiply_panels(panels, array(x), out)
         else:
             x = F.pad(x, (0, 0, 0, -rows % _ROWS))
             tiles = x.view(-1, _ROWS, x.shape[1]).transpose(1, 2)
@@ -61,7 +61,7 @@ class PackedWeight:
 
 
 @kernel(parallel=True)
-def _multiply(panels: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+def multiply_panels(panels: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     rows = x.shape[0]
     tiles = (rows + _ROWS - 1) // _ROWS
     for strip in prange(len(panels) // _STRIP):

@@ -33,6 +33,7 @@ from ..signatures import (
     Linear,
     QuantizedLinear,
     Queries,
+    Routing,
     Weight,
 )
 from . import pointwise
@@ -41,6 +42,7 @@ from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import constants, decode_attention
+from .expert_layer import CompiledExpertLayer
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
 from .layer_parts import CompiledFeedForward, CompiledLayers, CompiledQueries, is_plain
@@ -160,6 +162,31 @@ class CompiledOperators(Operators):
         _compile_feed_forward()
         first, second, third = panels
         return CompiledFeedForward(first, norm_weight, eps, second, third)
+
+    def prepare_router(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """oneDNN's product takes three times as long with one row of so small a weight."""
+        _compile_linear(weight.dtype)
+        packed = PackedWeight(weight)
+        return packed if bias is None else lambda x: packed(x).add_(bias)
+
+    def prepare_expert_feed_forward(
+        self,
+        o: Sequence[Linear],
+        norm_weight: torch.Tensor,
+        eps: float,
+        router: Linear,
+        routing: Routing,
+        experts: Experts,
+    ) -> FeedForward | None:
+        panels = _in_panels(o)
+        if not panels or norm_weight.dtype != torch.float32 or not WIDE:
+            return None
+        if not isinstance(router, PackedWeight) or not isinstance(experts, GroupedExperts):
+            return None
+        if experts.activation != "silu":
+            return None
+        _compile_expert_layer()
+        return CompiledExpertLayer(panels, norm_weight, eps, router, routing, experts)
 
     def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
         compiled = [
@@ -323,6 +350,19 @@ def _feed_forward_of_zeros() -> CompiledFeedForward:
 
 
 @cache
+def _compile_expert_layer() -> None:
+    width = Q8_0.values
+    gate_up, down = (GroupedWeights([(_zeros(outputs),)], None) for outputs in (2 * width, width))
+    experts = GroupedExperts(gate_up, down, CompiledOperators().act_and_mul, "silu")
+    router, routing = PackedWeight(torch.zeros(1, width)), Routing("softmax", 1, None, True, 1.0)
+    layer = CompiledExpertLayer(
+        [_block_of_zeros(width)], torch.zeros(width), 1e-6, router, routing, experts
+    )
+    for rows in (1, PACKED):
+        layer(torch.zeros(rows, width), torch.zeros(rows, width))
+
+
+@cache
 def _compile_layer(cache_dtype: torch.dtype) -> None:
     """Compile the queries of a layer, and layers in one call, for a cache of this dtype."""
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
@@ -340,8 +380,11 @@ def _compile_layer(cache_dtype: torch.dtype) -> None:
 
 
 def _block_of_zeros(outputs: int) -> PanelLinear:
-    blocks = torch.zeros(outputs, Q8_0.nbytes, dtype=torch.uint8)
-    return PanelLinear(QuantizedWeight(Q8_0, blocks), None)
+    return PanelLinear(_zeros(outputs), None)
+
+
+def _zeros(outputs: int) -> QuantizedWeight:
+    return QuantizedWeight(Q8_0, torch.zeros(outputs, Q8_0.nbytes, dtype=torch.uint8))
 
 
 @cache

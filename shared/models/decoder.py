@@ -184,16 +184,18 @@ class Layer(Part):
             and isinstance(norm, RMSNorm)
             and self.post_attention_norm is None
             and not self.parallel
+            and self.post_mlp_norm is None
             and self.residual_scale == 1.0
-            and isinstance(mlp, DenseMLP)
-            and mlp.spec.gated
             and attention.o.bias is None
-            and mlp.down.bias is None
         ):
-            o, up, down = (each.method.runs() for each in (attention.o, mlp.up, mlp.down))
-            self._feed_forward = operators.prepare_feed_forward(
-                o, norm.weight, norm.eps, up, down, mlp.spec.activation
-            )
+            o = attention.o.method.runs()
+            if isinstance(mlp, MoE):
+                self._feed_forward = mlp.prepare(o, norm)
+            elif isinstance(mlp, DenseMLP) and mlp.spec.gated and mlp.down.bias is None:
+                up, down = mlp.up.method.runs(), mlp.down.method.runs()
+                self._feed_forward = operators.prepare_feed_forward(
+                    o, norm.weight, norm.eps, up, down, mlp.spec.activation
+                )
         extra = self.token_gate, self.output_scale
         if self._queries and self._feed_forward and extra == (None, None):
             sinks = None if attention.sinks is None else attention.sinks.scores

@@ -375,7 +375,7 @@ def test_no_step_waits_for_the_compiler(compiled: CompiledOperators, weights: to
     kernels = [
         *(pointwise.rms_norm, pointwise.add_rms_norm, pointwise.silu_and_mul),
         *(pointwise.rope_and_cache_kv, decode_attention.attend, chunks._pack, chunks._attend),
-        *(linear._multiply, linear._multiply_packed),
+        *(linear.multiply_panels, linear._multiply_packed),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     test_norms(compiled, 19, activations)

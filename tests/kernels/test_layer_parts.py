@@ -217,7 +217,7 @@ def test_no_step_waits_for_the_compiler() -> None:
     )
     assert operators.prepare_batched_decode(config_of(torch.bfloat16))
     kernels = [
-        *(layer_parts._project, layer_parts._feed_forward, layer_parts._multiply),
+        *(layer_parts._project, layer_parts._feed_forward, layer_parts.multiply_runs),
         *(layer_parts._decode, layer_parts._decode_layers, decode_attention.attend),
         *(byte_products.multiply_groups, pointwise.rope_and_cache_kv, pointwise.add_rms_norm),
     ]

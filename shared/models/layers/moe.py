@@ -6,12 +6,13 @@ T rows, E experts, K of them for each row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from ....kernels.operators import Operators
-from ....kernels.signatures import Experts, Linear
+from ....kernels.signatures import Experts, FeedForward, Linear, Routing
 from ..parallel import WeightPlacement, WeightSlot, replicated
 from ..spec import DenseSpec, MoESpec, RouterSpec
 from .ffn import DenseMLP
@@ -45,6 +46,16 @@ class MoE(Part):
         weights, chosen = self.router(x)
         self.experts(x, weights, chosen, out)
         return self.tp.all_reduce(out)
+
+    def prepare(self, o: Sequence[Linear], norm: RMSNorm) -> FeedForward | None:
+        """The layer from its attention on in one call, if this is all of its feed-forward and the
+        operators have that."""
+        routing = self.router.routing()
+        if self.shared is not None or routing is None:
+            return None
+        return self.router.operators.prepare_expert_feed_forward(
+            o, norm.weight, norm.eps, self.router.linear, routing, self.experts.operator
+        )
 
 
 class NormedMoE(Part):
@@ -120,8 +131,13 @@ class ExpertWeights(Part):
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, out: torch.Tensor
     ) -> None:
         """See ``signatures.Experts``."""
+        self.operator(x, weights, chosen, out)
+
+    @property
+    def operator(self) -> Experts:
+        """What computes them."""
         assert self._experts is not None, "finish_loading() comes first"
-        self._experts(x, weights, chosen, out)
+        return self._experts
 
     def own_slots(self) -> dict[str, WeightSlot]:
         methods = (*self.gate_up, *self.down)
@@ -181,11 +197,10 @@ class ExpertRouter(Part):
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights and indices of the experts of each row, both [T, K]."""
-        assert self._linear is not None, "finish_loading() comes first"
         wide = x.float()
         if self.input_norm is not None:
             wide = self.operators.rms_norm(wide, self.input_norm, self.eps) * wide.shape[1] ** -0.5
-        logits = self._linear(wide)
+        logits = self.linear(wide)
         scores = logits.softmax(-1) if self.spec.scoring == "softmax" else logits.sigmoid()
         corrected = scores if self.correction is None else scores + self.correction
         chosen = self._mask_groups(corrected).topk(self.spec.chosen, sorted=False).indices
@@ -195,6 +210,19 @@ class ExpertRouter(Part):
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[chosen]
         return weights * self.spec.scale, chosen
+
+    @property
+    def linear(self) -> Linear:
+        """The product that logits are."""
+        assert self._linear is not None, "finish_loading() comes first"
+        return self._linear
+
+    def routing(self) -> Routing | None:
+        """How experts are chosen by logits, if there is no more to it."""
+        spec = self.spec
+        if spec.open_groups < spec.groups or self.expert_scale is not None or spec.input_norm:
+            return None
+        return Routing(spec.scoring, spec.chosen, self.correction, spec.normalise, spec.scale)
 
     def _mask_groups(self, scores: torch.Tensor) -> torch.Tensor:
         """Mask the scores outside the best groups."""
@@ -211,5 +239,5 @@ class ExpertRouter(Part):
         return self.slots
 
     def pack(self) -> None:
-        self._linear = self.operators.prepare_linear(self.weight, self.logit_bias)
+        self._linear = self.operators.prepare_router(self.weight, self.logit_bias)
         del self.weight, self.slots
