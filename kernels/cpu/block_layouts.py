@@ -282,7 +282,7 @@ class Panels:
         self._outputs = outputs
         self._count, blocks = -(-outputs // LANES), inputs // BLOCK
         scales, supers, zeros, levels, _ = layout.sections(self._count, blocks)
-        self._codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
+        self.codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
         shape = self._count, blocks // layout.sharing, layout.groups
         each = (*shape[:2], 1) if layout.scales == "odd" else shape
         self._scales = data[scales:supers]
@@ -310,7 +310,7 @@ class Panels:
             each.view(kinds[each.element_size()])
             .flatten()
             .view(self._count, each.numel() // (self._count * LANES), LANES)
-            for each in (self._codes, self._scales, self._supers, extra)
+            for each in (self.codes, self._scales, self._supers, extra)
         ]
 
     def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
@@ -330,14 +330,14 @@ class Panels:
             part, where = QuantizedWeight(weight.format, blocks), slice(first, first + step)
             if weight.format == BF16:
                 words = _middle_swapped(blocks.view(torch.int16)).view(torch.int32)
-                self._codes[where] = _across(words.unflatten(1, (-1, BLOCK // 2)))
+                self.codes[where] = _across(words.unflatten(1, (-1, BLOCK // 2)))
                 continue
             if self.layout.book:
                 self._fill_rows(where, part)
                 continue
             grouped = part.taken_apart()
             if codes:
-                self._codes[where] = _across(self._words(grouped))
+                self.codes[where] = _across(self._words(grouped))
             if scales:
                 self._fill_scales(where, part, grouped)
 
@@ -380,7 +380,7 @@ class Panels:
             words = torch.cat([words, found.signs.reshape(outputs, -1, 1, 4)], dim=2)
         if found.down is not None:
             single.append(found.down.reshape(outputs, -1, 4))
-        self._codes[where] = _across(words.view(torch.int32).squeeze(-1))
+        self.codes[where] = _across(words.view(torch.int32).squeeze(-1))
         if single:
             bits = torch.cat(single, dim=-1).int() << torch.arange(4 * layout.masks)
             self._masks[where] = _across(bits.sum(-1).to(self._masks.dtype))
@@ -420,9 +420,9 @@ class Panels:
         layout = self.layout
         panels, lanes = outputs // LANES, outputs % LANES
         if layout.scales == "none":
-            pairs = self._codes[panels, :, :, lanes].flatten(1).view(torch.bfloat16)
+            pairs = self.codes[panels, :, :, lanes].flatten(1).view(torch.bfloat16)
             return _middle_swapped(pairs).float()
-        words = self._codes[panels, :, :, lanes].contiguous().view(torch.uint8)
+        words = self.codes[panels, :, :, lanes].contiguous().view(torch.uint8)
         words = words.view(len(outputs), words.shape[1], -1, 4)
         codes = self._looked_up(words, panels, lanes) if layout.book else self._in_order(words)
         middle = 128 if layout.planes == _PLANES[8] else layout.zero
@@ -430,7 +430,22 @@ class Panels:
             codes = codes.view(torch.float8_e4m3fn)
         else:
             codes = (codes if layout.levels else codes - middle).view(torch.int8)
-        found = self._scales[panels, ..., lanes]
+        scales, minimums = self.row_scales(outputs)
+        zeros = self._zeros[panels, ..., lanes].flatten(1) if layout.zeros else None
+        return GroupedCodes(
+            codes,
+            scales,
+            minimums,
+            layout.group,
+            0 if layout.levels or layout.floats else layout.zero - middle,
+            layout.levels or None,
+            zeros,
+        ).values()
+
+    def row_scales(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The scales and minimums of some outputs in fp32, [O, groups]."""
+        layout = self.layout
+        found = self._scales[outputs // LANES, ..., outputs % LANES]
         if layout.scales == "halves":
             found = torch.cat([found & 15, found >> 4], dim=-1)
         if layout.scales == "odd":
@@ -441,19 +456,9 @@ class Panels:
         else:
             scales = found.float()
         if layout.supers:
-            supers = self._supers[panels, ..., lanes].float()
+            supers = self._supers[outputs // LANES, ..., outputs % LANES].float()
             scales = scales * supers.repeat_interleave(SUPER, dim=1)[:, :, None]
-        minimums = scales[..., 1].flatten(1) if layout.minimums else None
-        zeros = self._zeros[panels, ..., lanes].flatten(1) if layout.zeros else None
-        return GroupedCodes(
-            codes,
-            scales[..., 0].flatten(1),
-            minimums,
-            layout.group,
-            0 if layout.levels or layout.floats else layout.zero - middle,
-            layout.levels or None,
-            zeros,
-        ).values()
+        return scales[..., 0].flatten(1), scales[..., 1].flatten(1) if layout.minimums else None
 
     def _in_order(self, words: torch.Tensor) -> torch.Tensor:
         """The codes of words of planes, [O, I]."""

@@ -23,6 +23,7 @@ from .block_packing import pack
 from .byte_tile import TILES, Tile, call_address, quantise_block, tile_product
 from .float_tile import FloatTile, round_block
 from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
+from .panel_rows import rows_of
 
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
@@ -145,7 +146,7 @@ class PanelLinear:
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """See ``QuantizedLinear``."""
-        return self._panels.rows(outputs)
+        return rows_of(self._panels, outputs)
 
 
 @kernel()

@@ -334,7 +334,9 @@ def has_panels(weight: QuantizedWeight) -> bool:
 
 @cache
 def _compile_panels() -> None:
-    _block_of_zeros(1)(torch.zeros(1, Q8_0.values))
+    zeros = _block_of_zeros(1)
+    zeros(torch.zeros(1, Q8_0.values))
+    zeros.rows(torch.zeros(1, dtype=torch.int64))
 
 
 @cache
