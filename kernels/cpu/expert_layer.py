@@ -10,6 +10,7 @@ T rows, E experts, K of them for each row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -47,31 +48,28 @@ class CompiledExpertLayer:
         none = norm_weight.new_empty(0)
         correction = array(none if routing.correction is None else routing.correction)
         softmax = routing.scoring == "softmax"
-        self._routing = softmax, correction, routing.normalise, routing.scale
-        self._norm = array(norm_weight), eps
+        self._choice = softmax, routing.normalise, routing.scale, correction
         gate_up, width = runs_of(experts.gate_up.runs)
-        self._gate_up, self._down = (gate_up, width), runs_of(experts.down.runs)[0]
-        self._o_runs, _ = runs_of(o)
+        down, _ = runs_of(experts.down.runs)
+        self.constants = runs_of(o)[0], array(norm_weight), eps, gate_up, width, down
+        count = experts.gate_up.count
+        self.routing = router.panels, count, routing.chosen, *self._choice
+        # Layers of the same kind are computed in one call.
+        self.kind = router.panels.shape, count, replace(routing, correction=None), len(correction)
 
     def __call__(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The layer's output [T, C]."""
         if len(x) >= PACKED:
             return self._composed(attended, x)
         plan, out = plan_of_all(len(x)), torch.empty(x.shape)
-        _expert_layer(
+        expert_layer(
             array(attended),
             array(x),
-            self._o_runs,
-            *self._norm,
-            self._router.panels,
-            self._experts.gate_up.count,
-            self._chosen,
-            *self._routing,
-            *self._gate_up,
-            self._down,
+            *self.constants,
             plan.sources,
             plan.tiles,
             plan.groups,
+            *self.routing,
             array(out),
         )
         return out
@@ -80,11 +78,15 @@ class CompiledExpertLayer:
         """The same for many rows, which the router takes packed."""
         normed, out = torch.empty(x.shape), torch.empty(x.shape)
         add_rms_norm(
-            array(joined(self._o)(attended)), array(x), *self._norm, array(normed), array(out)
+            array(joined(self._o)(attended)),
+            array(x),
+            *self.constants[1:3],
+            array(normed),
+            array(out),
         )
         weights = torch.empty(len(x), self._chosen)
         chosen = torch.empty(len(x), self._chosen, dtype=torch.int64)
-        choose(array(self._router(normed)), *self._routing, array(weights), array(chosen))
+        choose(array(self._router(normed)), *self._choice, array(weights), array(chosen))
         self._experts(normed, weights, chosen, out)
         return out
 
@@ -93,9 +95,9 @@ class CompiledExpertLayer:
 def choose(
     logits_TE: np.ndarray,
     softmax: bool,
-    correction: np.ndarray,
     normalise: bool,
     scale: float,
+    correction: np.ndarray,
     weights_TK: np.ndarray,
     chosen_TK: np.ndarray,
 ) -> None:
@@ -103,12 +105,12 @@ def choose(
     if len(logits_TE) <= FEW:
         for t in range(len(logits_TE)):
             _choose_row(
-                logits_TE[t], softmax, correction, normalise, scale, weights_TK[t], chosen_TK[t]
+                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], chosen_TK[t]
             )
     else:
         for t in prange(len(logits_TE)):
             _choose_row(
-                logits_TE[t], softmax, correction, normalise, scale, weights_TK[t], chosen_TK[t]
+                logits_TE[t], softmax, normalise, scale, correction, weights_TK[t], chosen_TK[t]
             )
 
 
@@ -116,9 +118,9 @@ def choose(
 def _choose_row(
     scores: np.ndarray,
     softmax: bool,
-    correction: np.ndarray,
     normalise: bool,
     scale: float,
+    correction: np.ndarray,
     weights: np.ndarray,
     chosen: np.ndarray,
 ) -> None:
@@ -147,25 +149,25 @@ def _choose_row(
 
 
 @kernel()
-def _expert_layer(
+def expert_layer(
     attended: np.ndarray,
     x: np.ndarray,
     o_runs: np.ndarray,
     norm_weight: np.ndarray,
     eps: float,
-    router_panels: np.ndarray,
-    experts: int,
-    width: int,
-    softmax: bool,
-    correction: np.ndarray,
-    normalise: bool,
-    scale: float,
     gate_up_runs: np.ndarray,
     mlp_width: int,
     down_runs: np.ndarray,
     sources: np.ndarray,
     tiles: np.ndarray,
     groups: np.ndarray,
+    router_panels: np.ndarray,
+    experts: int,
+    width: int,
+    softmax: bool,
+    normalise: bool,
+    scale: float,
+    correction: np.ndarray,
     out: np.ndarray,
 ) -> None:
     """``width``: the number of experts of a row."""
@@ -177,7 +179,7 @@ def _expert_layer(
     multiply_panels(router_panels, normed, padded)
     logits = padded[:, :experts].copy()
     weights, chosen = np.empty((rows, width), np.float32), np.empty((rows, width), np.int64)
-    choose(logits, softmax, correction, normalise, scale, weights, chosen)
+    choose(logits, softmax, normalise, scale, correction, weights, chosen)
 
     count = rows * width
     active = min(count, experts)

@@ -9,20 +9,16 @@ Shapes as in ``operators.py``; activations are fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
 from typing import TypeGuard
 
 import numpy as np
 import torch
-from numba import carray, prange
+from numba import prange
 
-from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV, Queries
 from .byte_products import FEW, PanelLinear, PanelWeights, multiply_groups, plan_of_all
-from .decode_attention import AttentionConstants, attend
 from .jit import SameArrays, array, castable, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
-from .vector import pointer
 
 
 class CompiledQueries:
@@ -63,7 +59,7 @@ class CompiledQueries:
         kv_heads, _, dim = keys.shape
         plan = plan_of_all(len(x))
         q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
-        _project(
+        project(
             array(x),
             *self.before,
             plan.sources,
@@ -99,7 +95,7 @@ class CompiledFeedForward:
     def __call__(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The layer's output [T, C]."""
         plan, out = plan_of_all(len(x)), torch.empty(x.shape)
-        _feed_forward(
+        feed_forward(
             array(attended),
             array(x),
             *self.constants,
@@ -109,83 +105,6 @@ class CompiledFeedForward:
             array(out),
         )
         return out
-
-
-# What layers differ in beside their weights: numbers, where the runs of each product begin, and the
-# addresses of their caches.
-_LAYER = np.dtype(
-    [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
-    + [(name, np.int64) for name in ("width", "window", "mlp_width")]
-    + [(name, np.int64) for name in ("qkv", "o", "gate_up", "down", "end")]
-    + [(name, np.int64) for name in ("keys", "values")]
-)
-
-
-class CompiledLayers:
-    """See ``Operators.prepare_decoding``."""
-
-    def __init__(
-        self, layers: Sequence[tuple[CompiledQueries, CompiledFeedForward, AttentionConstants]]
-    ) -> None:
-        self._parts = layers  # whose memory the runs have addresses of
-        runs: list[np.ndarray] = []
-        numbers, weights = [], []
-        for queries, feed_forward, (window, scale, soft_cap, sinks) in layers:
-            norm, eps, qkv, width = queries.before
-            head_weight, head_eps = queries.after
-            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = feed_forward.constants
-            ends = np.cumsum([len(runs), *map(len, (qkv, o, gate_up, down))])
-            floats = eps, head_eps, scale, soft_cap, mlp_eps
-            numbers.append((*floats, width, window, mlp_width, *ends, 0, 0))
-            runs += [*qkv, *o, *gate_up, *down]
-            weights.append((norm, head_weight, sinks, mlp_norm))
-        self._layers = np.array(numbers, _LAYER)
-        self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
-        self._caches: Sequence[LayerKV] = ()
-        # Those of the first layer, if kernels read them all.
-        self._cache: tuple[np.ndarray, np.ndarray] | None = None
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        cos_sin: CosSin,
-        caches: Sequence[LayerKV],
-        slots_T: torch.Tensor,
-        decodes: DecodeMetadata,
-    ) -> torch.Tensor | None:
-        """The last layer's output [T, C]."""
-        if len(caches) != len(self._caches) or not all(map(is_, caches, self._caches)):
-            self._take(caches)
-        if self._cache is None:
-            return None
-        plan, out = plan_of_all(len(x)), torch.empty(x.shape)
-        _decode_layers(
-            array(x),
-            self._layers,
-            *self._weights,
-            plan.sources,
-            plan.tiles,
-            plan.groups,
-            *(array(each) for each in cos_sin),
-            *self._cache,
-            array(slots_T),
-            array(decodes.table),
-            decodes.block_size,
-            array(out),
-        )
-        return out
-
-    def _take(self, caches: Sequence[LayerKV]) -> None:
-        """Note the addresses of caches, if kernels read them and they are alike."""
-        self._caches, self._cache = tuple(caches), None
-        plain = [each for each in caches if is_plain(each)]
-        kinds = {(k.shape, k.dtype, v.shape, v.dtype) for k, v in plain}
-        if len(plain) < len(caches) or len(kinds) > 1:
-            return
-        self._layers["keys"] = [keys.data_ptr() for keys, _ in plain]
-        self._layers["values"] = [values.data_ptr() for _, values in plain]
-        keys, values = plain[0]
-        self._cache = array(keys), array(values)
 
 
 def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
@@ -233,7 +152,7 @@ def multiply_runs(
 
 
 @kernel()
-def _project(
+def project(
     x: np.ndarray,
     norm_weight: np.ndarray,
     eps: float,
@@ -268,146 +187,8 @@ def _project(
     )
 
 
-@kernel()
-def _decode(
-    x: np.ndarray,
-    norm_weight: np.ndarray,
-    eps: float,
-    qkv_runs: np.ndarray,
-    width: int,
-    sources: np.ndarray,
-    tiles: np.ndarray,
-    groups: np.ndarray,
-    head_weight_RD: np.ndarray,
-    head_eps: float,
-    cos: np.ndarray,
-    sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
-    slots_T: np.ndarray,
-    table: np.ndarray,
-    block_size: int,
-    window: int,
-    scale: float,
-    soft_cap: float,
-    sinks: np.ndarray,
-    o_runs: np.ndarray,
-    mlp_norm_weight: np.ndarray,
-    mlp_eps: float,
-    gate_up_runs: np.ndarray,
-    mlp_width: int,
-    down_runs: np.ndarray,
-    out: np.ndarray,
-) -> None:
-    """``out`` may be ``x``."""
-    kv_heads, _, dim = keys_KND.shape
-    q = np.empty((len(x), width // dim - 2 * kv_heads, dim), np.float32)
-    _project(
-        x,
-        norm_weight,
-        eps,
-        qkv_runs,
-        width,
-        sources,
-        tiles,
-        groups,
-        head_weight_RD,
-        head_eps,
-        cos,
-        sin,
-        keys_KND,
-        values_KND,
-        slots_T,
-        q,
-    )
-    attended = np.empty_like(q)
-    attend(
-        q,
-        keys_KND,
-        values_KND,
-        table,
-        block_size,
-        window,
-        scale,
-        soft_cap,
-        sinks,
-        attended,
-    )
-    _feed_forward(
-        attended.reshape(len(x), -1),
-        x,
-        o_runs,
-        mlp_norm_weight,
-        mlp_eps,
-        gate_up_runs,
-        mlp_width,
-        down_runs,
-        sources,
-        tiles,
-        groups,
-        out,
-    )
-
-
-@kernel()
-def _decode_layers(
-    x: np.ndarray,
-    layers: np.ndarray,
-    runs: np.ndarray,
-    norm_weights: np.ndarray,
-    head_weights: np.ndarray,
-    sinks: np.ndarray,
-    mlp_norm_weights: np.ndarray,
-    sources: np.ndarray,
-    tiles: np.ndarray,
-    groups: np.ndarray,
-    cos: np.ndarray,
-    sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
-    slots_T: np.ndarray,
-    table: np.ndarray,
-    block_size: int,
-    out: np.ndarray,
-) -> None:
-    """``keys`` and ``values`` are those of one layer; the others' have the same shape."""
-    out[:] = x
-    for index in range(len(layers)):
-        layer = layers[index]
-        _decode(
-            out,
-            norm_weights[index],
-            layer.eps,
-            runs[layer.qkv : layer.o],
-            layer.width,
-            sources,
-            tiles,
-            groups,
-            head_weights[index],
-            layer.head_eps,
-            cos,
-            sin,
-            carray(pointer(layer.keys, keys_KND), keys_KND.shape),
-            carray(pointer(layer.values, values_KND), values_KND.shape),
-            slots_T,
-            table,
-            block_size,
-            layer.window,
-            layer.scale,
-            layer.soft_cap,
-            sinks[index],
-            runs[layer.o : layer.gate_up],
-            mlp_norm_weights[index],
-            layer.mlp_eps,
-            runs[layer.gate_up : layer.down],
-            layer.mlp_width,
-            runs[layer.down : layer.end],
-            out,
-        )
-
-
 @kernel(parallel=True)
-def _feed_forward(
+def feed_forward(
     attended: np.ndarray,
     x: np.ndarray,
     o_runs: np.ndarray,

@@ -42,10 +42,11 @@ from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
 from .chunk_attention import chunk_attention
 from .decode_attention import constants, decode_attention
+from .decoding_layers import CompiledLayers, alike
 from .expert_layer import CompiledExpertLayer
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
 from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
-from .layer_parts import CompiledFeedForward, CompiledLayers, CompiledQueries, is_plain
+from .layer_parts import CompiledFeedForward, CompiledQueries, is_plain
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
@@ -61,7 +62,7 @@ class CompiledOperators(Operators):
 
     def __init__(self) -> None:
         # A cache's dtype is known later than the products before it.
-        self._compiles_queries = False
+        self._compiles_queries = self._compiles_experts = False
         self._of_step = SameArrays()
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -186,6 +187,7 @@ class CompiledOperators(Operators):
         if experts.activation != "silu":
             return None
         _compile_expert_layer()
+        self._compiles_experts = True
         return CompiledExpertLayer(panels, norm_weight, eps, router, routing, experts)
 
     def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
@@ -193,9 +195,11 @@ class CompiledOperators(Operators):
             (each.queries, each.feed_forward, constants(each.params, each.sinks_H))
             for each in layers
             if isinstance(each.queries, CompiledQueries)
-            and isinstance(each.feed_forward, CompiledFeedForward)
+            and isinstance(each.feed_forward, CompiledFeedForward | CompiledExpertLayer)
         ]
-        return CompiledLayers(compiled) if len(compiled) == len(layers) else None
+        return (
+            CompiledLayers(compiled) if len(compiled) == len(layers) and alike(compiled) else None
+        )
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()
@@ -256,7 +260,9 @@ class CompiledOperators(Operators):
         if not castable(config.cache_dtype):
             return False
         if self._compiles_queries:
-            _compile_layer(config.cache_dtype)
+            _compile_layer(config.cache_dtype, experts=False)
+        if self._compiles_queries and self._compiles_experts:
+            _compile_layer(config.cache_dtype, experts=True)
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
         keys, values = torch.zeros(2, 1, 1, 2, dtype=config.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
@@ -353,19 +359,23 @@ def _feed_forward_of_zeros() -> CompiledFeedForward:
 
 @cache
 def _compile_expert_layer() -> None:
+    layer = _expert_layer_of_zeros()
+    for rows in (1, PACKED):
+        layer(torch.zeros(rows, Q8_0.values), torch.zeros(rows, Q8_0.values))
+
+
+def _expert_layer_of_zeros() -> CompiledExpertLayer:
     width = Q8_0.values
     gate_up, down = (GroupedWeights([(_zeros(outputs),)], None) for outputs in (2 * width, width))
     experts = GroupedExperts(gate_up, down, CompiledOperators().act_and_mul, "silu")
     router, routing = PackedWeight(torch.zeros(1, width)), Routing("softmax", 1, None, True, 1.0)
-    layer = CompiledExpertLayer(
+    return CompiledExpertLayer(
         [_block_of_zeros(width)], torch.zeros(width), 1e-6, router, routing, experts
     )
-    for rows in (1, PACKED):
-        layer(torch.zeros(rows, width), torch.zeros(rows, width))
 
 
 @cache
-def _compile_layer(cache_dtype: torch.dtype) -> None:
+def _compile_layer(cache_dtype: torch.dtype, experts: bool) -> None:
     """Compile the queries of a layer, and layers in one call, for a cache of this dtype."""
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
     keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
@@ -374,7 +384,8 @@ def _compile_layer(cache_dtype: torch.dtype) -> None:
     qkv = _block_of_zeros(heads * keys.shape[2])
     queries = operators.prepare_queries(x[0], 1e-6, [qkv], None, 1e-6)
     queries(x, cos_sin, (keys, values), slots)
-    parts = LayerParts(queries, _feed_forward_of_zeros(), AttentionParams(scale=1.0), None)
+    feed_forward = _expert_layer_of_zeros() if experts else _feed_forward_of_zeros()
+    parts = LayerParts(queries, feed_forward, AttentionParams(scale=1.0), None)
     layers = operators.prepare_decoding([parts])
     decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 1)], x.device)
     assert layers is not None and decodes is not None

@@ -385,7 +385,8 @@ class Decoder:
             if self.layers[index].parts is None or not isinstance(attention, Attention):
                 return index
             sizes = attention.heads, attention.kv_heads, attention.dim
-            return spec.rope, sizes, attention.head_norm is None, attention.sinks is None
+            experts = isinstance(spec.mlp, MoESpec)
+            return spec.rope, sizes, attention.head_norm is None, attention.sinks is None, experts
 
         runs = []
         for _, group in groupby(range(len(self.layers)), alike):

@@ -22,7 +22,9 @@ from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 pytestmark = pytest.mark.skipif(
     not (jit.WIDE and jit.multiplies_bytes()), reason="the CPU has no VNNI"
 )
-ATTENDED, HIDDEN, WIDTH, EXPERTS, CHOSEN = 96, 64, 32, 21, 3
+# As of test_layer_parts.py.
+ATTENDED, HIDDEN = 64, 96
+WIDTH, EXPERTS, CHOSEN = 32, 21, 3
 ROUTINGS = (
     Routing("softmax", CHOSEN, None, True, 1.0),
     Routing("softmax", CHOSEN, None, False, 2.5),
@@ -94,7 +96,7 @@ def test_a_row_is_the_same_in_any_batch(routing: Routing) -> None:
 
 def test_no_step_waits_for_the_compiler() -> None:
     layers = [both(routing)[0] for routing in ROUTINGS]
-    kernels = expert_layer._expert_layer, expert_layer.choose, grouped_experts.add_weighted
+    kernels = expert_layer.expert_layer, expert_layer.choose, grouped_experts.add_weighted
     before = [len(kernel.signatures) for kernel in kernels]
     for layer in layers:
         for rows in (1, 5, PACKED):

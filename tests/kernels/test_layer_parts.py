@@ -23,11 +23,19 @@ from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
 
-from tandem.kernels.cpu import byte_products, decode_attention, layer_parts, pointwise  # noqa: E402
+from tandem.kernels.cpu import (  # noqa: E402
+    byte_products,
+    decode_attention,
+    decoding_layers,
+    layer_parts,
+    pointwise,
+)
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
 from .test_cpu_kernels import config_of  # noqa: E402
+from .test_expert_layer import ROUTINGS  # noqa: E402
+from .test_expert_layer import both as with_experts  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
 HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 96, 160, 4, 2, 16
@@ -144,14 +152,18 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
     ids=str,
 )
 @pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("experts", [False, True])
 def test_decoding_layers_are_those_of_the_operators(
-    rows: int, params: AttentionParams, dtype: torch.dtype
+    experts: bool, rows: int, params: AttentionParams, dtype: torch.dtype
 ) -> None:
+    if experts and not jit.WIDE:
+        pytest.skip("expert layers need AVX-512")
     sinks = torch.randn(HEADS) if params.sinks else None
     others = replace(params, window=None, scale=0.5)
     layers = [
-        LayerParts(queries(head_norm=True)[0], feed_forward()[0], each, sinks)
+        LayerParts(queries(head_norm=True)[0], part, each, sinks)
         for each in (params, others, params)
+        for part in [with_experts(ROUTINGS[2])[0] if experts else feed_forward()[0]]
     ]
     whole = compiled.prepare_decoding(layers)
     assert whole is not None
@@ -178,6 +190,16 @@ def test_decoding_layers_are_those_of_the_operators(
         assert torch.equal(found, expected) and torch.equal(given, x)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_layers_of_different_kinds_are_not_decoded_in_one_call() -> None:
+    def parts(feed_forward: FeedForward) -> LayerParts:
+        return LayerParts(queries(head_norm=True)[0], feed_forward, AttentionParams(scale=1), None)
+
+    dense, *mixtures = feed_forward()[0], *(with_experts(routing)[0] for routing in ROUTINGS)
+    assert compiled.prepare_decoding([parts(mixtures[0]), parts(mixtures[0])]) is not None
+    for pair in ((dense, mixtures[0]), mixtures[:2], mixtures[1:]):
+        assert compiled.prepare_decoding([parts(each) for each in pair]) is None
 
 
 def test_caches_of_different_shapes_are_left_to_the_operators() -> None:
@@ -217,13 +239,13 @@ def test_no_step_waits_for_the_compiler() -> None:
     )
     assert operators.prepare_batched_decode(config_of(torch.bfloat16))
     kernels = [
-        *(layer_parts._project, layer_parts._feed_forward, layer_parts.multiply_runs),
-        *(layer_parts._decode, layer_parts._decode_layers, decode_attention.attend),
+        *(layer_parts.project, layer_parts.feed_forward, layer_parts.multiply_runs),
+        *(decoding_layers._attended, decoding_layers._decode_layers, decode_attention.attend),
         *(byte_products.multiply_groups, pointwise.rope_and_cache_kv, pointwise.add_rms_norm),
     ]
     before = [len(kernel.signatures) for kernel in kernels]
     test_queries_are_those_of_the_operators(MOST, True, torch.bfloat16)
     test_feed_forwards_are_those_of_the_operators(1)
     params = AttentionParams(scale=0.3, window=9, soft_cap=2.0, sinks=True)
-    test_decoding_layers_are_those_of_the_operators(6, params, torch.bfloat16)
+    test_decoding_layers_are_those_of_the_operators(False, 6, params, torch.bfloat16)
     assert [len(kernel.signatures) for kernel in kernels] == before

@@ -1,0 +1,312 @@
+"""Layers of a step whose rows all decode, one after the other in one call.
+
+Shapes as in ``operators.py``; activations are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray
+
+from ..attention_metadata import DecodeMetadata
+from ..signatures import CosSin, LayerKV
+from .byte_products import plan_of_all
+from .decode_attention import AttentionConstants, attend
+from .expert_layer import CompiledExpertLayer, expert_layer
+from .jit import array, kernel
+from .layer_parts import CompiledFeedForward, CompiledQueries, feed_forward, is_plain, project
+from .vector import pointer
+
+# The parts of a layer, and its attention between them.
+Parts = tuple[CompiledQueries, CompiledFeedForward | CompiledExpertLayer, AttentionConstants]
+
+# What layers differ in beside their weights: numbers, where the runs of each product begin, and the
+# addresses of their routers and caches.
+_LAYER = np.dtype(
+    [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
+    + [(name, np.int64) for name in ("width", "window", "mlp_width")]
+    + [(name, np.int64) for name in ("qkv", "o", "gate_up", "down", "end")]
+    + [(name, np.int64) for name in ("router", "keys", "values")]
+)
+
+
+def alike(parts: Sequence[Parts]) -> bool:
+    """Return whether one call computes these layers: all have experts that are chosen in the same
+    way, or none has."""
+    feed_forwards = [part for _, part, _ in parts]
+    experts = [each for each in feed_forwards if isinstance(each, CompiledExpertLayer)]
+    if not experts:
+        return True
+    return len(experts) == len(feed_forwards) and len({each.kind for each in experts}) == 1
+
+
+class CompiledLayers:
+    """See ``Operators.prepare_decoding``. The layers are ``alike``."""
+
+    def __init__(self, layers: Sequence[Parts]) -> None:
+        self._parts = layers  # whose memory the runs have addresses of
+        runs: list[np.ndarray] = []
+        numbers, weights, corrections = [], [], []
+        # Of the first layer: what is the same in all of them.
+        self._experts: tuple[Any, ...] = ()
+        for queries, part, (window, scale, soft_cap, sinks) in layers:
+            norm, eps, qkv, width = queries.before
+            head_weight, head_eps = queries.after
+            o, mlp_norm, mlp_eps, gate_up, mlp_width, down = part.constants
+            ends = np.cumsum([len(runs), *map(len, (qkv, o, gate_up, down))])
+            floats = eps, head_eps, scale, soft_cap, mlp_eps
+            router = 0
+            if isinstance(part, CompiledExpertLayer):
+                panels, *routing, correction = part.routing
+                router = panels.ctypes.data
+                corrections.append(correction)
+                self._experts = self._experts or (panels, *routing)
+            numbers.append((*floats, width, window, mlp_width, *ends, router, 0, 0))
+            runs += [*qkv, *o, *gate_up, *down]
+            weights.append((norm, head_weight, sinks, mlp_norm))
+        if corrections:
+            self._experts = *self._experts, np.stack(corrections)
+        self._layers = np.array(numbers, _LAYER)
+        self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
+        self._caches: Sequence[LayerKV] = ()
+        # Those of the first layer, if kernels read them all.
+        self._cache: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        cos_sin: CosSin,
+        caches: Sequence[LayerKV],
+        slots_T: torch.Tensor,
+        decodes: DecodeMetadata,
+    ) -> torch.Tensor | None:
+        """The last layer's output [T, C]."""
+        if len(caches) != len(self._caches) or not all(map(is_, caches, self._caches)):
+            self._take(caches)
+        if self._cache is None:
+            return None
+        plan, out = plan_of_all(len(x)), torch.empty(x.shape)
+        decode = _decode_expert_layers if self._experts else _decode_layers
+        decode(
+            array(x),
+            self._layers,
+            *self._weights,
+            plan.sources,
+            plan.tiles,
+            plan.groups,
+            *(array(each) for each in cos_sin),
+            *self._cache,
+            array(slots_T),
+            array(decodes.table),
+            decodes.block_size,
+            *self._experts,
+            array(out),
+        )
+        return out
+
+    def _take(self, caches: Sequence[LayerKV]) -> None:
+        """Note the addresses of caches, if kernels read them and they are alike."""
+        self._caches, self._cache = tuple(caches), None
+        plain = [each for each in caches if is_plain(each)]
+        kinds = {(k.shape, k.dtype, v.shape, v.dtype) for k, v in plain}
+        if len(plain) < len(caches) or len(kinds) > 1:
+            return
+        self._layers["keys"] = [keys.data_ptr() for keys, _ in plain]
+        self._layers["values"] = [values.data_ptr() for _, values in plain]
+        keys, values = plain[0]
+        self._cache = array(keys), array(values)
+
+
+@kernel()
+def _attended(
+    x: np.ndarray,
+    layer: Any,
+    runs: np.ndarray,
+    norm_weight: np.ndarray,
+    head_weight: np.ndarray,
+    sinks: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+) -> np.ndarray:
+    """What a layer's rows attend to, [T, H D]. ``keys`` and ``values`` are those of one layer; the
+    others' have the same shape."""
+    keys = carray(pointer(layer.keys, keys_KND), keys_KND.shape)
+    values = carray(pointer(layer.values, values_KND), values_KND.shape)
+    kv_heads, _, dim = keys.shape
+    q = np.empty((len(x), layer.width // dim - 2 * kv_heads, dim), np.float32)
+    project(
+        x,
+        norm_weight,
+        layer.eps,
+        runs[layer.qkv : layer.o],
+        layer.width,
+        sources,
+        tiles,
+        groups,
+        head_weight,
+        layer.head_eps,
+        cos,
+        sin,
+        keys,
+        values,
+        slots_T,
+        q,
+    )
+    attended = np.empty_like(q)
+    attend(
+        q,
+        keys,
+        values,
+        table,
+        block_size,
+        layer.window,
+        layer.scale,
+        layer.soft_cap,
+        sinks,
+        attended,
+    )
+    return attended.reshape(len(x), -1)
+
+
+@kernel()
+def _decode_layers(
+    x: np.ndarray,
+    layers: np.ndarray,
+    runs: np.ndarray,
+    norm_weights: np.ndarray,
+    head_weights: np.ndarray,
+    sinks: np.ndarray,
+    mlp_norm_weights: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    out: np.ndarray,
+) -> None:
+    out[:] = x
+    for index in range(len(layers)):
+        layer = layers[index]
+        attended = _attended(
+            out,
+            layer,
+            runs,
+            norm_weights[index],
+            head_weights[index],
+            sinks[index],
+            sources,
+            tiles,
+            groups,
+            cos,
+            sin,
+            keys_KND,
+            values_KND,
+            slots_T,
+            table,
+            block_size,
+        )
+        feed_forward(
+            attended,
+            out,
+            runs[layer.o : layer.gate_up],
+            mlp_norm_weights[index],
+            layer.mlp_eps,
+            runs[layer.gate_up : layer.down],
+            layer.mlp_width,
+            runs[layer.down : layer.end],
+            sources,
+            tiles,
+            groups,
+            out,
+        )
+
+
+@kernel()
+def _decode_expert_layers(
+    x: np.ndarray,
+    layers: np.ndarray,
+    runs: np.ndarray,
+    norm_weights: np.ndarray,
+    head_weights: np.ndarray,
+    sinks: np.ndarray,
+    mlp_norm_weights: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    keys_KND: np.ndarray,
+    values_KND: np.ndarray,
+    slots_T: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
+    router_panels: np.ndarray,
+    experts: int,
+    chosen: int,
+    softmax: bool,
+    normalise: bool,
+    scale: float,
+    corrections: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """``router_panels`` are those of one layer; the others' have the same shape."""
+    out[:] = x
+    for index in range(len(layers)):
+        layer = layers[index]
+        attended = _attended(
+            out,
+            layer,
+            runs,
+            norm_weights[index],
+            head_weights[index],
+            sinks[index],
+            sources,
+            tiles,
+            groups,
+            cos,
+            sin,
+            keys_KND,
+            values_KND,
+            slots_T,
+            table,
+            block_size,
+        )
+        expert_layer(
+            attended,
+            out,
+            runs[layer.o : layer.gate_up],
+            mlp_norm_weights[index],
+            layer.mlp_eps,
+            runs[layer.gate_up : layer.down],
+            layer.mlp_width,
+            runs[layer.down : layer.end],
+            sources,
+            tiles,
+            groups,
+            carray(pointer(layer.router, router_panels), router_panels.shape),
+            experts,
+            chosen,
+            softmax,
+            normalise,
+            scale,
+            corrections[index],
+            out,
+        )
