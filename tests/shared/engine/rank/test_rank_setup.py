@@ -184,3 +184,34 @@ def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
     loaded = rank_setup.LoadedModel(model, 16, torch.float32, TensorParallel())
     with pytest.raises(StartupError, match=r"no C compiler; .*--decode-kernel torch"):
         loaded.runner(4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "threads", "kernels", "expected"),
+    [
+        (0, 1, 4, "compiled", [2, 3, 6, 7]),
+        (0, 2, 2, "compiled", [2, 3]),
+        (1, 2, 2, "compiled", [6, 7]),
+        # Linux finds an idle core for threads, if there are fewer.
+        (0, 1, 3, "compiled", None),
+        (1, 4, 1, "compiled", None),
+        (0, 1, 4, "torch", None),
+    ],
+)
+def test_ranks_divide_the_cores_that_their_threads_fill(
+    rank: int,
+    size: int,
+    threads: int,
+    kernels: str,
+    expected: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound: list[list[int]] = []
+    jit.prepare()
+    from tandem.kernels.cpu import thread_cores
+
+    monkeypatch.setattr(thread_cores, "usable_cores", lambda: [2, 3, 6, 7])
+    monkeypatch.setattr(thread_cores, "bind", bound.append)
+    given = settings("cpu", rank=rank, size=size, threads=threads, cpu_kernels=kernels)
+    rank_setup.bind_threads(given, torch.device("cpu"))
+    assert bound == ([] if expected is None else [expected])
