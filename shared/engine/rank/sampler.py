@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -116,7 +117,7 @@ class Sampler:
         with the reason.
         """
         states = [self._states[i] for i in sequence_ids]
-        finite = logits.sum(dim=-1).isfinite()
+        finite = _finite(logits)
         failed: dict[int, str] = {}
         if not finite.all():
             good = finite.nonzero().flatten().tolist()
@@ -226,6 +227,15 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     _keep_top_p(probabilities, [state.params.top_p for state in states])
     points = column([uniform(state.spec.seed, state.drawn) for state in states])
     return _tokens_at(probabilities, points)
+
+
+def _finite(logits: torch.Tensor) -> torch.Tensor:
+    """Whether each row has no NaN and no infinity, as its sum shows."""
+    if logits.device.type != "cpu":
+        return logits.sum(dim=-1).isfinite()
+    # torch would wake the other threads for it, which takes several times as long.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return torch.from_numpy(np.isfinite(logits.numpy().sum(-1)))
 
 
 def _best(logits: torch.Tensor) -> list[int]:
