@@ -180,7 +180,7 @@ class CompiledOperators(Operators):
         experts: Experts,
     ) -> FeedForward | None:
         panels = _in_panels(o)
-        if not panels or norm_weight.dtype != torch.float32 or not WIDE:
+        if not panels or norm_weight.dtype != torch.float32:
             return None
         if not isinstance(router, PackedWeight) or not isinstance(experts, GroupedExperts):
             return None

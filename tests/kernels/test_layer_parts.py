@@ -156,8 +156,6 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
 def test_decoding_layers_are_those_of_the_operators(
     experts: bool, rows: int, params: AttentionParams, dtype: torch.dtype
 ) -> None:
-    if experts and not jit.WIDE:
-        pytest.skip("expert layers need AVX-512")
     sinks = torch.randn(HEADS) if params.sinks else None
     others = replace(params, window=None, scale=0.5)
     layers = [
