@@ -16,7 +16,6 @@ from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.api.prompts import plain
 from tandem.shared.errors import ModelError, RequestError, UnavailableError, UsageError
-from tandem.tests.support.extent import selected
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -275,7 +274,8 @@ def test_an_fp8_cache_over_two_ranks_gives_the_same_again_from_its_prefix_cache(
         assert first.tokens == again.tokens and first.tokens
 
 
-@pytest.mark.parametrize("ranks", selected([2], full=[1]))
+# One rank before two, which would both compile what is not kept yet.
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_kernels_give_the_same_tokens(engine: Engine, ranks: int) -> None:
     prompts = [PROMPT, "Hello!", "The"]
     with Engine(config(cpu_kernels="compiled", tensor_parallel_size=ranks)) as compiled:
