@@ -9,8 +9,6 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,7 @@ import pytest
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.tests.end_to_end.support.cluster import TestCluster, running, until
 from tandem.tests.support.certificates import issue
-from tandem.tests.support.forked import Forker
-
-# Commands are forked, which costs a tenth of an interpreter's start.
-forker = cache(Forker)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def end_of_forker() -> Iterator[None]:
-    yield
-    forker().close()
-    forker.cache_clear()
+from tandem.tests.support.forked import session_forker
 
 
 def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: float = 45) -> None:
@@ -39,7 +27,7 @@ def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: 
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as told:
         descriptors = null.fileno(), told.fileno(), null.fileno()
-        process = forker().start(arguments, environment, *descriptors, folder=str(folder))
+        process = session_forker().start(arguments, environment, *descriptors, folder=str(folder))
         returned = process.wait(seconds)
         told.seek(0)
         lines = told.read().splitlines()
@@ -201,7 +189,7 @@ def test_a_prefill_node_of_another_model_is_refused_by_field_and_values(
     folder = broken_model(
         tmp_path / "m", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"}
     )
-    monkeypatch.setattr(TestCluster, "forker", forker())
+    monkeypatch.setattr(TestCluster, "forker", session_forker())
     with running(tmp_path, str(folder)) as cluster:
         cluster.start(["serve", str(folder), "--pd-server", "--pd-url=127.0.0.1:0"])
         address = cluster.parts[0].details["address"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +14,10 @@ import pytest
 
 from tandem.shared.process.lifeline import read_announcements
 from tandem.tests.end_to_end.support.cluster import until
+from tandem.tests.support.forked import session_forker
 
 FILES, CLIENTS = 160, 250
+LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))"
 SHORT = 32768  # a line of the log for each client that is served, at most
 NO_FILE = "a connection cannot be accepted: Too many open files; raise the limit of open files"
 HALF = (
@@ -31,30 +31,24 @@ CLOSED = b"closed a new connection"
 def router(log: Path, *flags: str) -> Iterator[tuple[psutil.Process, dict[str, int]]]:
     """A router that may open that many files, and its ports."""
     read, write = os.pipe()
-    command = [*("router", "--port=0", "--registry-port=0", "--metrics-port=0"), *flags]
+    command = ["router", "--port=0", "--registry-port=0", "--metrics-port=0", *flags]
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [
-                *("sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh"),
-                *(sys.executable, "-P", "-m", "tandem", *command),
-            ],
-            pass_fds=[write],
-            env=os.environ | {"TANDEM_READY_FD": str(write)},
-            stderr=file,
+        process = session_forker().start(
+            command, os.environ, 1, file.fileno(), write, prelude=LIMITED
         )
     os.close(write)
-    with process:
-        try:
-            with os.fdopen(read, "rb") as pipe:
-                _, ports = read_announcements(pipe.read())
-            assert ports, log.read_text()
-            yield psutil.Process(process.pid), ports
-            process.terminate()
-            assert process.wait(30) == 0
-        finally:
-            for part in psutil.Process(process.pid).children() if process.poll() is None else ():
-                part.kill()
-            process.kill()
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            _, ports = read_announcements(pipe.read())
+        assert ports, log.read_text()
+        yield psutil.Process(process.pid), ports
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        for part in psutil.Process(process.pid).children() if process.poll() is None else ():
+            part.kill()
+        process.kill()
+        process.wait(30)
 
 
 def serves(ports: dict[str, int]) -> bool:

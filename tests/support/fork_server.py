@@ -119,12 +119,12 @@ def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> No
     os.chdir(request.folder)
     os.environ.clear()
     os.environ.update(request.environment)
+    exec(request.prelude, {})
     if request.arguments[0] == RANK:
         os.setsid()
         sys.argv = [rank_process.__name__, str(pipes[0])]
         _end(_status_of(rank_process.main))
     os.environ.update(zip((READY_FD, LIFELINE_FD), map(str, pipes), strict=False))
-    exec(request.prelude, {})
     if request.arguments[0] == "serve" and not request.ranks:
         launch.start_process = _own_server()  # type: ignore[assignment]
     waiting = [_fork_rank() for _ in range(request.ranks)]

@@ -181,12 +181,12 @@ class RankOfTest:
             os.kill(self.pid, signal.SIGKILL)
 
 
-async def fork_rank(channel: socket.socket) -> RankOfTest:
-    """In place of the executor's ``start_rank``."""
+async def fork_rank(channel: socket.socket, prelude: str = "") -> RankOfTest:
+    """In place of the executor's ``start_rank``; the rank runs ``prelude`` first."""
     from tandem.shared.engine.executor import ENVIRONMENT
 
     environment = ENVIRONMENT | os.environ
-    process = session_forker().start([RANK], environment, 1, 2, channel.fileno())
+    process = session_forker().start([RANK], environment, 1, 2, channel.fileno(), prelude)
     return RankOfTest(process)
 
 

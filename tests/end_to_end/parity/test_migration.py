@@ -30,6 +30,8 @@ from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 from tandem.tests.support.extent import FULL, selected
 from tandem.tests.support.fake_call import fake_context
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 CONTEXT = 512
 CONFIG = EngineConfig(
     dtype="float32",

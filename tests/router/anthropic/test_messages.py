@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -50,6 +49,9 @@ def named_events(text: str) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
+    # Here, because it takes more than a second, and not every worker has tests with it.
+    import anthropic
+
     options: dict[str, Any] = {"api_key": "none", "max_retries": 0} | fields
     async with anthropic.AsyncAnthropic(base_url=c.url, **options) as client:
         yield client
@@ -315,6 +317,8 @@ async def test_the_reasoning_of_a_model_is_left_out(tmp_path: Path) -> None:
 
 
 async def test_the_official_client(tmp_path: Path) -> None:
+    import anthropic
+
     async with (
         cluster(tmp_path, api_key="secret") as c,
         official_client(c, api_key="secret") as client,
@@ -336,6 +340,8 @@ async def test_the_official_client(tmp_path: Path) -> None:
 
 
 async def test_the_official_client_with_keys(tmp_path: Path) -> None:
+    import anthropic
+
     async with cluster(tmp_path, api_key="secret") as c:
         async with official_client(c, api_key=None, auth_token="secret") as client:
             assert (await client.messages.create(**HI)).role == "assistant"

@@ -17,6 +17,8 @@ from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
 from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
 from tandem.shared.builtin_model.train_tokenizer import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 WEIGHTS = builtin_model_path()
 
 

@@ -16,6 +16,8 @@ from tandem.shared.engine import start
 from tandem.shared.engine.start import plans_ahead
 from tandem.shared.kv.planning import NodeDevice, RankDevice
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Engine, Engine]]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -24,10 +25,11 @@ from tandem.shared.engine import executor, watchdog
 from tandem.shared.engine.executor import ExecutorLostError, MultiprocessExecutor
 from tandem.shared.engine.messages import CacheAllocated, RankSettings
 from tandem.shared.engine.plan import StepPlan
-from tandem.shared.engine.start import DataPlaneOptions, NodeIdentity, start_engine
+from tandem.shared.engine.start import DataPlaneOptions, NodeEngine, NodeIdentity, start_engine
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.plane.messages import Event
 from tandem.shared.telemetry.logs import LogSettings
+from tandem.tests.support.forked import fork_rank
 from tandem.tests.support.waiting import until
 
 CONFIG = EngineConfig(model=str(builtin_model_path()), threads=1, num_blocks=64, max_model_len=512)
@@ -35,31 +37,27 @@ IDENTITY = NodeIdentity("node", 1)
 SECONDS = 60.0
 
 
-def ranks() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [p for p in children if "tandem.shared.engine.rank.process" in p.cmdline()]
+def ranks(engine: NodeEngine) -> list[psutil.Process]:
+    return [psutil.Process(rank.process.pid) for rank in engine.ranks._ranks]
 
 
-def rank() -> psutil.Process:
-    (found,) = ranks()
-    return found
+def run_first(monkeypatch: pytest.MonkeyPatch, prelude: str) -> None:
+    """Ranks are forked, and run ``prelude`` first."""
+    monkeypatch.setattr(executor, "start_rank", partial(fork_rank, prelude=prelude))
 
 
-def run_instead(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Ranks run ``program`` in place of their module."""
-    start = asyncio.create_subprocess_exec
-
-    async def patched(python: str, m: str, module: str, *args: str, **options: Any) -> Any:
-        return await start(python, "-c", program, *args, **options)
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", patched)
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of this test are forked: others are started as they are outside of tests."""
+    run_first(monkeypatch, "")
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_rank_that_dies_between_steps_is_noticed() -> None:
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
-        rank().kill()
+        ranks(engine)[0].kill()
         assert "rank 0 was killed (SIGKILL), possibly for lack of memory" in await asyncio.wait_for(
             lost, SECONDS
         )
@@ -86,9 +84,11 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_hea
         assert folder is not None
         meeting = folder.name
         assert os.stat(meeting).st_mode & 0o077 == 0
-        heard = [c.laddr.ip for p in ranks() for c in p.net_connections("inet") if not c.raddr]
+        heard = [
+            c.laddr.ip for p in ranks(engine) for c in p.net_connections("inet") if not c.raddr
+        ]
         assert heard and all(ipaddress.ip_address(ip).is_loopback for ip in heard), heard
-        for one, process in zip(engine.ranks._ranks, ranks(), strict=True):
+        for one, process in zip(engine.ranks._ranks, ranks(engine), strict=True):
             # As a service manager or a terminal sends them, to all of a group.
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 process.send_signal(number)
@@ -101,6 +101,7 @@ async def test_ranks_listen_on_loopback_answer_pings_and_end_when_only_their_hea
     assert os.path.basename(meeting) not in os.listdir(tempfile.gettempdir())
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("slow_head", [False, True])
 async def test_an_event_that_cannot_be_handled_ends_the_node(
     slow_head: bool, monkeypatch: pytest.MonkeyPatch
@@ -139,6 +140,7 @@ async def test_an_event_that_cannot_be_handled_ends_the_node(
         await engine.ranks.stop()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it_and_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -147,28 +149,28 @@ async def test_a_rank_that_is_stuck_is_lost_with_the_step_that_waits_for_it_and_
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     engine = await start_engine(CONFIG, IDENTITY, on_lost=lost.set_result)
     try:
-        rank().suspend()
+        (rank,) = ranks(engine)
+        rank.suspend()
         engine.ranks.submit(StepPlan(1, []), [])
         with pytest.raises(ExecutorLostError, match="rank 0 gave no sign of life"):
             await asyncio.wait_for(engine.ranks.result(), SECONDS)
         assert "no sign of life" in lost.result()
     finally:
         await asyncio.wait_for(engine.ranks.stop(), SECONDS)
-    assert ranks() == []
+    assert not rank.is_running()
 
 
 HANGING = """
 import sys, threading
 from tandem.shared.engine.rank import process
 process.RankProcess._step = lambda self, request: threading.Event().wait()
-process.main()
 """
 
 
 async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_instead(monkeypatch, HANGING)
+    run_first(monkeypatch, HANGING)
     monkeypatch.setattr(executor, "PING_SECONDS", 0.02)
     monkeypatch.setattr(watchdog, "MAX_STUCK_FIRST", 5)
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -185,15 +187,13 @@ async def test_a_rank_whose_main_thread_alone_hangs_in_a_step_is_lost(
 OTHER_VERSION = """
 from tandem.shared.engine import messages
 messages.CODEC.version += 1
-from tandem.shared.engine.rank import process
-process.main()
 """
 
 
 async def test_a_rank_of_another_version_is_rejected_in_words_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run_instead(monkeypatch, OTHER_VERSION)
+    run_first(monkeypatch, OTHER_VERSION)
     with pytest.raises(StartupError, match=r"rank 0 sent .*: message of version .*Restart it"):
         await start_engine(CONFIG, IDENTITY)
     assert "the head's messages cannot be read: message of version" in capfd.readouterr().err
@@ -217,6 +217,7 @@ def test_a_rank_that_cannot_read_its_channel_ends() -> None:
                 process.kill()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_rank_logs_as_its_head_does(capfd: pytest.CaptureFixture[str]) -> None:
     log = LogSettings(form="json", role="decode-node", node_id="d7", rank="0")
     ranks = MultiprocessExecutor(load_seconds=SECONDS)

@@ -14,7 +14,7 @@ from tandem.shared.engine import core, executor
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.shared.engine.start import NodeEngine, start_engine
-from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS, run_instead
+from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS, run_first
 
 # Tests of one kind of node share it, so the event loop lasts as long as the nodes.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,7 +27,7 @@ LATE = {0: 43, 1: 44}
 ALONE = {0: 45, 1: 46}
 FAILING = """
 import torch
-from tandem.shared.engine.rank import process, runner
+from tandem.shared.engine.rank import runner
 run = runner.ModelRunner._run
 
 def broken():
@@ -57,7 +57,6 @@ def poisoned(self, sequences, on_layer, result):
         raise error()
 
 runner.ModelRunner._run = poisoned
-process.main()
 """
 
 Output = asyncio.Queue[StepOutput]
@@ -76,7 +75,7 @@ async def running(size: int, ahead: str) -> AsyncIterator[FailingNode]:
     lost: list[str] = []
     config = replace(CONFIG, tensor_parallel_size=size, async_scheduling=ahead)
     with pytest.MonkeyPatch.context() as patch:
-        run_instead(patch, FAILING)
+        run_first(patch, FAILING)
         engine = await start_engine(config, IDENTITY, on_lost=lost.append)
     loop = asyncio.create_task(engine.core.run())
     try:

@@ -20,6 +20,8 @@ from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.rerankers import add_answers
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 # More tokens than a window has, one of several letters, and a letter of two characters.
 TEXT = "Most layers see no more than tokens near by, and every third one sees e\u0301verything."
 CLS, SEP, PAD = 257, 258, 256
