@@ -18,9 +18,9 @@ from numba import prange
 
 from ..operators import joined
 from ..signatures import Routing
-from .byte_products import FEW, GROUP_FIELDS, TILE_FIELDS, PanelLinear, plan_of_all
+from .byte_products import FEW, PanelLinear, plan_of_all
 from .exponential import exp
-from .grouped_experts import MOST, GroupedExperts, add_weighted, assign_rows
+from .grouped_experts import GroupedExperts, add_weighted, assign_rows
 from .jit import array, kernel
 from .layer_parts import multiply_runs, runs_of
 from .linear import PACKED, PackedWeight, multiply_panels
@@ -180,14 +180,8 @@ def expert_layer(
     logits = padded[:, :experts].copy()
     weights, chosen = np.empty((rows, width), np.float32), np.empty((rows, width), np.int64)
     choose(logits, softmax, normalise, scale, correction, weights, chosen)
-
     count = rows * width
-    active = min(count, experts)
-    slots, of_row = np.empty((rows, width), np.int64), np.empty(count, np.int64)
-    expert_tiles = np.empty((count // MOST + active, TILE_FIELDS), np.int64)
-    expert_groups = np.empty((active, GROUP_FIELDS), np.int64)
-    used, found = assign_rows(chosen, experts, of_row, slots, expert_tiles, expert_groups)
-    expert_tiles, expert_groups = expert_tiles[:used], expert_groups[:found]
+    of_row, slots, expert_tiles, expert_groups = assign_rows(chosen, experts)
     hidden = np.empty((count, mlp_width), np.float32)
     multiply_runs(gate_up_runs, normed, of_row, expert_tiles, expert_groups, hidden)
     activated = np.empty((count, mlp_width // 2), np.float32)

@@ -21,7 +21,7 @@ from .jit import array, kernel
 from .vector import narrow, widen
 
 ActAndMul = Callable[[torch.Tensor, Activation], torch.Tensor]
-MOST = TILES[-1]
+_MOST = TILES[-1]
 
 
 class GroupedWeights:
@@ -107,26 +107,20 @@ def quantised_alike(
 
 def assign(chosen: np.ndarray, experts: int) -> tuple[RowPlan, np.ndarray]:
     """The rows of each chosen expert, and the places [T, K] that a row's results are at."""
-    count = chosen.size
-    active = min(count, experts)
-    sources, slots = np.empty(count, np.int64), np.empty(chosen.shape, np.int64)
-    tiles = np.empty((count // MOST + active, TILE_FIELDS), np.int64)
-    groups = np.empty((active, GROUP_FIELDS), np.int64)
-    used, found = assign_rows(chosen, experts, sources, slots, tiles, groups)
-    return RowPlan(sources, tiles[:used], groups[:found]), slots
+    sources, slots, tiles, groups = assign_rows(chosen, experts)
+    return RowPlan(sources, tiles, groups), slots
 
 
 @kernel()
 def assign_rows(
-    chosen: np.ndarray,
-    experts: int,
-    sources: np.ndarray,
-    slots: np.ndarray,
-    tiles: np.ndarray,
-    groups: np.ndarray,
-) -> tuple[int, int]:
-    """Fills the arrays, and returns how many tiles and groups there are."""
+    chosen: np.ndarray, experts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The sources, slots, tiles and groups of ``assign``."""
     rows, width = chosen.shape
+    active = min(chosen.size, experts)
+    sources, slots = np.empty(chosen.size, np.int64), np.empty((rows, width), np.int64)
+    tiles = np.empty((chosen.size // _MOST + active, TILE_FIELDS), np.int64)
+    groups = np.empty((active, GROUP_FIELDS), np.int64)
     ends = np.zeros(experts, np.int64)
     for row in range(rows):
         for k in range(width):
@@ -136,8 +130,8 @@ def assign_rows(
         end = first + ends[expert]
         if end > first:
             groups[found, 0], groups[found, 1] = expert, used
-            for begin in range(first, end, MOST):
-                number = min(MOST, end - begin)
+            for begin in range(first, end, _MOST):
+                number = min(_MOST, end - begin)
                 filled = filled_rows(number)
                 tiles[used, 0], tiles[used, 1] = begin, number
                 tiles[used, 2], tiles[used, 3] = filled, place
@@ -153,7 +147,7 @@ def assign_rows(
             ends[chosen[row, k]] = slot + 1
             slots[row, k] = slot
             sources[slot] = row
-    return used, found
+    return sources, slots, tiles[:used], groups[:found]
 
 
 @kernel(parallel=True, exact=True)
