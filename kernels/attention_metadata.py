@@ -60,14 +60,12 @@ class SequenceMetadata:
     start: int
     block_table: list[int]
     block_size: int
-    consecutive: bool = field(init=False)
+    _consecutive: bool | None = field(init=False, default=None)
     _indices: dict[tuple[int, int], torch.Tensor] = field(init=False, default_factory=dict)
     _masks: dict[tuple[int, ...], torch.Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        used = self.block_table[: -(-self.end // self.block_size)]
-        self.block_table = used
-        self.consecutive = used == list(range(used[0], used[0] + len(used)))
+        self.block_table = self.block_table[: -(-self.end // self.block_size)]
 
     @property
     def num_rows(self) -> int:
@@ -81,19 +79,22 @@ class SequenceMetadata:
 
     def gather(self, cache_KND: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Tokens first to end, [K, end - first, D]: a view if the blocks are consecutive."""
-        if self.consecutive:
-            base = self.block_table[0] * self.block_size
+        blocks = self.block_table
+        if self._consecutive is None:
+            self._consecutive = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+        if self._consecutive:
+            base = blocks[0] * self.block_size
             return cache_KND[:, base + first : base + end]
         low, high = first // self.block_size, -(-end // self.block_size)
         index = self._indices.get((low, high))
         if index is None:
-            index = torch.tensor(self.block_table[low:high], device=cache_KND.device)
+            index = torch.tensor(blocks[low:high], device=cache_KND.device)
             self._indices[low, high] = index
         heads, _, dim = cache_KND.shape
         paged = indexable(cache_KND).view(heads, -1, self.block_size * dim)
-        blocks = paged.index_select(1, index).view(cache_KND.dtype)
+        gathered = paged.index_select(1, index).view(cache_KND.dtype)
         offset = low * self.block_size
-        return blocks.view(heads, -1, dim)[:, first - offset : end - offset]
+        return gathered.view(heads, -1, dim)[:, first - offset : end - offset]
 
     def mask(
         self, start: int, rows: int, first: int, window: int | None, device: torch.device

@@ -285,12 +285,12 @@ class Panels:
         self.codes = data[:scales].view(torch.int32).view(self._count, blocks, -1, LANES)
         shape = self._count, blocks // layout.sharing, layout.groups
         each = (*shape[:2], 1) if layout.scales == "odd" else shape
-        self._scales = data[scales:supers]
+        self.scales = data[scales:supers]
         if layout.scales != "none":
-            self._scales = self._scales.view(_DTYPES[layout.scales]).view(*each, -1, LANES)
-        self._supers = data[supers:zeros].view(torch.float16)
+            self.scales = self.scales.view(_DTYPES[layout.scales]).view(*each, -1, LANES)
+        self.supers = data[supers:zeros].view(torch.float16)
         if layout.supers:
-            self._supers = self._supers.view(self._count, blocks // SUPER, -1, LANES)
+            self.supers = self.supers.view(self._count, blocks // SUPER, -1, LANES)
         self._zeros = self._masks = data[zeros:levels]
         if layout.zeros:
             self._zeros = self._zeros.view(torch.int8).view(*shape, LANES)
@@ -310,7 +310,7 @@ class Panels:
             each.view(kinds[each.element_size()])
             .flatten()
             .view(self._count, each.numel() // (self._count * LANES), LANES)
-            for each in (self.codes, self._scales, self._supers, extra)
+            for each in (self.codes, self.scales, self.supers, extra)
         ]
 
     def fill(self, weight: QuantizedWeight, *, codes: bool = True, scales: bool = True) -> None:
@@ -355,7 +355,7 @@ class Panels:
             pairs = [blocks[..., at : at + 2].contiguous() for at in layout.supers]
             supers = torch.cat([pair.view(torch.float16) for pair in pairs], dim=-1)
             supers[..., 1:].neg_()  # minimums are subtracted
-            self._supers[where] = _across(supers)
+            self.supers[where] = _across(supers)
             scales = _quotients(grouped.scales, supers[..., 0]).unflatten(1, (-1, layout.groups))
             if minimums is not None:
                 minimums = _quotients(minimums, supers[..., 1])
@@ -366,7 +366,7 @@ class Panels:
             parts.append(minimums.view_as(scales))
         if layout.scales == "halves":
             parts = [parts[0].byte() | parts[1].byte() << 4]
-        self._scales[where] = _across(torch.stack(parts, dim=-1))
+        self.scales[where] = _across(torch.stack(parts, dim=-1))
 
     def _fill_rows(self, where: slice, weight: QuantizedWeight) -> None:
         layout, outputs = self.layout, weight.outputs
@@ -384,12 +384,12 @@ class Panels:
         if single:
             bits = torch.cat(single, dim=-1).int() << torch.arange(4 * layout.masks)
             self._masks[where] = _across(bits.sum(-1).to(self._masks.dtype))
-        self._supers[where] = _across(found.scale)
+        self.supers[where] = _across(found.scale)
         scales = found.scales.reshape(outputs, -1, layout.groups, 1).byte()
         if layout.scales == "odd":
             halves = scales >> 1
             scales = halves[:, :, :1] | halves[:, :, 1:] << 4
-        self._scales[where] = _across(scales.view(_DTYPES[layout.scales]))
+        self.scales[where] = _across(scales.view(_DTYPES[layout.scales]))
 
     def _words(self, grouped: GroupedCodes) -> torch.Tensor:
         """Planes of codes, [O, B, bits] words of 4 bytes."""
@@ -445,7 +445,7 @@ class Panels:
     def row_scales(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The scales and minimums of some outputs in fp32, [O, groups]."""
         layout = self.layout
-        found = self._scales[outputs // LANES, ..., outputs % LANES]
+        found = self.scales[outputs // LANES, ..., outputs % LANES]
         if layout.scales == "halves":
             found = torch.cat([found & 15, found >> 4], dim=-1)
         if layout.scales == "odd":
@@ -456,7 +456,7 @@ class Panels:
         else:
             scales = found.float()
         if layout.supers:
-            supers = self._supers[outputs // LANES, ..., outputs % LANES].float()
+            supers = self.supers[outputs // LANES, ..., outputs % LANES].float()
             scales = scales * supers.repeat_interleave(SUPER, dim=1)[:, :, None]
         return scales[..., 0].flatten(1), scales[..., 1].flatten(1) if layout.minimums else None
 

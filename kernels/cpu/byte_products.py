@@ -10,7 +10,7 @@ for each chosen expert of a mixture. Rows are divided into tiles, whose sums sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from .block_packing import pack
 from .byte_tile import TILES, Tile, call_address, quantise_block, tile_product
 from .float_tile import FloatTile, round_block
 from .jit import array, compile_address, kernel, moves_bits, multiplies_pairs
-from .panel_rows import rows_of
+from .panel_rows import PanelRows
 
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
@@ -128,7 +128,6 @@ class PanelLinear:
     def __init__(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
         self._weights = PanelWeights(weight.format, 1, weight.outputs, weight.inputs)
         self._weights.fill(0, weight)
-        self._panels = self._weights.panels(0)
         if bias is not None:
             self._weights.set_bias(0, bias)
         self.outputs = weight.outputs
@@ -146,7 +145,11 @@ class PanelLinear:
 
     def rows(self, outputs: torch.Tensor) -> torch.Tensor:
         """See ``QuantizedLinear``."""
-        return rows_of(self._panels, outputs)
+        return self._rows(outputs)
+
+    @cached_property
+    def _rows(self) -> PanelRows:
+        return PanelRows(self._weights.panels(0))
 
 
 @kernel()

@@ -185,9 +185,11 @@ def put_moved_bits(
 
 
 def widened(builder: Any, bits: Any, kind: Any) -> Any:
-    """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for the integer kinds."""
+    """A scalar or a vector of ``kind`` in fp32; see ``jit.array`` for those of 16 bits."""
     if kind == types.float32:
         return bits
+    if kind == types.int8:
+        return builder.sitofp(bits, _like(bits, _FLOAT))
     if kind == types.int16:
         return builder.fpext(builder.bitcast(bits, _like(bits, ir.HalfType())), _like(bits, _FLOAT))
     assert kind == types.uint16, kind

@@ -35,16 +35,16 @@ class SequenceRows(Protocol):
 class ForwardBatch:
     """The tokens of several sequences, flattened to T rows.
 
-    ``output_rows`` are the rows whose hidden state is returned. Unless ``needs_logits``, the model
-    stops after the last layer's KV, and the hidden state is that layer's input. Without
-    ``segments``, all tokens are of the first one. ``biases`` of the scores of each
-    sequence, [H, rows, tokens], are added by the model, if it has any.
+    ``output_rows`` are the rows whose hidden state is returned, or ``None`` for all. Unless
+    ``needs_logits``, the model stops after the last layer's KV, and the hidden state is that
+    layer's input. Without ``segments``, all tokens are of the first one. ``biases`` of the scores
+    of each sequence, [H, rows, tokens], are added by the model, if it has any.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     attention: AttentionMetadata
-    output_rows: torch.Tensor
+    output_rows: torch.Tensor | None
     needs_logits: bool = True
     segments: torch.Tensor | None = None
     biases: Sequence[torch.Tensor] | None = None
@@ -77,6 +77,9 @@ def build_batch(
         listed.append(SequenceMetadata(slice(first, first + count), start, table, block_size))
     if output_rows is None:
         output_rows = [each.rows.stop - 1 for each in listed]
+    chosen = None
+    if list(output_rows) != list(range(len(tokens))):
+        chosen = torch.tensor(output_rows, dtype=torch.int64, device=device)
     return ForwardBatch(
         torch.tensor(tokens, dtype=torch.int64, device=device),
         torch.tensor(positions, dtype=torch.int64, device=device),
@@ -85,7 +88,7 @@ def build_batch(
             torch.tensor(slots, dtype=torch.int64, device=device),
             decode_metadata(listed, device) if batched_decode else None,
         ),
-        torch.tensor(output_rows, dtype=torch.int64, device=device),
+        chosen,
         needs_logits,
         torch.tensor(segments, dtype=torch.int64, device=device) if any(segments) else None,
     )

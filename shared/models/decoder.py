@@ -415,7 +415,8 @@ class Decoder:
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         x = self._through_layers(x, batch, cache, on_layer)
-        x = x.index_select(0, batch.output_rows)
+        if batch.output_rows is not None:
+            x = x.index_select(0, batch.output_rows)
         return x if self.norm is None else self.norm(x)
 
     def _through_layers(

@@ -36,7 +36,7 @@ from tandem.kernels.cpu.block_layouts import (  # noqa: E402
 )
 from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
-from tandem.kernels.cpu.panel_rows import rows_of  # noqa: E402
+from tandem.kernels.cpu.panel_rows import PanelRows  # noqa: E402
 
 KINDS = {
     name: kind
@@ -102,7 +102,7 @@ def test_rows_of_panels_are_those_of_the_blocks(
     weight, panels = weight_of(name, outputs), panels_of(name, outputs)
     fill(panels, weight)
     chosen = torch.arange(outputs).flip(0).repeat(2)
-    for rows in (panels.rows(chosen), rows_of(panels, chosen)):
+    for rows in (panels.rows(chosen), PanelRows(panels)(chosen)):
         assert torch.equal(rows, dequantize(weight)[chosen])
 
 

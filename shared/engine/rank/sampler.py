@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from types import MappingProxyType
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -119,17 +119,18 @@ class Sampler:
         states = [self._states[i] for i in sequence_ids]
         finite = _finite(logits)
         failed: dict[int, str] = {}
-        if not finite.all():
-            good = finite.nonzero().flatten().tolist()
+        if not all(finite):
+            good = [row for row, each in enumerate(finite) if each]
             bad = set(range(len(states))) - set(good)
             failed = {sequence_ids[row]: NOT_FINITE_MESSAGE for row in bad}
             states, logits = [states[row] for row in good], logits[good]
         asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
-        raw = logits[asking] if asking else logits[:0]  # a copy: the logits are edited below
+        raw = logits[asking] if asking else logits  # a copy: the logits are edited below
         for row, state in enumerate(states):
             if state.edits_logits:
                 _edit(logits[row], state)
-        self._mask(logits, states, masks)
+        if masks:
+            self._mask(logits, states, masks)
         tokens = _draw(logits, states)
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
@@ -229,13 +230,15 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     return _tokens_at(probabilities, points)
 
 
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    """Whether each row has no NaN and no infinity, as its sum shows."""
+def _finite(logits: torch.Tensor) -> list[bool]:
+    """Whether each row has no NaN and no infinity."""
     if logits.device.type != "cpu":
-        return logits.sum(dim=-1).isfinite()
+        finite: list[bool] = logits.sum(dim=-1).isfinite().tolist()
+        return finite
     # torch would wake the other threads for it, which takes several times as long.
-    with np.errstate(invalid="ignore", over="ignore"):
-        return torch.from_numpy(np.isfinite(logits.numpy().sum(-1)))
+    rows = logits.numpy()
+    ends = zip(rows.min(-1).tolist(), rows.max(-1).tolist(), strict=True)
+    return [isfinite(least) and isfinite(most) for least, most in ends]
 
 
 def _best(logits: torch.Tensor) -> list[int]:

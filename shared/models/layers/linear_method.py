@@ -122,6 +122,8 @@ class DenseMethod:
         self.height = _height(parts)
         self.weight = place.empty(self.height, len(parts[0].inputs[1]))
         self._linear: Linear | None = None
+        # The same, if it has the rows as well.
+        self._table: QuantizedLinear | None = None
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """See ``LinearMethod``."""
@@ -129,10 +131,11 @@ class DenseMethod:
 
     def finish_loading(self, bias: torch.Tensor | None, *, keep_rows: bool = False) -> None:
         """See ``LinearMethod``."""
-        linear = self.operators.prepare_linear(self.weight, bias)
-        if not keep_rows or isinstance(linear, QuantizedLinear):
+        self._linear = linear = self.operators.prepare_linear(self.weight, bias)
+        if isinstance(linear, QuantizedLinear):
+            self._table = linear
+        if self._table is not None or not keep_rows:
             del self.weight
-        self._linear = linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         assert self._linear is not None, "finish_loading() comes first"
@@ -145,8 +148,8 @@ class DenseMethod:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weight: embeddings. Before ``finish_loading``, or with ``keep_rows``."""
-        if isinstance(self._linear, QuantizedLinear):
-            return self._linear.rows(indices).to(self.activations)
+        if self._table is not None:
+            return self._table.rows(indices).to(self.activations)
         return F.embedding(indices, self.weight).to(self.activations)
 
     def take_weight(self) -> Weight:
