@@ -34,6 +34,7 @@ from .signatures import (
     LayerKV,
     LayerParts,
     Linear,
+    OutputHead,
     QuantizedLinear,
     Queries,
     Routing,
@@ -175,9 +176,12 @@ class Operators:
         fast."""
         return None
 
-    def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
-        """Consecutive layers of the same shapes and rotation, for steps in which all rows decode;
-        ``None`` where one part after the other is as fast."""
+    def prepare_decoding(
+        self, layers: Sequence[LayerParts], head: OutputHead | None = None
+    ) -> DecodingLayers | None:
+        """Consecutive layers of the same shapes and rotation, for steps in which all rows decode,
+        and the logits if they end with the ``head``; ``None`` where one part after the other is as
+        fast."""
         return None
 
     def prepare_block_copies(self) -> BlockCopies:

@@ -90,6 +90,15 @@ class LayerParts:
     sinks_H: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """What makes logits of the last layer's output: a norm, and the products' runs."""
+
+    norm_weight: torch.Tensor
+    eps: float
+    runs: Sequence[Linear]
+
+
 class BlockCopies(Protocol):
     """Copies of whole blocks of a cache in a CPU's memory.
 

@@ -15,15 +15,26 @@ from numba import carray
 
 from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV
-from .byte_products import plan_of_all
+from .byte_products import PanelLinear, plan_of_all
 from .decode_attention import AttentionConstants, attend
 from .expert_layer import CompiledExpertLayer, expert_layer
 from .jit import array, kernel
-from .layer_parts import CompiledFeedForward, CompiledQueries, feed_forward, is_plain, project
+from .layer_parts import (
+    CompiledFeedForward,
+    CompiledQueries,
+    feed_forward,
+    is_plain,
+    multiply_runs,
+    project,
+    runs_of,
+)
+from .pointwise import rms_norm
 from .vector import pointer
 
 # The parts of a layer, and its attention between them.
 Parts = tuple[CompiledQueries, CompiledFeedForward | CompiledExpertLayer, AttentionConstants]
+# The norm and the products that make logits of the last layer's output.
+Head = tuple[torch.Tensor, float, Sequence[PanelLinear]]
 
 # What layers differ in beside their weights: numbers, where the runs of each product begin, and the
 # addresses of their routers and caches.
@@ -48,8 +59,8 @@ def alike(parts: Sequence[Parts]) -> bool:
 class CompiledLayers:
     """See ``Operators.prepare_decoding``. The layers are ``alike``."""
 
-    def __init__(self, layers: Sequence[Parts]) -> None:
-        self._parts = layers  # whose memory the runs have addresses of
+    def __init__(self, layers: Sequence[Parts], head: Head | None = None) -> None:
+        self._parts = layers, head  # whose memory the runs have addresses of
         runs: list[np.ndarray] = []
         numbers, weights, corrections = [], [], []
         # Of the first layer: what is the same in all of them.
@@ -73,6 +84,13 @@ class CompiledLayers:
             self._experts = *self._experts, np.stack(corrections)
         self._layers = np.array(numbers, _LAYER)
         self._weights = np.array(runs), *map(np.stack, zip(*weights, strict=True))
+        # Without a head, no runs, and outputs that are the last layer's.
+        self._head = weights[0][0], 0.0, self._weights[0][:0]
+        self._outputs = 0
+        if head is not None:
+            norm_weight, eps, products = head
+            head_runs, self._outputs = runs_of(products)
+            self._head = array(norm_weight), eps, head_runs
         self._caches: Sequence[LayerKV] = ()
         # Those of the first layer, if kernels read them all.
         self._cache: tuple[np.ndarray, np.ndarray] | None = None
@@ -85,12 +103,12 @@ class CompiledLayers:
         slots_T: torch.Tensor,
         decodes: DecodeMetadata,
     ) -> torch.Tensor | None:
-        """The last layer's output [T, C]."""
+        """The last layer's output [T, C], or the logits [T, V]."""
         if len(caches) != len(self._caches) or not all(map(is_, caches, self._caches)):
             self._take(caches)
         if self._cache is None:
             return None
-        plan, out = plan_of_all(len(x)), torch.empty(x.shape)
+        plan, out = plan_of_all(len(x)), torch.empty(len(x), self._outputs or x.shape[1])
         decode = _decode_expert_layers if self._experts else _decode_layers
         decode(
             array(x),
@@ -105,6 +123,7 @@ class CompiledLayers:
             array(decodes.table),
             decodes.block_size,
             *self._experts,
+            *self._head,
             array(out),
         )
         return out
@@ -182,6 +201,26 @@ def _attended(
 
 
 @kernel()
+def _finish(
+    x: np.ndarray,
+    norm_weight: np.ndarray,
+    eps: float,
+    runs: np.ndarray,
+    sources: np.ndarray,
+    tiles: np.ndarray,
+    groups: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    """The products of the normalised rows, or the rows if there are none."""
+    if len(runs) == 0:
+        out[:] = x
+        return
+    normed = np.empty_like(x)
+    rms_norm(x, norm_weight, eps, normed)
+    multiply_runs(runs, normed, sources, tiles, groups, out)
+
+
+@kernel()
 def _decode_layers(
     x: np.ndarray,
     layers: np.ndarray,
@@ -200,13 +239,16 @@ def _decode_layers(
     slots_T: np.ndarray,
     table: np.ndarray,
     block_size: int,
+    output_norm_weight: np.ndarray,
+    output_eps: float,
+    output_runs: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    out[:] = x
+    x = x.copy()
     for index in range(len(layers)):
         layer = layers[index]
         attended = _attended(
-            out,
+            x,
             layer,
             runs,
             norm_weights[index],
@@ -225,7 +267,7 @@ def _decode_layers(
         )
         feed_forward(
             attended,
-            out,
+            x,
             runs[layer.o : layer.gate_up],
             mlp_norm_weights[index],
             layer.mlp_eps,
@@ -235,8 +277,9 @@ def _decode_layers(
             sources,
             tiles,
             groups,
-            out,
+            x,
         )
+    _finish(x, output_norm_weight, output_eps, output_runs, sources, tiles, groups, out)
 
 
 @kernel()
@@ -265,14 +308,17 @@ def _decode_expert_layers(
     normalise: bool,
     scale: float,
     corrections: np.ndarray,
+    output_norm_weight: np.ndarray,
+    output_eps: float,
+    output_runs: np.ndarray,
     out: np.ndarray,
 ) -> None:
     """``router_panels`` are those of one layer; the others' have the same shape."""
-    out[:] = x
+    x = x.copy()
     for index in range(len(layers)):
         layer = layers[index]
         attended = _attended(
-            out,
+            x,
             layer,
             runs,
             norm_weights[index],
@@ -291,7 +337,7 @@ def _decode_expert_layers(
         )
         expert_layer(
             attended,
-            out,
+            x,
             runs[layer.o : layer.gate_up],
             mlp_norm_weights[index],
             layer.mlp_eps,
@@ -308,5 +354,6 @@ def _decode_expert_layers(
             normalise,
             scale,
             corrections[index],
-            out,
+            x,
         )
+    _finish(x, output_norm_weight, output_eps, output_runs, sources, tiles, groups, out)

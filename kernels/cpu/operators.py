@@ -31,6 +31,7 @@ from ..signatures import (
     LayerKV,
     LayerParts,
     Linear,
+    OutputHead,
     QuantizedLinear,
     Queries,
     Routing,
@@ -190,16 +191,23 @@ class CompiledOperators(Operators):
         self._compiles_experts = True
         return CompiledExpertLayer(panels, norm_weight, eps, router, routing, experts)
 
-    def prepare_decoding(self, layers: Sequence[LayerParts]) -> DecodingLayers | None:
+    def prepare_decoding(
+        self, layers: Sequence[LayerParts], head: OutputHead | None = None
+    ) -> DecodingLayers | None:
         compiled = [
             (each.queries, each.feed_forward, constants(each.params, each.sinks_H))
             for each in layers
             if isinstance(each.queries, CompiledQueries)
             and isinstance(each.feed_forward, CompiledFeedForward | CompiledExpertLayer)
         ]
-        return (
-            CompiledLayers(compiled) if len(compiled) == len(layers) and alike(compiled) else None
-        )
+        if len(compiled) < len(layers) or not alike(compiled):
+            return None
+        if head is None:
+            return CompiledLayers(compiled)
+        products = _in_panels(head.runs)
+        if not products or head.norm_weight.dtype != torch.float32:
+            return None
+        return CompiledLayers(compiled, (head.norm_weight, head.eps, products))
 
     def prepare_block_copies(self) -> BlockCopies:
         return CompiledBlockCopies()

@@ -80,12 +80,14 @@ def build_batch(
     chosen = None
     if list(output_rows) != list(range(len(tokens))):
         chosen = torch.tensor(output_rows, dtype=torch.int64, device=device)
+    # One tensor, as each takes a while to make, and a copy to reach a GPU.
+    inputs = torch.tensor([tokens, positions, slots], dtype=torch.int64, device=device)
     return ForwardBatch(
-        torch.tensor(tokens, dtype=torch.int64, device=device),
-        torch.tensor(positions, dtype=torch.int64, device=device),
+        inputs[0],
+        inputs[1],
         AttentionMetadata(
             listed,
-            torch.tensor(slots, dtype=torch.int64, device=device),
+            inputs[2],
             decode_metadata(listed, device) if batched_decode else None,
         ),
         chosen,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from ...kernels.signatures import (
     FeedForward,
     LayerKV,
     LayerParts,
+    OutputHead,
     Queries,
 )
 from ..errors import StartupError
@@ -279,8 +281,7 @@ def _feed_forward(
             return MoE(place, spec, hidden, eps)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRun:
+class LayerRun(NamedTuple):
     """Consecutive layers: some that decode in one call, or one that does not."""
 
     indices: range
@@ -336,7 +337,6 @@ class Decoder:
             self.token_inputs = TokenEmbedding(place.at("token_inputs"), spec)
             load(self.token_inputs)
         self.layers = [self._layer(index, load) for index in range(len(spec.layers))]
-        self._runs = self._layer_runs()
         self.norm: Norm | None = None
         if spec.layers[-1].norms is not NormLayout.RESIDUAL:
             self.norm = make_norm(place.at("norm"), spec.norm, spec.hidden_size, spec.norm_eps)
@@ -352,6 +352,8 @@ class Decoder:
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
+        self._runs = self._layer_runs()
+        self._logits_run = self._run_to_logits()
         self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
         self._memory_of_layer = spec.memory_of_layer
         # The layer after which the cache has all of a step.
@@ -396,6 +398,31 @@ class Decoder:
             runs.append(LayerRun(range(indices[0], indices[-1] + 1), decode))
         return runs
 
+    def _run_to_logits(self) -> LayerRun | None:
+        """All layers, if one call computes them and the head."""
+        (indices, decode), *more = self._runs
+        head, norm = self.head, self.norm
+        if decode is None or more or head is None or head.tp.size > 1 or self.position_bias:
+            return None
+        if not isinstance(norm, RMSNorm):
+            return None
+        parts = [layer.parts for layer in self.layers if layer.parts is not None]
+        output = OutputHead(norm.weight, norm.eps, head.method.runs())
+        decode = self.place.operators.prepare_decoding(parts, output)
+        return None if decode is None else LayerRun(indices, decode)
+
+    def decode(
+        self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
+    ) -> torch.Tensor | None:
+        """All rows' logits, as ``logits`` of what ``forward`` returns, if all decode and one call
+        computes them; else ``None``, and nothing is written."""
+        run = self._logits_run
+        if run is None or batch.output_rows is not None or not _all_decode(batch):
+            return None
+        cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin(batch.positions)
+        logits = self._decode(run, self._embedded(batch), batch, cos_sin, cache, on_layer)
+        return None if logits is None else self._scaled(logits)
+
     def forward(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
     ) -> torch.Tensor:
@@ -405,6 +432,12 @@ class Decoder:
         """
         if self.position_bias is not None:
             batch = replace(batch, biases=self.position_bias(batch.attention.sequences))
+        x = self._through_layers(self._embedded(batch), batch, cache, on_layer)
+        if batch.output_rows is not None:
+            x = x.index_select(0, batch.output_rows)
+        return x if self.norm is None else self.norm(x)
+
+    def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embed.embed(batch.tokens)
         if self.embedding_scale != 1.0:
             x = x * self.embedding_scale
@@ -414,10 +447,7 @@ class Decoder:
             x = x + self.segments(batch.segments)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
-        x = self._through_layers(x, batch, cache, on_layer)
-        if batch.output_rows is not None:
-            x = x.index_select(0, batch.output_rows)
-        return x if self.norm is None else self.norm(x)
+        return x
 
     def _through_layers(
         self,
@@ -432,11 +462,9 @@ class Decoder:
         cos_sin = {spec: rope.cos_sin(batch.positions) for spec, rope in self.ropes.items()}
         for run in self._runs:
             rotation = cos_sin[self.spec.layers[run.indices[0]].rope]
-            decoded = self._decode(run, x, batch, rotation, cache)
+            decoded = self._decode(run, x, batch, rotation, cache, on_layer)
             if decoded is not None:
                 x = decoded
-                for index in run.indices:
-                    self._announce(index, on_layer)
                 continue
             for index in run.indices:
                 layer, kv = self.layers[index], cache[self._memory_of_layer[index]]
@@ -455,16 +483,19 @@ class Decoder:
         batch: ForwardBatch,
         cos_sin: CosSin,
         cache: Sequence[LayerKV],
+        on_layer: OnLayer | None,
     ) -> torch.Tensor | None:
-        """The run's output in one call, if all rows decode; ``None``, and nothing written, where
-        its layers are computed one after the other."""
+        """What the run makes of ``x`` in one call, if all rows decode; ``None``, and nothing
+        written, where its layers are computed one after the other."""
         decodes = batch.attention.decodes
-        if run.decode is None or decodes is None or len(decodes.table) < len(x):
-            return None
-        if batch.biases is not None or not batch.needs_logits:
+        if run.decode is None or decodes is None or not _all_decode(batch):
             return None
         caches = [cache[self._memory_of_layer[index]] for index in run.indices]
-        return run.decode(x, cos_sin, caches, batch.attention.slots, decodes)
+        out = run.decode(x, cos_sin, caches, batch.attention.slots, decodes)
+        if out is not None and on_layer is not None:
+            for index in run.indices:
+                self._announce(index, on_layer)
+        return out
 
     def _announce(self, index: int, on_layer: OnLayer | None) -> None:
         if on_layer is not None and self.spec.layers[index].attention.memories:
@@ -496,6 +527,9 @@ class Decoder:
         logits = self.head.logits(hidden)
         if logits is None:
             return None
+        return self._scaled(logits)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_soft_cap
@@ -514,3 +548,11 @@ class Decoder:
         for attention, config in attentions:
             attention.batched_decode = works[config]
         return any(works.values())
+
+
+def _all_decode(batch: ForwardBatch) -> bool:
+    """Return whether each row is its sequence's only one."""
+    decodes = batch.attention.decodes
+    if decodes is None or len(decodes.table) < len(batch.tokens):
+        return False
+    return batch.biases is None and batch.needs_logits

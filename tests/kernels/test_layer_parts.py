@@ -18,7 +18,15 @@ from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
 from tandem.kernels.scaled import ScaledKV
-from tandem.kernels.signatures import CosSin, FeedForward, LayerKV, LayerParts, Linear, Queries
+from tandem.kernels.signatures import (
+    CosSin,
+    FeedForward,
+    LayerKV,
+    LayerParts,
+    Linear,
+    OutputHead,
+    Queries,
+)
 from tandem.tests.support.random_blocks import random_weight
 
 jit.prepare()
@@ -163,8 +171,10 @@ def test_decoding_layers_are_those_of_the_operators(
         for each in (params, others, params)
         for part in [with_experts(ROUTINGS[2])[0] if experts else feed_forward()[0]]
     ]
+    head = OutputHead(torch.randn(HIDDEN), 1e-6, runs_of(HIDDEN, ("Q8_0", 70), ("Q4_0", 3)))
     whole = compiled.prepare_decoding(layers)
-    assert whole is not None
+    to_logits = compiled.prepare_decoding(layers, head)
+    assert whole is not None and to_logits is not None
     x, cos_sin = torch.randn(rows, HIDDEN), angles(rows)
     # Sequences of 1 to 16 tokens in blocks of 4.
     sequences = [
@@ -188,6 +198,10 @@ def test_decoding_layers_are_those_of_the_operators(
         assert torch.equal(found, expected) and torch.equal(given, x)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+        normed = compiled.rms_norm(expected, head.norm_weight, head.eps)
+        logits = torch.cat([each(normed) for each in head.runs], dim=1)
+        again = to_logits(x, cos_sin, ours, slots, metadata.decodes)
+        assert again is not None and torch.equal(again, logits)
 
 
 def test_layers_of_different_kinds_are_not_decoded_in_one_call() -> None:

@@ -103,10 +103,17 @@ class ModelRunner:
             batched_decode=self.batched_decode,
             needs_logits=rows.needs_logits,
         )
+        if len(rows.samples) == len(sequences):
+            logits = self.model.decode(batch, self.cache.kv, on_layer)
+            if logits is not None:
+                self._sample(rows.samples, logits, result)
+                return
         hidden = self.model.forward(batch, self.cache.kv, on_layer)
         sampling, prompt, others, pooled = rows.split(hidden)
         if rows.samples:
-            self._sample(rows.samples, sampling, result)
+            logits = self.model.logits(sampling)
+            if logits is not None:
+                self._sample(rows.samples, logits, result)
         counts = [len(one.prompt_targets) for one in rows.asks]
         for one, part in zip(rows.asks, prompt.split(counts) if counts else (), strict=True):
             result.prompt_logprobs[one.sequence_id] = self._prompt(one, part)
@@ -117,14 +124,12 @@ class ModelRunner:
             result.failed.update(not_finite(rows.computes, others))
             result.hidden.update(states)
 
-    def _sample(self, rows: list[SequenceStep], hidden: torch.Tensor, result: StepResult) -> None:
-        logits = self.model.logits(hidden)
-        if logits is not None:
-            masked = any(row.masked for row in rows)
-            masks = self.masks.take(result.step) if masked else {}
-            sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
-            result.sampled.extend(sampled)
-            result.failed.update(failed)
+    def _sample(self, rows: list[SequenceStep], logits: torch.Tensor, result: StepResult) -> None:
+        masked = any(row.masked for row in rows)
+        masks = self.masks.take(result.step) if masked else {}
+        sampled, failed = self.sampler.sample([row.sequence_id for row in rows], logits, masks)
+        result.sampled.extend(sampled)
+        result.failed.update(failed)
 
     def _prompt(self, sequence: SequenceStep, hidden: torch.Tensor) -> list[PositionLogprobs]:
         listed: list[PositionLogprobs] = []

@@ -73,13 +73,16 @@ class Rope:
     def __init__(self, spec: RopeSpec | None, device: torch.device) -> None:
         frequencies = torch.empty(0) if spec is None else inverse_frequencies(spec)
         self.frequencies = frequencies.to(device)
+        self._angles = torch.cat([self.frequencies, self.frequencies])
+        self._signs = torch.cat([-torch.ones(len(frequencies)), torch.ones(len(frequencies))])
+        self._signs = self._signs.to(device)
         scaling = None if spec is None else spec.scaling
         self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
         """cos and sin, [T, 1, dim] in fp32, as the operators take them."""
-        angles = (positions_T.float()[:, None] * self.frequencies)[:, None]
-        cos, sin = angles.cos(), angles.sin()
+        angles = positions_T.view(-1, 1, 1) * self._angles
+        cos, sin = angles.cos(), angles.sin().mul_(self._signs)
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
-        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        return cos, sin

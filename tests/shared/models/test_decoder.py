@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.kernels.cpu import jit
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
@@ -16,6 +17,10 @@ from tandem.shared.weights.load import random_decoder
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner
+
+jit.prepare()
+
+from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
 
 def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> None:
@@ -52,6 +57,38 @@ def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> No
     for one, other in zip(caches[0].layers, caches[1].layers, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
+
+
+@pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
+def test_logits_in_one_call_are_those_of_the_layers(model_root: Path) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    found: list[tuple[torch.Tensor, KVCache]] = []
+    for _ in range(2):
+        runner = build_runner(
+            folder,
+            dtype="bfloat16",
+            kv_dtype="float32",
+            block_size=4,
+            num_blocks=8,
+            operators=CompiledOperators(),
+        )
+        model, cache, seen = runner.model, runner.cache, list[int]()
+        sequences = [SequenceStep(n, [5 + n], n, [n, n + 4], True) for n in range(3)]
+        batch = build_batch(sequences, 4, torch.device("cpu"), batched_decode=True)
+        with torch.inference_mode():
+            if found:
+                logits = model.decode(batch, cache.kv, seen.append)
+            else:
+                logits = model.logits(model.forward(batch, cache.kv, seen.append))
+            some = build_batch(sequences, 4, torch.device("cpu"), [1], batched_decode=True)
+            assert model.decode(some, cache.kv) is None
+        assert seen == list(range(len(model.layers)))
+        assert logits is not None
+        found.append((logits, cache))
+    (logits, cache), (others, other_cache) = found
+    assert torch.equal(logits, others)
+    for one, other in zip(cache.layers, other_cache.layers, strict=True):
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
 def test_a_split_that_does_not_divide_is_refused(model_root: Path) -> None:
