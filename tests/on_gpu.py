@@ -52,6 +52,7 @@ _PYTEST = ("pytest", "torch")
 _PLANE = ("zmq", "msgpack", "xxhash")
 _CLUSTER = (
     *_PLANE,
+    "msgspec",
     *("fastapi", "grpc", "uvicorn", "httptools", "prometheus_client", "rich", "pydantic"),
     *("transformers", "pytest_asyncio", "llguidance", "limits", "cryptography", "click", "yaml"),
 )
@@ -144,7 +145,7 @@ PARTS = (
     tests(
         "models",
         "tests/shared/models/test_on_device.py",
-        needs=("triton", "transformers", "safetensors", "msgpack", "xdist"),
+        needs=("triton", "transformers", "safetensors", "msgspec", "xdist"),
         probes=("triton",),
         options=("-n", "8"),
         seconds=100,

@@ -366,7 +366,7 @@ def loaded_by(module: str) -> set[str]:
             "tandem.shared.engine.rank.setup",
             {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
         ),
-        ("tandem.shared.engine.rank.runner", {"msgpack", "zmq", "grpc", "pydantic"}),
+        ("tandem.shared.engine.rank.runner", {"msgpack", "msgspec", "zmq", "grpc", "pydantic"}),
         ("tandem.shared.engine.api.engine", {*WEB, "torch", "transformers"}),
         ("tandem", {"torch", "numpy", "grpc", "click", "asyncio", "tandem.shared"}),
         ("tandem.bench.serving, tandem.bench.interfering", {"torch", "numpy", "grpc", "rich"}),

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...proto.packed_logprobs import unpack_logprobs
-from ..handoff.wire.packed import Uint32s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,9 @@ class SamplerSpec:
     sequence_id: int
     params: RankSampling
     seed: int
-    prompt: Uint32s = field(default_factory=list)
-    outputs: Uint32s = field(default_factory=list)
-    blocked_tokens: Uint32s = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    blocked_tokens: list[int] = field(default_factory=list)
     blocked_until: int = 0
 
 
@@ -86,12 +85,12 @@ class SequenceStep:
     """
 
     sequence_id: int
-    tokens: Uint32s
+    tokens: list[int]
     start: int
-    block_table: Uint32s
+    block_table: list[int]
     sample: bool
     prompt_logprobs: int | None = None
-    prompt_targets: Uint32s = field(default_factory=list)
+    prompt_targets: list[int] = field(default_factory=list)
     placeholder: bool = False
     masked: bool = False
     hidden: HiddenStates | None = None
@@ -110,7 +109,7 @@ class StepPlan:
     step: int
     sequences: list[SequenceStep]
     added: list[SamplerSpec] = field(default_factory=list)
-    removed: Uint32s = field(default_factory=list)
+    removed: list[int] = field(default_factory=list)
     ahead: bool = False
 
     @property
@@ -149,7 +148,7 @@ class Sampled:
     """The tokens drawn for one sequence, and their logprobs if the request wants them."""
 
     sequence_id: int
-    tokens: Uint32s
+    tokens: list[int]
     logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 

@@ -39,6 +39,7 @@ PACKAGES = (
     "tokenizers",
     "numpy",
     "msgpack",
+    "msgspec",
     "pyzmq",
     "xxhash",
     "grpcio",

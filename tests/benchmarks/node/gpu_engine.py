@@ -288,8 +288,8 @@ def measured(load: RowLoad, small: bool) -> Iterator[dict[str, Any]]:
             if load.device == "cuda":
                 gc.collect()
                 torch.cuda.empty_cache()  # the API's rank is another process
-            if find_spec("msgpack") is None:
-                print(f"{shape.name}: not measured through the API: needs msgpack")
+            if find_spec("msgspec") is None:
+                print(f"{shape.name}: not measured through the API: needs msgspec")
                 continue
             for name, rate in api_rates(folder, load):
                 yield _row(f"{shape.name} {name}: API", rate, "tok/s", limit[name])

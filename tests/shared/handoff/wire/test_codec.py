@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.shared.handoff.wire.codec import Codec, CodecError, VersionError
-from tandem.shared.handoff.wire.packed import Uint32s
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,6 @@ class Outer:
     names: tuple[str, ...] = ()
     pair: tuple[int, float] = (0, 0.0)
     table: dict[int, list[Inner]] = field(default_factory=dict)
-    ids: Uint32s = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ OUTER = st.builds(
     names=st.lists(st.text(max_size=5), max_size=3).map(tuple),
     pair=st.tuples(INT64, st.floats(allow_nan=False)),
     table=st.dictionaries(INT64, st.lists(INNER, max_size=2), max_size=3),
-    ids=st.lists(st.integers(0, (1 << 32) - 1), max_size=9),
 )
 
 
@@ -69,32 +67,30 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
 
 def wire(**changes: Any) -> bytes:
     """An ``Outer`` on the wire, with other values in some fields."""
-    version, tag, *values = msgpack.unpackb(CODEC.encode(Outer(Inner(1))), strict_map_key=False)
-    fields = dict(zip(Outer.__dataclass_fields__, values, strict=True)) | changes
-    return bytes(msgpack.packb([version, tag, *fields.values()]))
+    data = CODEC.encode(Outer(Inner(1)))
+    fields = msgpack.unpackb(data[8:], strict_map_key=False) | changes
+    return data[:8] + bytes(msgpack.packb(fields))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"inner": ["1", ""]}, r"Outer\.inner\.number is '1', not int"),
-        ({"inner": [True, ""]}, r"Outer\.inner\.number is True, not int"),
-        ({"inner": [1]}, r"Outer\.inner is \[1\], not a list of 2 fields"),
-        ({"inner": {}}, r"Outer\.inner is \{\}, not a list of 2 fields"),
-        ({"maybe": 5}, r"Outer\.maybe is 5, not a list of 2 fields"),
-        ({"scalar": 0.5}, r"Outer\.scalar is 0\.5, not int or str or NoneType"),
-        ({"rate": "x" * 99}, r"Outer\.rate is 'x{59}\.\.\., not float"),
-        ({"flag": 1}, r"Outer\.flag is 1, not bool"),
-        ({"data": "text"}, r"Outer\.data is 'text', not bytes"),
-        ({"side": "other"}, r"Outer\.side is 'other', not one of 'send', 'receive'"),
-        ({"items": [[1, ""], [2, None]]}, r"Outer\.items\[1\]\.text is None, not str"),
-        ({"names": "ab"}, r"Outer\.names is 'ab', not a list"),
-        ({"pair": [1, 2.0, 3]}, r"Outer\.pair is \[1, 2\.0, 3\], not a list of 2 fields"),
-        ({"pair": [1, None]}, r"Outer\.pair\[1\] is None, not float"),
-        ({"table": {"a": []}}, r"Outer\.table\[0\] is 'a', not int"),
-        ({"table": []}, r"Outer\.table is \[\], not a map"),
-        ({"ids": b"123"}, r"Outer\.ids is b'123', not packed 32-bit integers"),
-        ({"ids": [1]}, r"Outer\.ids is \[1\], not packed"),
+        ({"inner": {"number": "1"}}, r"Outer: Expected `int`, got `str` - at `\$\.inner\.number`"),
+        ({"inner": {"number": True}}, r"Expected `int`, got `bool` - at `\$\.inner\.number`"),
+        ({"inner": {}}, r"missing required field `number` - at `\$\.inner`"),
+        ({"inner": [1, ""]}, r"Expected `object`, got `array` - at `\$\.inner`"),
+        ({"maybe": 5}, r"Expected `object \| null`, got `int` - at `\$\.maybe`"),
+        ({"scalar": 0.5}, r"Expected `int \| str \| null`, got `float` - at `\$\.scalar`"),
+        ({"rate": "x" * 99}, r"Expected `float`, got `str` - at `\$\.rate`"),
+        ({"flag": 1}, r"Expected `bool`, got `int` - at `\$\.flag`"),
+        ({"data": 1}, r"Expected `bytes`, got `int` - at `\$\.data`"),
+        ({"side": "other"}, r"Invalid enum value 'other' - at `\$\.side`"),
+        ({"items": [{"number": 1}, {"number": None}]}, r"at `\$\.items\[1\]\.number`"),
+        ({"names": "ab"}, r"Expected `array`, got `str` - at `\$\.names`"),
+        ({"pair": [1, 2.0, 3]}, r"`array` of length 2"),
+        ({"pair": [1, None]}, r"at `\$\.pair\[1\]`"),
+        ({"table": {"a": []}}, r"Expected `int`, got `str` - at `key` in `\$\.table`"),
+        ({"table": []}, r"Expected `object`, got `array` - at `\$\.table`"),
     ],
 )
 def test_a_value_that_is_not_what_its_field_declares_is_rejected_by_name(
@@ -104,22 +100,23 @@ def test_a_value_that_is_not_what_its_field_declares_is_rejected_by_name(
         CODEC.decode(wire(**changes))
 
 
+def head(tag: int, version: int = CODEC.version) -> bytes:
+    return struct.pack("<II", version, tag)
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"",
-        b"\xc1",
-        msgpack.packb(7),
-        msgpack.packb([]),
-        msgpack.packb({"a": 1}),
-        msgpack.packb(["1", 1]),
-        msgpack.packb([CODEC.version]),
-        msgpack.packb([CODEC.version, 3]),
-        msgpack.packb([CODEC.version, -1]),
-        msgpack.packb([CODEC.version, True]),
-        msgpack.packb([CODEC.version, 2, 1]),
-        msgpack.packb(msgpack.ExtType(1, b"x")),
-        b"\x00" * 10_001,
+        head(2)[:7],
+        head(2),
+        head(3) + msgpack.packb({}),
+        head(2, CODEC.version ^ 1) + msgpack.packb({}),
+        head(2) + b"\xc1",
+        head(2) + msgpack.packb(7),
+        head(2) + msgpack.packb({}) + b"\xc0",
+        head(0) + msgpack.packb(msgpack.ExtType(1, b"x")),
+        head(2) + b"\x00" * 10_001,
     ],
 )
 def test_bytes_that_are_no_message_are_rejected(data: bytes) -> None:
@@ -154,10 +151,4 @@ def test_another_declaration_of_a_type_is_another_version(fields: list[tuple[str
     here = codec(make_dataclass("Inner", [("number", int), ("text", str)]))
     there = codec(make_dataclass("Inner", fields))
     with pytest.raises(VersionError, match=f"of version {there.version:08x}.*Restart it"):
-        here.decode(bytes(msgpack.packb([there.version, 0, [1, ""]])))
-
-
-@pytest.mark.parametrize("hint", [Any, set[int], Inner | Empty, object])
-def test_a_type_that_cannot_be_checked_is_no_field(hint: Any) -> None:
-    with pytest.raises(TypeError, match="may not have a field"):
-        Codec((make_dataclass("Bad", [("field", hint)]),), 100)
+        here.decode(head(0, there.version))
