@@ -61,7 +61,7 @@ def greeting(
     if prefill_nodes and scoring is None:
         lines.append(
             f"Prefill apart, as {address}/cluster shows: {LONG_PROMPT} | "
-            f"{variable}{tandem} complete --chat --max-tokens 50 --url {url}"
+            f"{variable}{tandem} complete --chat --temperature 0 --max-tokens 50 --url {url}"
         )
     return [
         *lines,
