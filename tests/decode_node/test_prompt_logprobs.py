@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,11 +33,13 @@ def calls_of(work: Callable[[], object]) -> int:
         nonlocal calls
         calls += event in ("call", "c_call")
 
+    gc.disable()  # whose callbacks, of hypothesis for one, would be counted
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 
