@@ -402,9 +402,9 @@ class Decoder:
         """All layers, if one call computes them and the head."""
         (indices, decode), *more = self._runs
         head, norm = self.head, self.norm
-        if decode is None or more or head is None or head.tp.size > 1 or self.position_bias:
+        if decode is None or more or head is None or head.tp.size > 1:
             return None
-        if not isinstance(norm, RMSNorm):
+        if self.position_bias is not None or not isinstance(norm, RMSNorm):
             return None
         parts = [layer.parts for layer in self.layers if layer.parts is not None]
         output = OutputHead(norm.weight, norm.eps, head.method.runs())

@@ -80,6 +80,8 @@ def _digest(kinds: Sequence[type]) -> int:
 
 
 def _declare(hint: Any, declarations: dict[str, str]) -> None:
+    if hint in (Any, object):
+        raise TypeError(f"a message may not have a field of type {hint}, which nothing checks")
     if not dataclasses.is_dataclass(hint):
         for inner in get_args(hint):
             _declare(inner, declarations)

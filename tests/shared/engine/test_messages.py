@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -133,6 +133,13 @@ def test_a_side_that_does_not_exist_is_refused() -> None:
     data = CODEC.encode(Cancelled(transfer_id=1, attempt=1, side="send"))
     with pytest.raises(CodecError, match="side"):
         CODEC.decode(data.replace(b"send", b"sent"))
+
+
+@pytest.mark.parametrize("block", [0.5, "1", None])
+def test_blocks_that_no_table_can_have_are_refused(block: Any) -> None:
+    data = CODEC.encode(ExecuteStep(StepPlan(1, [SequenceStep(1, [5], 0, [block], True)]), []))
+    with pytest.raises(CodecError, match="block_table"):
+        CODEC.decode(data)
 
 
 def test_a_frame_over_the_limit_is_not_read() -> None:
