@@ -143,26 +143,28 @@ def _attend(
         head, turn = piece // shares, piece % shares
         # Later rows attend to more tokens; each thread gets as many early as late ones.
         share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
-        mine = slice(head * group, (head + 1) * group)
-        row = share * _SHARE
         _attend_share(
-            q[:, mine],
+            q,
+            head * group,
+            group,
             keys[head],
             values[head],
-            row,
+            share * _SHARE,
             start,
             window,
             np.float32(scale),
             np.float32(soft_cap),
-            sinks[mine],
+            sinks,
             causal,
-            out[:, mine],
+            out,
         )
 
 
 @kernel()
 def _attend_share(
-    q_TGD: np.ndarray,
+    q_THD: np.ndarray,
+    head: int,
+    group: int,
     keys: np.ndarray,
     values: np.ndarray,
     begin: int,
@@ -172,15 +174,16 @@ def _attend_share(
     soft_cap: np.float32,
     sinks: np.ndarray,
     causal: bool,
-    out_TGD: np.ndarray,
+    out_THD: np.ndarray,
 ) -> None:
-    """Attend for up to ``_SHARE`` rows from ``begin`` on, of the query heads of one KV head, where
-    those of a token are neighbours. ``start`` is the first token's position within the panels."""
-    group, dim = q_TGD.shape[1:]
-    rows = min(_SHARE, len(q_TGD) * group - begin)
+    """Attend for up to ``_SHARE`` rows from ``begin`` on, of the query heads of one KV head, which
+    are ``group`` from ``head`` on, and where those of a token are neighbours. ``start`` is the
+    first token's position within the panels."""
+    dim = q_THD.shape[2]
+    rows = min(_SHARE, len(q_THD) * group - begin)
     x = np.zeros((_SHARE, dim), np.float32)
     for r in range(rows):
-        source = q_TGD[(begin + r) // group, (begin + r) % group]
+        source = q_THD[(begin + r) // group, head + (begin + r) % group]
         for d in range(dim):
             x[r, d] = widen(source[d]) * scale
     scores = np.empty((_SHARE, _TOKENS), np.float32)
@@ -188,11 +191,11 @@ def _attend_share(
     totals = np.zeros(_SHARE, np.float32)
     if len(sinks):  # a token before the first one, without a value
         for r in range(rows):
-            highest[r], totals[r] = sinks[(begin + r) % group], 1
+            highest[r], totals[r] = sinks[head + (begin + r) % group], 1
     sums = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
     added = np.empty_like(sums)
     lanes = np.empty(LANES, np.float32)
-    whole = start + len(q_TGD)
+    whole = start + len(q_THD)
     end = start + (begin + rows - 1) // group + 1 if causal else whole
     for block in range(max(0, start + begin // group - window + 1) // _TOKENS, len(keys)):
         base = block * _TOKENS
@@ -222,7 +225,7 @@ def _attend_share(
             for d in range(dim):
                 sums[r, d] += added[r, d]
     for r in range(rows):
-        into = out_TGD[(begin + r) // group, (begin + r) % group]
+        into = out_THD[(begin + r) // group, head + (begin + r) % group]
         for d in range(dim):
             into[d] = narrow(sums[r, d] / totals[r], into[d])
 
