@@ -6,8 +6,8 @@ Measured are the share that the worst victim keeps, its longest gap between two 
 attacker's first token over the one that it gets without other streams.
 
 A stream slows down by itself as its context grows: where a small model reads 100 MB of weights a
-step, a thousand tokens of KV are another 50 MB. So its own speed is measured before the attack and
-again after it, and the middle of the two is what it would have had meanwhile.
+step, a thousand tokens of KV are another 50 MB. So the same streams run once more without an
+attack, and a victim's own speed is the one that it had there over the same tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -31,7 +32,6 @@ from .datasets.random_prompts import PromptMaker
 WARM_TOKENS = 40
 FEW_TOKENS = 3
 START_SECONDS = 120.0
-FINISH_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class Scene:
     attacker_tokens: int = 2
     victim_prompt_tokens: int = 16
     victim_tokens: int = 4000
-    alone_seconds: float = 3.0  # before and after, in which the victims' own speed is measured
+    alone_seconds: float = 3.0  # before the attack, in which the victims run undisturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One round: what the victims had before, during and after it. Seconds, and tokens a second."""
+    """One round; times in seconds, speeds in tokens a second."""
 
     prompt_tokens: int  # of the attacker, as the server counts them
     alone_first_token: float
@@ -57,17 +57,11 @@ class Attack:
     longest_gap: float  # of any victim
     longest_gap_before: float  # the same before the attack
     step: float  # median time between two tokens of a victim before the attack
-    speed: float  # of the slowest victim before the attack
-    speed_after: float  # of the slowest victim after it
+    own_speed: float  # of the slowest victim, without an attack, over the tokens that it got in one
 
     @property
     def worst_share(self) -> float:
         return min(self.shares)
-
-    @property
-    def own_speed(self) -> float:
-        """Of the slowest victim, had there been no attack."""
-        return statistics.harmonic_mean([self.speed, self.speed_after])
 
     @property
     def lateness(self) -> float:
@@ -97,21 +91,27 @@ async def attack(
         await _until(lambda: _have_a_speed(streams, before), streams, START_SECONDS)
         begin = time.perf_counter()
         attacker = await _attacker(server, prompts, f"{name}/attack", scene)
-        end, after = attacker.times[0], time.perf_counter()
-        await asyncio.sleep(scene.alone_seconds)
-        await _until(lambda: _have_a_speed(streams, after), streams, FINISH_SECONDS)
-        over = time.perf_counter()
-
-    def share(stream: MeasuredAnswer) -> float:
-        # As the context grows by the token, so does the time of a step.
-        own = statistics.harmonic_mean([_rate(stream, before, begin), _rate(stream, after, over)])
-        return _rate(stream, begin, end) / own
+        end = attacker.times[0]
+    windows = [_window(stream, begin, end) for stream in streams]
+    async with _victims(server, prompts, name, scene) as undisturbed:
+        need = [last + 1 for _, last in windows]
+        await _until(
+            lambda: all(len(one.times) >= n for one, n in zip(undisturbed, need, strict=True)),
+            undisturbed,
+            START_SECONDS + 2 * (end - before),
+        )
+    own_speeds = [
+        (last - first) / (one.times[last] - one.times[first])
+        for one, (first, last) in zip(undisturbed, windows, strict=True)
+    ]
 
     return Attack(
         prompt_tokens=attacker.prompt_tokens or scene.prompt_tokens,
         alone_first_token=alone.ttft,
         first_token=attacker.ttft,
-        shares=tuple(map(share, streams)),
+        shares=tuple(
+            _rate(one, begin, end) / own for one, own in zip(streams, own_speeds, strict=True)
+        ),
         longest_gap=max(_longest_gap(one, begin, end) for one in streams),
         longest_gap_before=max(_longest_gap(one, before, begin) for one in streams),
         step=statistics.median(
@@ -119,8 +119,7 @@ async def attack(
             for one in streams
             for earlier, later in pairwise(t for t in one.times if before <= t < begin)
         ),
-        speed=min(_rate(one, before, begin) for one in streams),
-        speed_after=min(_rate(one, after, over) for one in streams),
+        own_speed=min(own_speeds),
     )
 
 
@@ -189,6 +188,12 @@ def _check_running(streams: Sequence[MeasuredAnswer]) -> None:
             raise BenchmarkError(f"a victim's stream ended within the round: {reason}")
 
 
+def _window(stream: MeasuredAnswer, begin: float, end: float) -> tuple[int, int]:
+    """The first token in the window, and the last or one that is far enough for a speed."""
+    first, after = bisect_left(stream.times, begin), bisect_left(stream.times, end)
+    return first, max(after - 1, first + FEW_TOKENS)
+
+
 def _rate(stream: MeasuredAnswer, begin: float, end: float) -> float:
     """Tokens a second within the window."""
     return sum(begin <= at < end for at in stream.times) / (end - begin)
@@ -210,8 +215,7 @@ def summary(attacks: Sequence[Attack]) -> dict[str, Any]:
         return statistics.median(map(figure, attacks))
 
     return {
-        "victim_speed": middle(lambda a: a.speed),
-        "victim_speed_after": middle(lambda a: a.speed_after),
+        "victim_speed": middle(lambda a: a.own_speed),
         "share_kept": middle(lambda a: a.worst_share),
         "longest_gap_before_ms": 1000 * middle(lambda a: a.longest_gap_before),
         "longest_gap_ms": 1000 * middle(lambda a: a.longest_gap),

@@ -24,7 +24,7 @@ def interference_groups() -> Groups:
                 "--alone-seconds",
                 default=3.0,
                 low=0.1,
-                help="Time in which the victims' own speed is measured.",
+                help="Time before the attack in which the victims run undisturbed.",
             ),
             whole("--rounds", default=3, low=1, help="Rounds whose medians are shown."),
             whole("--num-warmups", default=1, low=0, help="Rounds before, which do not count."),

@@ -16,11 +16,12 @@ PROMPTS = IdPrompts(range(1000))
 
 
 class ServerCourse:
-    """A server and its time. Victims get a token every 10 ms, and none for 0.2 s from 50 ms after
-    the long prompt on, which is answered after 1 s (0.5 s if it is alone)."""
+    """A server and its time. Victims get a token every 10 ms, but none in the seconds of ``stall``
+    after the long prompt, which is answered after 1 s (0.5 s if it is alone)."""
 
-    def __init__(self) -> None:
+    def __init__(self, stall: tuple[float, float] = (0.05, 0.25)) -> None:
         self.time = 100.0
+        self.stall = stall
         self.stalled = (0.0, 0.0)
         self.victims: list[MeasuredAnswer] = []
         self.asked: list[dict[str, Any]] = []
@@ -38,7 +39,7 @@ class ServerCourse:
             await asyncio.Event().wait()
         answer = MeasuredAnswer(sent=self.time, finished=True)
         if self.victims:
-            self.stalled = (self.time + 0.05, self.time + 0.25)
+            self.stalled = self.time + self.stall[0], self.time + self.stall[1]
         await self.sleep(1.0 if self.victims else 0.5)
         answer.arrivals = answer.times = [self.time]
         return answer
@@ -63,24 +64,25 @@ async def test_an_attack_is_measured_from_the_long_prompt_to_its_first_token(
     monkeypatch.setattr(time, "perf_counter", course.now)
     server: Any = course
     found = await attack(server, PROMPTS, "x", Scene(victims=2, prompt_tokens=30))
-    assert found.speed == pytest.approx(100) and found.step == pytest.approx(0.01)
+    assert found.own_speed == pytest.approx(100) and found.step == pytest.approx(0.01)
     assert found.shares == pytest.approx((0.8, 0.8))
     assert found.longest_gap == pytest.approx(0.21)
     assert found.longest_gap_before == pytest.approx(0.01)
     assert (found.alone_first_token, found.first_token) == pytest.approx((0.5, 1.0))
-    assert [len(one["prompt"]) for one in course.asked] == [30, 16, 16, 30]
+    assert [len(one["prompt"]) for one in course.asked] == [30, 16, 16, 30, 16, 16]
     assert course.asked[0]["prompt"] != course.asked[3]["prompt"]
+    assert course.asked[1:3] == course.asked[4:]  # the same streams without an attack
 
 
 class GrowingContexts(ServerCourse):
-    """Victims need 10 ms for a token before the long prompt, 15 during it and 20 after it."""
+    """A victim needs 10 ms for each of the first tokens, and 20 from the hundredth on; nothing is
+    stalled by the long prompt."""
 
     async def sleep(self, seconds: float) -> None:
-        for tick in range(max(1, round(seconds / 0.01))):
+        for _ in range(max(1, round(seconds / 0.01))):
             self.time = round(self.time + 0.01, 6)
-            during = self.stalled[0] and self.time < self.stalled[0] + 0.95
-            if not self.stalled[0] or tick % 6 in ((0, 2, 3, 5) if during else (1, 3, 5)):
-                for victim in self.victims:
+            for victim in self.victims:
+                if len(victim.times) < 100 or round(100 * self.time) % 2:
                     victim.times.append(self.time)
         await YIELD(0)
 
@@ -92,9 +94,21 @@ async def test_a_stream_that_its_context_slows_down_keeps_its_speed(
     monkeypatch.setattr(asyncio, "sleep", course.sleep)
     monkeypatch.setattr(time, "perf_counter", course.now)
     server: Any = course
-    found = await attack(server, PROMPTS, "x", Scene(prompt_tokens=30))
-    assert (found.speed, found.speed_after) == (pytest.approx(100), pytest.approx(50, rel=0.01))
+    found = await attack(server, PROMPTS, "x", Scene(prompt_tokens=30, alone_seconds=0.1))
+    assert 50 < found.own_speed < 99
     assert found.worst_share == pytest.approx(1, rel=0.02)
+
+
+async def test_a_victim_that_gets_no_token_has_a_speed_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    course = ServerCourse(stall=(0.0, 1.0))
+    monkeypatch.setattr(asyncio, "sleep", course.sleep)
+    monkeypatch.setattr(time, "perf_counter", course.now)
+    server: Any = course
+    found = await attack(server, PROMPTS, "x", Scene(prompt_tokens=30))
+    assert found.own_speed == pytest.approx(100)
+    assert found.worst_share == pytest.approx(0, abs=0.011)
 
 
 def test_a_summary_has_medians_over_the_rounds() -> None:
@@ -107,8 +121,7 @@ def test_a_summary_has_medians_over_the_rounds() -> None:
             longest_gap=0.08,
             longest_gap_before=0.02,
             step=0.01,
-            speed=50.0,
-            speed_after=45.0,
+            own_speed=50.0,
         )
 
     found = summary([of(0.5, 3.0), of(0.7, 2.0), of(0.1, 9.0)])

@@ -143,7 +143,7 @@ def compare(
             one = done.attack
             print(
                 f"round {number}, {name}, {victims} victims: keeps {one.worst_share:.2f} of "
-                f"{one.speed:.1f} tok/s, gap {one.longest_gap_before:.3f}, then "
+                f"{one.own_speed:.1f} tok/s, gap {one.longest_gap_before:.3f}, then "
                 f"{one.longest_gap:.3f} s, first token alone "
                 f"{one.alone_first_token:.2f}, now {one.first_token:.2f} s, "
                 f"others {done.others:.2f}",
@@ -172,9 +172,8 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
                 "value": middle(lambda a: a.worst_share),
                 "unit": "1",
                 "goal": share,
-                "against": f"its own {middle(lambda a: a.own_speed):.1f} tok/s, "
-                f"{middle(lambda a: a.speed):.1f} before the attack and "
-                f"{middle(lambda a: a.speed_after):.1f} after it",
+                "against": f"its own {middle(lambda a: a.own_speed):.1f} tok/s, over the same "
+                "tokens without an attack",
             },
             {
                 "metric": f"{what}: longest gap",
