@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import gc
 import importlib
 import os
@@ -40,6 +39,7 @@ from tandem.tests.support.forked import (
     NUMBER_BYTES,
     RANK,
     ForkedProcess,
+    ForkedRank,
     StartRequest,
     request_fork,
 )
@@ -131,7 +131,7 @@ def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> No
     start = executor.start_rank
 
     async def start_rank(channel: socket.socket) -> asyncio.subprocess.Process | ForkedRank:
-        return ForkedRank(*waiting.pop(0), channel) if waiting else await start(channel)
+        return _become_rank(*waiting.pop(0), channel) if waiting else await start(channel)
 
     executor.start_rank = start_rank  # type: ignore[assignment]
     # Its command line is the server's.
@@ -206,28 +206,11 @@ def _fork_rank() -> tuple[int, int]:
     os._exit(0)
 
 
-class ForkedRank:
-    """A rank, with what its head uses of ``asyncio.subprocess.Process``."""
-
-    def __init__(self, pid: int, waits: int, channel: socket.socket) -> None:
-        self.pid = pid
-        self._loop = asyncio.get_running_loop()
-        self._status: asyncio.Future[int] = self._loop.create_future()
-        with socket.socket(fileno=waits) as ours:
-            socket.send_fds(ours, [b"x"], [channel.fileno()])
-        threading.Thread(target=self._reap, name=f"rank-{pid}", daemon=True).start()
-
-    def _reap(self) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
-            self._loop.call_soon_threadsafe(self._status.set_result, code)
-
-    async def wait(self) -> int:
-        return await asyncio.shield(self._status)
-
-    def kill(self) -> None:
-        if not self._status.done():
-            os.kill(self.pid, signal.SIGKILL)
+def _become_rank(pid: int, waits: int, channel: socket.socket) -> ForkedRank:
+    """Give a process of ``_fork_rank`` its channel."""
+    with socket.socket(fileno=waits) as ours:
+        socket.send_fds(ours, [b"x"], [channel.fileno()])
+    return ForkedRank(pid, lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _close_but(*kept: int) -> None:

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -158,18 +158,19 @@ def end_session_forker() -> None:
         session_forker.cache_clear()
 
 
-class RankOfTest:
-    """A forked rank, with what its head uses of ``asyncio.subprocess.Process``."""
+class ForkedRank:
+    """A forked rank, with what its head uses of ``asyncio.subprocess.Process``; ``wait`` returns
+    its exit status, and blocks until there is one."""
 
-    def __init__(self, process: ForkedProcess) -> None:
-        self.pid = process.pid
-        self._process = process
+    def __init__(self, pid: int, wait: Callable[[], int]) -> None:
+        self.pid = pid
+        self._wait = wait
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
         threading.Thread(target=self._reap, name=f"rank-{self.pid}", daemon=True).start()
 
     def _reap(self) -> None:
-        code = self._process.wait()
+        code = self._wait()
         with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(self._status.set_result, code)
 
@@ -181,13 +182,13 @@ class RankOfTest:
             os.kill(self.pid, signal.SIGKILL)
 
 
-async def fork_rank(channel: socket.socket, prelude: str = "") -> RankOfTest:
+async def fork_rank(channel: socket.socket, prelude: str = "") -> ForkedRank:
     """In place of the executor's ``start_rank``; the rank runs ``prelude`` first."""
     from tandem.shared.engine.executor import ENVIRONMENT
 
     environment = ENVIRONMENT | os.environ
     process = session_forker().start([RANK], environment, 1, 2, channel.fileno(), prelude)
-    return RankOfTest(process)
+    return ForkedRank(process.pid, process.wait)
 
 
 def _interpreter_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -94,22 +94,40 @@ def write_gguf(
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(file, name, split_max_tensors=tensors_in_part)
     _add_config(writer, config)
-    _add_tokenizer(writer, folder, config)
+    add_tokenizer(writer, folder, config)
     weights = dict(sorted(_stacked(converted(_weights(folder), config)).items()))
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, weight in weights.items():
         theirs = name if name.startswith("blk.") else names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
         own = [other for part, other in (others or {}).items() if part in theirs]
-        _add_tensor(writer, theirs, _stored(name, weight, config).numpy(), *own[:1] or [kind])
+        add_tensor(writer, theirs, _stored(name, weight, config).numpy(), *own[:1] or [kind])
     _add_rope_factors(writer, config)
     if change is not None:
         change(writer)
+    finish(writer)
+    return file
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what has been added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+
+
+def encoder_writer(file: Path, architecture: str, config: dict[str, Any]) -> gguf.GGUFWriter:
+    """A writer of an encoder's file, with the metadata that all encoders have."""
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_eps(config["layer_norm_eps"])
+    writer.add_causal_attention(False)
+    return writer
 
 
 def dequantised(folder: Path, file: Path, target: Path) -> Path:
@@ -153,10 +171,7 @@ def in_numbers(file: Path, target: Path) -> Path:
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in tensor.shape[::-1])
         writer.add_tensor(tensor.name, _numbers(tensor).astype(np.float32).reshape(shape))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 
@@ -208,11 +223,11 @@ def _restored(name: str, weight: torch.Tensor, config: dict[str, Any]) -> torch.
     return weight
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
+def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str) -> None:
+    """A matrix becomes ``kind``, or what llama.cpp falls back to where its rows are no blocks."""
     matrix = weight.ndim > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
     wanted = Type[kind] if matrix else Type.F32
     block, _ = gguf.GGML_QUANT_SIZES[wanted]
-    # As llama.cpp falls back where rows are no whole blocks.
     if weight.shape[-1] % block:
         wanted = Type.Q8_0 if weight.shape[-1] % 32 == 0 else Type.F16
     writer.add_tensor(name, _quantised(name, weight, wanted), raw_dtype=wanted)
@@ -311,24 +326,34 @@ def _add_rope_factors(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_tensor(f"rope_factors_{name}.weight", np.array(factors, np.float32))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
-    listed = json.loads((folder / "tokenizer.json").read_text())
+def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
+    """The folder's, with its end tokens and its template."""
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
+    tokens = add_vocabulary(writer, folder, config["vocab_size"], "gpt-2")
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_eot_token_id(tokens.index(settings["eos_token"]))
+    if settings.get("chat_template"):
+        writer.add_chat_template(settings["chat_template"])
+
+
+def add_vocabulary(
+    writer: gguf.GGUFWriter, folder: Path, size: int, pre_tokenizer: str
+) -> list[str]:
+    """The tokens of the folder's tokenizer, which merges bytes, and others up to ``size``; returns
+    all of them."""
+    listed = json.loads((folder / "tokenizer.json").read_text())
+    tokens = [f"[PAD{index}]" for index in range(size)]
     kinds = [UNUSED] * len(tokens)
     for token, number in listed["model"]["vocab"].items():
         tokens[number], kinds[number] = token, 1
     for added in listed["added_tokens"]:
         tokens[added["id"]], kinds[added["id"]] = added["content"], CONTROL
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(pair) for pair in listed["model"]["merges"]])
-    writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_eot_token_id(tokens.index(settings["eos_token"]))
-    if settings.get("chat_template"):
-        writer.add_chat_template(settings["chat_template"])
+    return tokens
 
 
 def transformers_model(file: Path) -> Any:

@@ -17,7 +17,7 @@ from tandem import Engine, EngineConfig
 from tandem.shared.errors import ModelError
 from tandem.shared.models.spec import AttentionSpec, ClassifierSpec, DecoderSpec
 from tandem.shared.weights.source import read_spec
-from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.rerankers import add_answers
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -68,17 +68,10 @@ def converted(
     """A file as llama.cpp's converter writes it, with ``more`` tensors and some of its metadata
     replaced."""
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, "modern-bert")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
+    writer = gguf_files.encoder_writer(file, "modern-bert", config)
     writer.add_rope_freq_base(config["global_rope_theta"])
     writer.add_rope_freq_base_swa(config["local_rope_theta"])
     writer.add_layer_norm_rms_eps(config["norm_eps"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
     if pooling is not None:
         writer.add_pooling_type(gguf.PoolingType(pooling))
     writer.add_uint32(
@@ -92,7 +85,13 @@ def converted(
     writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     writer.add_vocab_size(config["vocab_size"])
     writer.add_string("modern-bert.hidden_activation", config["hidden_activation"])
-    _add_tokenizer(writer, folder, config)
+    gguf_files.add_vocabulary(writer, folder, config["vocab_size"], "modern-bert")
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    writer.add_bos_token_id(CLS)
+    writer.add_eos_token_id(SEP)
+    writer.add_sep_token_id(SEP)
+    writer.add_pad_token_id(PAD)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MODERN_BERT, config["num_hidden_layers"])
     for name, value in (load_file(folder / "model.safetensors") | (more or {})).items():
         name = name.removeprefix("model.").replace("classifier.", "classifier.out_proj.")
@@ -100,35 +99,9 @@ def converted(
         if theirs is None:  # in older versions of the library
             assert name == "head.norm.weight"
             theirs = "cls.norm.weight"
-        type_of = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
-        data = gguf.quants.quantize(value.float().numpy(), type_of)
-        writer.add_tensor(theirs, data, raw_dtype=type_of)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        gguf_files.add_tensor(writer, theirs, value.float().numpy(), kind)
+    gguf_files.finish(writer)
     return file
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
-    listed = json.loads((folder / "tokenizer.json").read_text())
-    tokens = [f"[PAD{index}]" for index in range(config["vocab_size"])]
-    kinds = [5] * len(tokens)
-    for token, number in listed["model"]["vocab"].items():
-        tokens[number], kinds[number] = token, 1
-    for added in listed["added_tokens"]:
-        tokens[added["id"]], kinds[added["id"]] = added["content"], 3
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(True)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("modern-bert")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([" ".join(pair) for pair in listed["model"]["merges"]])
-    writer.add_bos_token_id(CLS)
-    writer.add_eos_token_id(SEP)
-    writer.add_sep_token_id(SEP)
-    writer.add_pad_token_id(PAD)
 
 
 def engine_of(file: Path) -> Engine:

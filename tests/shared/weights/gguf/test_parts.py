@@ -15,7 +15,7 @@ from tandem.shared.weights.gguf import parts
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.checkpoints.gguf_files import finish, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +92,7 @@ def rewritten(file: Path, name: str, change: Callable[[gguf.GGUFWriter], None]) 
     writer.add_uint16("split.count", 4)
     change(writer)
     writer.add_tensor(name, torch.ones(4).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def test_parts_of_several_models(copied: list[Path]) -> None:

@@ -19,7 +19,7 @@ from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.support.checkpoints import gguf_files, tiny_models
-from tandem.tests.support.checkpoints.gguf_files import _add_tokenizer, write_gguf
+from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.checkpoints.rerankers import (
     ANSWERS,
     PREFIX,
@@ -181,19 +181,12 @@ def encoder(
     """A file of BERT or XLM-R as llama.cpp's converter writes it, whose tokenizer is RoBERTa's."""
     config = json.loads((folder / "config.json").read_text())
     (weights,) = folder.glob("*.safetensors")
-    writer = gguf.GGUFWriter(file, "bert")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
-    writer.add_causal_attention(False)
+    writer = gguf_files.encoder_writer(file, "bert", config)
     writer.add_rope_freq_base(10000.0)  # without effect
     writer.add_pooling_type(gguf.PoolingType(2 if labels is None else 4))
     if labels is not None:
         writer.add_classifier_output_labels(labels)
-    _add_tokenizer(writer, folder, config | {"eos_token_id": 258})
+    gguf_files.add_tokenizer(writer, folder, config | {"eos_token_id": 258})
     writer.add_bos_token_id(257)
     writer.add_token_type_count(config["type_vocab_size"])
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
@@ -207,14 +200,8 @@ def encoder(
             name = name.replace("classifier.", "classifier.out_proj.")
         theirs = names.get_name(name, (".weight", ".bias"))
         assert theirs is not None, name
-        matrix = value.ndim > 1 and value.shape[-1] % 32 == 0
-        type_of = gguf.GGMLQuantizationType[kind if matrix else "F32"]
-        data = gguf.quants.quantize(value.float().numpy(), type_of)
-        writer.add_tensor(theirs, data, raw_dtype=type_of)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        gguf_files.add_tensor(writer, theirs, value.float().numpy(), kind)
+    gguf_files.finish(writer)
     return file
 
 

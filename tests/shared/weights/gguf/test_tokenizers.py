@@ -22,7 +22,7 @@ from tandem.shared.weights.gguf.character_map import is_valid
 from tandem.shared.weights.gguf.splitting import RULES
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.checkpoints.gguf_files import write_gguf
+from tandem.tests.support.checkpoints.gguf_files import finish, write_gguf
 
 CORPUS = Path(__file__).read_text() + "Sie können's nicht, 12345 Bäume. It's 6 o'clock; WE'LL go. "
 TEXTS = (
@@ -83,13 +83,6 @@ def writer_for(file: Path, architecture: str = "llama") -> gguf.GGUFWriter:
     return writer
 
 
-def written(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def byte_pairs(file: Path, rule: str, **flags: Any) -> Path:
     """A file with a byte-pair vocabulary that was learned from words and spaces."""
     raw = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -113,7 +106,7 @@ def byte_pairs(file: Path, rule: str, **flags: Any) -> Path:
     writer.add_eos_token_id(len(listed) + 1)
     for name, value in flags.items():
         getattr(writer, f"add_{name}")(value)
-    written(writer)
+    finish(writer)
     return file
 
 
@@ -139,7 +132,7 @@ def pieces(file: Path, architecture: str, prefixed: bool) -> Path:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_add_space_prefix(prefixed)
-    written(writer)
+    finish(writer)
     return file
 
 
@@ -229,7 +222,7 @@ def test_words_are_the_longest_pieces_of_bert(tmp_path: Path) -> None:
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
         if cased:
             writer.add_bool("tokenizer.ggml.normalizer.lowercase", False)
-        written(writer)
+        finish(writer)
         ours = loaded(file)
         assert ours.encode("hello playing played! 你[SEP]") == [2, 5, 6, 7, 6, 8, 9, 11, 3, 3]
         assert ours.encode("Hello été", add_special_tokens=False) == ([1, 1] if cased else [5, 10])
@@ -244,7 +237,7 @@ def test_words_are_the_likeliest_pieces(tmp_path: Path) -> None:
     for name, number in (("pad", 0), ("eos", 1), ("unk", 2)):
         getattr(writer, f"add_{name}_token_id")(number)
     writer.add_remove_extra_whitespaces(True)
-    written(writer)
+    finish(writer)
     ours = loaded(tmp_path / "model.gguf")
     theirs = oracle(tmp_path / "model.gguf")
     for text in ("ab", "abb  a", " abab", "a\nb", "cab"):
@@ -266,7 +259,7 @@ def test_merges_of_pieces_are_given(tmp_path: Path) -> None:
             writer.add_tokenizer_pre(rule)
         writer.add_token_merges(["a \u2581", "\n \n", "a\u2581 a", "\u2581 a"])
         writer.add_unk_token_id(0)
-        written(writer)
+        finish(writer)
         ours = loaded(file)
         first = len(pieces_of)
         assert ours.encode("a a\n\né a") == [first + each for each in (6, 4, 2, 7)]
@@ -345,7 +338,7 @@ def test_tokens_without_the_merges_that_make_them_are_refused(tmp_path: Path) ->
     file = tmp_path / "model.gguf"
     writer = written_pieces(file, "gpt2", ["a", "b", "ab", "<s>"], [1, 1, 1, 3])
     writer.add_tokenizer_pre("kimi-k2")
-    written(writer)
+    finish(writer)
     with pytest.raises(ModelError, match=r"tokenizer\.ggml\.merges is missing"):
         open_source(file).tokenizer_files()
 
@@ -373,7 +366,7 @@ def test_a_table_of_characters_that_would_panic_is_refused(tmp_path: Path) -> No
     writer = written_pieces(file, "t5", ["<pad>", "</s>", "<unk>"], [3, 3, 2])
     writer.add_token_scores([0.0, 0.0, 0.0])
     writer.add_precompiled_charsmap(good[:-1])
-    written(writer)
+    finish(writer)
     with pytest.raises(ModelError, match=r"tokenizer\.ggml\.precompiled_charsmap is not whole"):
         open_source(file).tokenizer_files()
 
