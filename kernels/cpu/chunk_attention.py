@@ -15,9 +15,9 @@ from numba import prange
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..reference.attention import paged_attention
-from .decode_attention import NO_SINKS, NO_WINDOW, cap_scores, maximum_of
-from .exponential import exp
+from .decode_attention import NO_SINKS, NO_WINDOW, cap_scores
 from .jit import WIDE, array, castable, kernel
+from .score_weights import weigh_row
 from .vector import LANES, multiply_tile, narrow, widen
 
 # Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but the
@@ -194,7 +194,6 @@ def _attend_share(
             highest[r], totals[r] = sinks[head + (begin + r) % group], 1
     sums = np.zeros((_SHARE, values.shape[1] * LANES), np.float32)
     added = np.empty_like(sums)
-    lanes = np.empty(LANES, np.float32)
     whole = start + len(q_THD)
     end = start + (begin + rows - 1) // group + 1 if causal else whole
     for block in range(max(0, start + begin // group - window + 1) // _TOKENS, len(keys)):
@@ -211,11 +210,10 @@ def _attend_share(
             first, last = max(0, seen - window), max(0, min(tokens, seen))
             if soft_cap > 0 and last > first:
                 cap_scores(scores[r, first:last], soft_cap)
-            highest[r], factor = _weigh(
-                scores[r, :tokens], first, last, highest[r], totals[r : r + 1], lanes
-            )
-            for d in range(sums.shape[1]):
-                sums[r, d] *= factor
+            factor = weigh_row(scores, r, first, last, tokens, highest, totals)
+            if factor != 1:
+                for d in range(sums.shape[1]):
+                    sums[r, d] *= factor
         for panel in range(0, values.shape[1], _WIDTH):
             for r in range(0, rows, _ROWS):
                 seen = _seen(begin, r, rows, group, start, whole, causal) - base
@@ -235,28 +233,3 @@ def _seen(begin: int, row: int, rows: int, group: int, start: int, whole: int, c
     """How many tokens the last row of a tile sees."""
     last = begin + min(row + _ROWS, rows) - 1
     return start + last // group + 1 if causal else whole
-
-
-@kernel()
-def _weigh(
-    row: np.ndarray,
-    first: int,
-    last: int,
-    before: np.float32,
-    total: np.ndarray,
-    lanes: np.ndarray,
-) -> tuple[np.float32, np.float32]:
-    """Turn scores from ``first`` to ``last`` into weights, and the others into zeros. Returns the
-    highest score so far, and the factor for all earlier sums."""
-    row[:first] = 0
-    row[last:] = 0
-    # A slice, because loops whose index may be negative are not vectorised.
-    seen = row[first:last]
-    highest = maximum_of(seen, before, lanes)
-    factor = exp(before - highest) if last > first else np.float32(1)
-    added = np.float32(0)
-    for t in range(len(seen)):
-        seen[t] = exp(seen[t] - highest)
-        added += seen[t]
-    total[0] = total[0] * factor + added
-    return highest, factor

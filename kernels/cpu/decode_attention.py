@@ -12,6 +12,7 @@ from numba import prange
 from ..attention_metadata import AttentionParams, DecodeMetadata
 from .exponential import exp
 from .jit import WIDE, array, kernel
+from .score_weights import weigh_row
 from .token_tiles import score_tokens, sum_tokens
 from .vector import LANES, narrow, widen
 
@@ -107,14 +108,18 @@ def _attend_head(
     if soft_cap > 0:
         for g in range(group):
             cap_scores(weights[g, :count], np.float32(soft_cap))
+    # A sink is a token before the first one, without a value.
+    highest, totals = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32)
+    if len(sinks):
+        highest[:], totals[:] = sinks[head * group : (head + 1) * group], 1
     for g in range(group):
-        sink = sinks[head * group + g] if len(sinks) else np.float32(-np.inf)
-        _softmax(weights[g, :count], sink)
+        weigh_row(weights, g, 0, count, filled, highest, totals)
     _sum(weights, values[head], places[0], count, queries, keys[following % heads], places[1])
     for g in range(group):
         source, target = queries[g], out[row, head * group + g]
+        scale_of = np.float32(1) / totals[g]
         for d in range(dim):
-            target[d] = narrow(source[d], target[d])
+            target[d] = narrow(source[d] * scale_of, target[d])
 
 
 @kernel()
@@ -159,20 +164,6 @@ def cap_scores(scores: np.ndarray, cap: np.float32) -> None:
 
 
 @kernel()
-def _softmax(scores: np.ndarray, sink: np.float32) -> None:
-    """Turn scores into weights, with one more score, which is -inf for none."""
-    lanes = np.empty(LANES, np.float32)
-    highest = maximum_of(scores, sink, lanes)
-    total = exp(sink - highest) if sink > np.float32(-np.inf) else np.float32(0)
-    for t in range(len(scores)):
-        scores[t] = exp(scores[t] - highest)
-        total += scores[t]
-    scale = np.float32(1) / total
-    for t in range(len(scores)):
-        scores[t] *= scale
-
-
-@kernel()
 def _sum(
     weights: np.ndarray,
     values: np.ndarray,
@@ -193,21 +184,3 @@ def _sum(
     for first in range(whole, dim, LANES):
         for g in range(group):
             sum_tokens(1, 1, weights, g, values, places, count, first, out, keys, later)
-
-
-@kernel()
-def maximum_of(row: np.ndarray, before: np.float32, lanes: np.ndarray) -> np.float32:
-    """The maximum of the row and ``before``, lane by lane: a running maximum that must preserve NaN
-    is not vectorised."""
-    lanes[:] = before
-    whole = len(row) // LANES * LANES
-    for t in range(0, whole, LANES):
-        part = row[t : t + LANES]
-        for lane in range(LANES):
-            lanes[lane] = max(lanes[lane], part[lane])
-    highest = before
-    for lane in range(LANES):
-        highest = max(highest, lanes[lane])
-    for t in range(whole, len(row)):
-        highest = max(highest, row[t])
-    return highest

@@ -1,0 +1,158 @@
+"""The softmax of rows of scores, a register at a time: a loop whose length varies is vectorised in
+part, and what is left of it takes as long as the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from .exponential import HIGH, LEAST, LOG2_E, LOW, POLYNOMIAL
+from .vector import LANES, constant, everywhere, fma
+
+_FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_LANES, _NUMBERS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
+# 2^23 and half of it: the last bit of a sum with it is one.
+_ROUNDING = 12582912.0
+
+
+@intrinsic
+def weigh_row(
+    typing: Any, scores: Any, row: Any, first: Any, last: Any, end: Any, highest: Any, totals: Any
+) -> Any:
+    """A row's scores from ``first`` to ``last`` become weights, and its others before ``end``
+    zeros. Returns the factor of what has been summed with the weights of earlier tokens.
+
+    scores [*, N] fp32, where N is a multiple of ``LANES``; highest and totals [*] fp32 are kept:
+    the highest score so far, which the weights are in relation to, and the sum of the weights. What
+    is no number stays none.
+    """
+    at = types.intp
+    signature = types.float32(scores, at, at, at, at, highest, totals)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        _, row, first, last, end, _, _ = args
+        matrix, most, sums = (
+            context.make_array(signature.args[at])(context, builder, args[at]) for at in (0, 5, 6)
+        )
+        start = builder.mul(row, builder.extract_value(matrix.shape, 1))
+        begin, stop = _down(builder, first), _up(builder, last)
+        highest_at, total_at = (builder.gep(each.data, [row]) for each in (most, sums))
+        before = builder.load(highest_at)
+        low, high = (everywhere(builder, builder.trunc(each, _WORD)) for each in (first, last))
+
+        def place(at: Any) -> Any:
+            element = builder.gep(matrix.data, [builder.add(start, at)])
+            return builder.bitcast(element, _LANES.as_pointer())
+
+        def seen(at: Any) -> Any:
+            lanes = ir.Constant(_NUMBERS, list(range(LANES)))
+            numbers = builder.add(lanes, everywhere(builder, builder.trunc(at, _WORD)))
+            after = builder.icmp_signed(">=", numbers, low)
+            return builder.and_(after, builder.icmp_signed("<", numbers, high))
+
+        def find(at: Any, largest: Any) -> Any:
+            found = builder.select(seen(at), _load(builder, place(at)), largest)
+            return builder.select(builder.fcmp_ordered(">", found, largest), found, largest)
+
+        def weigh(at: Any, total: Any) -> Any:
+            weights = _exponential(builder, builder.fsub(_load(builder, place(at)), tops))
+            weights = builder.select(seen(at), weights, constant(_LANES, 0.0))
+            builder.store(weights, place(at)).align = 4
+            return builder.fadd(total, weights)
+
+        def clear(at: Any, total: Any) -> Any:
+            builder.store(constant(_LANES, 0.0), place(at)).align = 4
+            return total
+
+        nothing = constant(_LANES, 0.0)
+        largest = _over(builder, begin, stop, everywhere(builder, before), find)
+        top = _call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, largest)
+        tops = everywhere(builder, top)
+        grows = builder.fcmp_ordered(">", top, before)
+        factors = _exponential(builder, builder.fsub(everywhere(builder, before), tops))
+        factor = builder.extract_element(factors, _WORD(0))
+        factor = builder.select(grows, factor, ir.Constant(_FLOAT, 1.0))
+        total = _over(builder, begin, stop, nothing, weigh)
+        _over(builder, _LONG(0), begin, nothing, clear)
+        _over(builder, stop, end, nothing, clear)
+        kept = builder.fmul(builder.load(total_at), factor)
+        added = builder.call(
+            cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(_FLOAT, [_FLOAT, _LANES]),
+                f"llvm.vector.reduce.fadd.v{LANES}f32",
+            ),
+            [kept, total],
+            fastmath=("reassoc",),
+        )
+        builder.store(added, total_at)
+        builder.store(top, highest_at)
+        return factor
+
+    return signature, generate
+
+
+def _down(builder: Any, number: Any) -> Any:
+    return builder.and_(number, _LONG(-LANES))
+
+
+def _up(builder: Any, number: Any) -> Any:
+    return _down(builder, builder.add(number, _LONG(LANES - 1)))
+
+
+def _load(builder: Any, place: Any) -> Any:
+    loaded = builder.load(place)
+    loaded.align = 4
+    return loaded
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    kind = ir.FunctionType(result, [each.type for each in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def _over(builder: Any, begin: Any, end: Any, started: Any, step: Callable[[Any, Any], Any]) -> Any:
+    """The register after ``register = step(at, register)`` for every ``LANES``-th element."""
+    before = builder.block
+    test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    at, register = builder.phi(_LONG), builder.phi(_LANES)
+    builder.cbranch(builder.icmp_signed("<", at, end), body, after)
+    builder.position_at_end(body)
+    following = builder.add(at, _LONG(LANES)), step(at, register)
+    for phi, early, late in zip((at, register), (begin, started), following, strict=True):
+        phi.add_incoming(early, before)
+        phi.add_incoming(late, builder.block)
+    builder.branch(test)
+    builder.position_at_end(after)
+    return register
+
+
+def _exponential(builder: Any, x: Any) -> Any:
+    """``exponential.exp`` of a register of numbers that are not positive."""
+
+    def fused(left: Any, right: Any, added: Any) -> Any:
+        parts = (
+            each if isinstance(each, ir.Value) else constant(_LANES, float(each))
+            for each in (left, right, added)
+        )
+        return builder.call(multiply_add, list(parts))
+
+    multiply_add, least = fma(builder), constant(_LANES, float(LEAST))
+    x = builder.select(builder.fcmp_ordered("<", x, least), least, x)
+    shifted = fused(x, LOG2_E, _ROUNDING)
+    n = builder.fsub(shifted, constant(_LANES, _ROUNDING))
+    r = fused(n, -LOW, fused(n, -HIGH, x))
+    p = fused(POLYNOMIAL[0], r, POLYNOMIAL[1])
+    for coefficient in POLYNOMIAL[2:]:
+        p = fused(p, r, coefficient)
+    value = fused(builder.fmul(r, r), p, builder.fadd(r, constant(_LANES, 1.0)))
+    # The last bits of the shifted number are n, which becomes an exponent.
+    exponent = builder.add(builder.bitcast(shifted, _NUMBERS), constant(_NUMBERS, 127))
+    power = builder.bitcast(builder.shl(exponent, constant(_NUMBERS, 23)), _LANES)
+    return builder.fmul(value, power)
