@@ -15,7 +15,7 @@ from numba import prange
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..reference.attention import paged_attention
-from .decode_attention import NO_SINKS, NO_WINDOW, cap_scores
+from .decode_attention import cap_scores, constants
 from .jit import WIDE, array, castable, kernel
 from .score_weights import weigh_row
 from .vector import LANES, multiply_tile, narrow, widen
@@ -45,46 +45,21 @@ def chunk_attention(
             q_THD, keys_KND, values_KND, sequences, params, out=out, sinks_H=sinks_H
         )
     out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, whatever q is
-    keys, values = array(keys_KND), array(values_KND)
-    window = NO_WINDOW if params.window is None else params.window
+    q, keys, values = array(q_THD), array(keys_KND), array(values_KND)
+    made, numbers = array(out), constants(params, sinks_H)
     for sequence in sequences:
-        first = max(0, sequence.start - window + 1)
-        panels = _panels(keys, values, sequence, first)
         _attend(
-            array(q_THD[sequence.rows]),
-            *panels,
-            sequence.start - first,
-            window,
-            params.scale,
-            params.soft_cap or 0.0,
-            NO_SINKS if sinks_H is None else array(sinks_H),
+            q[sequence.rows],
+            keys,
+            values,
+            np.array(sequence.block_table),
+            sequence.block_size,
+            sequence.start,
+            *numbers,
             params.causal,
-            array(out[sequence.rows]),
+            made[sequence.rows],
         )
     return out
-
-
-def _panels(
-    keys: np.ndarray, values: np.ndarray, sequence: SequenceMetadata, first: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Pack the tokens from ``first`` on: K [heads, blocks, tokens / LANES, D, LANES] and V [heads,
-    blocks, D / LANES, tokens, LANES]."""
-    heads, _, dim = keys.shape
-    blocks = -(-(sequence.end - first) // _TOKENS)
-    wide = -(-dim // (_WIDTH * LANES)) * _WIDTH
-    keys_packed = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), keys.dtype)
-    values_packed = np.empty((heads, blocks, wide, _TOKENS, LANES), values.dtype)
-    _pack(
-        keys,
-        values,
-        np.array(sequence.block_table, np.int64),
-        sequence.block_size,
-        first,
-        sequence.end,
-        keys_packed,
-        values_packed,
-    )
-    return keys_packed, values_packed
 
 
 @kernel(parallel=True)
@@ -98,6 +73,8 @@ def _pack(
     keys_packed: np.ndarray,
     values_packed: np.ndarray,
 ) -> None:
+    """Pack the tokens from ``first`` on: K [heads, blocks, tokens / LANES, D, LANES] and V [heads,
+    blocks, D / LANES, tokens, LANES]."""
     heads, blocks, panels, dim, lanes = keys_packed.shape
     for piece in prange(heads * blocks):
         head, block = piece // blocks, piece % blocks
@@ -127,6 +104,8 @@ def _attend(
     q: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
+    table: np.ndarray,
+    block_size: int,
     start: int,
     window: int,
     scale: float,
@@ -135,9 +114,16 @@ def _attend(
     causal: bool,
     out: np.ndarray,
 ) -> None:
-    """Without a soft cap it is zero, and without sinks there is none of them."""
-    heads = len(keys)
+    """A sequence's rows, the first of which is at ``start``. Without a soft cap it is zero, and
+    without sinks there is none of them."""
+    heads, _, dim = keys.shape
     group = q.shape[1] // heads
+    first, end = max(0, start - window + 1), start + len(q)
+    blocks = (end - first + _TOKENS - 1) // _TOKENS
+    wide = (dim + _WIDTH * LANES - 1) // (_WIDTH * LANES) * _WIDTH
+    key_panels = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), keys.dtype)
+    value_panels = np.empty((heads, blocks, wide, _TOKENS, LANES), values.dtype)
+    _pack(keys, values, table, block_size, first, end, key_panels, value_panels)
     shares = (len(q) * group + _SHARE - 1) // _SHARE
     for piece in prange(heads * shares):
         head, turn = piece // shares, piece % shares
@@ -147,10 +133,10 @@ def _attend(
             q,
             head * group,
             group,
-            keys[head],
-            values[head],
+            key_panels[head],
+            value_panels[head],
             share * _SHARE,
-            start,
+            start - first,
             window,
             np.float32(scale),
             np.float32(soft_cap),
