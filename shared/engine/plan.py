@@ -152,7 +152,7 @@ class Sampled:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """The output of a step: sampled tokens, prompt logprobs by sequence, seconds of the forward
     pass.

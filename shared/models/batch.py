@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ...kernels.attention_metadata import AttentionMetadata, SequenceMetadata, decode_metadata
@@ -81,7 +82,7 @@ def build_batch(
     if list(output_rows) != list(range(len(tokens))):
         chosen = torch.tensor(output_rows, dtype=torch.int64, device=device)
     # One tensor, as each takes a while to make, and a copy to reach a GPU.
-    inputs = torch.tensor([tokens, positions, slots], dtype=torch.int64, device=device)
+    inputs = torch.from_numpy(np.array([tokens, positions, slots], np.int64)).to(device)
     return ForwardBatch(
         inputs[0],
         inputs[1],

@@ -419,7 +419,9 @@ class Decoder:
         run = self._logits_run
         if run is None or batch.output_rows is not None or not _all_decode(batch):
             return None
-        cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin(batch.positions)
+        assert batch.attention.decodes is not None
+        end = batch.attention.decodes.max_seq_len
+        cos_sin = self.ropes[self.spec.layers[0].rope].cos_sin_below(batch.positions, end)
         logits = self._decode(run, self._embedded(batch), batch, cos_sin, cache, on_layer)
         return None if logits is None else self._scaled(logits)
 

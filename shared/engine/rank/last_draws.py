@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ...models.parallel import TensorParallel
 from ..plan import Sampled, SequenceStep, StepPlan
@@ -31,11 +30,11 @@ class LastDraws:
         waiting = [row.sequence_id for row in plan.sequences if row.placeholder]
         # A row without a draw had logits that were not finite; the head drops it.
         own = None if known is None else [known.get(key, 0) for key in waiting]
-        drawn = dict(zip(waiting, self._agree(own, len(waiting)), strict=True))
-        return [
-            replace(row, tokens=[drawn[row.sequence_id]]) if row.placeholder else row
-            for row in plan.sequences
-        ]
+        agreed = iter(self._agree(own, len(waiting)))
+        for row in plan.sequences:
+            if row.placeholder:
+                row.tokens[:] = [next(agreed)]
+        return plan.sequences
 
     def end(self, sampled: Iterable[Sampled]) -> None:
         """The step has succeeded on this rank."""

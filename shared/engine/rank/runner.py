@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -71,7 +70,8 @@ class ModelRunner:
             self._run(sequences, on_layer, result)
             self._finish()
         self._last_draws.end(result.sampled)
-        return replace(result, seconds=time.perf_counter() - begun)
+        result.seconds = time.perf_counter() - begun
+        return result
 
     def recover(self) -> None:
         """Wait for the device and release memory after a step that raised.

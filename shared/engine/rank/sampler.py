@@ -117,21 +117,24 @@ class Sampler:
         with the reason.
         """
         states = [self._states[i] for i in sequence_ids]
-        finite = _finite(logits)
+        best, finite = _best(logits)
         failed: dict[int, str] = {}
         if not all(finite):
             good = [row for row, each in enumerate(finite) if each]
             bad = set(range(len(states))) - set(good)
             failed = {sequence_ids[row]: NOT_FINITE_MESSAGE for row in bad}
             states, logits = [states[row] for row in good], logits[good]
+            best = [best[row] for row in good]
         asking = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         raw = logits[asking] if asking else logits  # a copy: the logits are edited below
-        for row, state in enumerate(states):
-            if state.edits_logits:
-                _edit(logits[row], state)
+        edited = [row for row, state in enumerate(states) if state.edits_logits]
+        for row in edited:
+            _edit(logits[row], states[row])
         if masks:
             self._mask(logits, states, masks)
-        tokens = _draw(logits, states)
+        if edited or masks:
+            best, _ = _best(logits)
+        tokens = _draw(logits, states, best)
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
         for row, (state, token) in enumerate(zip(states, tokens, strict=True)):
@@ -207,8 +210,9 @@ def _edit(logits: torch.Tensor, state: _State) -> None:
         logits[allowed] = kept
 
 
-def _draw(logits: torch.Tensor, states: list[_State]) -> list[int]:
-    tokens = _best(logits)
+def _draw(logits: torch.Tensor, states: list[_State], best: list[int]) -> list[int]:
+    """One token for each row; ``best`` has the first of its largest logits."""
+    tokens = list(best)
     rows = [row for row, state in enumerate(states) if not state.greedy]
     if rows:
         random = [states[row] for row in rows]
@@ -230,23 +234,16 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     return _tokens_at(probabilities, points)
 
 
-def _finite(logits: torch.Tensor) -> list[bool]:
-    """Whether each row has no NaN and no infinity."""
+def _best(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """The first of each row's largest logits, and whether the row has no NaN and no infinity."""
     if logits.device.type != "cpu":
-        finite: list[bool] = logits.sum(dim=-1).isfinite().tolist()
-        return finite
-    # torch would wake the other threads for it, which takes several times as long.
+        return logits.argmax(-1).tolist(), logits.sum(dim=-1).isfinite().tolist()
+    # torch would wake the other threads for it, which takes several times as long. A NaN is taken
+    # for the largest.
     rows = logits.numpy()
-    ends = zip(rows.min(-1).tolist(), rows.max(-1).tolist(), strict=True)
-    return [isfinite(least) and isfinite(most) for least, most in ends]
-
-
-def _best(logits: torch.Tensor) -> list[int]:
-    """The first of each row's largest logits."""
-    # On a CPU, numpy's takes a tenth of the time of torch's.
-    rows = logits.numpy() if logits.device.type == "cpu" else logits
     best: list[int] = rows.argmax(-1).tolist()
-    return best
+    ends = zip(rows.min(-1).tolist(), best, rows, strict=True)
+    return best, [isfinite(least) and isfinite(row[most]) for least, most, row in ends]
 
 
 def _tokens_at(probabilities: torch.Tensor, shares: torch.Tensor) -> list[int]:

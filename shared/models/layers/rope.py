@@ -17,6 +17,9 @@ from ..spec import (
     YarnScaling,
 )
 
+# A table's first rows.
+_TABLE_ROWS = 1024
+
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
     """[dim / 2] in fp32, scaled according to the spec."""
@@ -66,7 +69,7 @@ def _index_that_turns(times: float, spec: RopeSpec, scaling: YarnScaling) -> flo
 
 
 class Rope:
-    """Computes cos and sin once a step, instead of keeping a table as long as the context.
+    """cos and sin of a step's rows.
 
     Without a spec they are empty, and nothing is rotated."""
 
@@ -78,6 +81,8 @@ class Rope:
         self._signs = self._signs.to(device)
         scaling = None if spec is None else spec.scaling
         self.attention_factor: float = getattr(scaling, "attention_factor", 1.0)
+        none = self._angles.new_empty(0, 1, len(self._angles))
+        self._table: CosSin = none, none
 
     def cos_sin(self, positions_T: torch.Tensor) -> CosSin:
         """cos and sin, [T, 1, dim] in fp32, as the operators take them."""
@@ -86,3 +91,13 @@ class Rope:
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
         return cos, sin
+
+    def cos_sin_below(self, positions_T: torch.Tensor, end: int) -> CosSin:
+        """The same for positions below ``end``, from a table that grows with ``end``: for a few
+        rows, the operators of ``cos_sin`` take a CPU longer than their work."""
+        known = len(self._table[0])
+        if known < end:
+            rows = max(end, 2 * known, _TABLE_ROWS)
+            self._table = self.cos_sin(torch.arange(rows, device=positions_T.device))
+        cos, sin = self._table
+        return cos.index_select(0, positions_T), sin.index_select(0, positions_T)

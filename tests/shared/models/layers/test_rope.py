@@ -69,6 +69,19 @@ def test_longrope(limit: int | None, chosen: str, part: float) -> None:
     assert rope.cos_sin(torch.tensor([0, 3]))[0].shape == (2, 1, 2 * count)
 
 
+def test_a_table_has_the_same_numbers() -> None:
+    """Also once it has grown, and where cos and sin have a factor."""
+    table = {"rope_theta": 1e4, "rope_type": "yarn", **LONG}
+    config = Config({"rope_parameters": table, "max_position_embeddings": 8192})
+    rope = Rope(read_rope(config, 16), torch.device("cpu"))
+    assert rope.attention_factor > 1
+    for positions in ([0], [5, 3], [1023, 7], [5000, 0, 2999], [4]):
+        rows = torch.tensor(positions)
+        found = rope.cos_sin_below(rows, max(positions) + 1)
+        for listed, computed in zip(found, rope.cos_sin(rows), strict=True):
+            assert listed.is_contiguous() and listed.equal(computed)
+
+
 def test_without_a_spec_nothing_is_rotated() -> None:
     cos, sin = Rope(None, torch.device("cpu")).cos_sin(torch.tensor([0, 3]))
     assert cos.shape == sin.shape == (2, 1, 0)
