@@ -83,12 +83,13 @@ def build_batch(
         chosen = torch.tensor(output_rows, dtype=torch.int64, device=device)
     # One tensor, as each takes a while to make, and a copy to reach a GPU.
     inputs = torch.from_numpy(np.array([tokens, positions, slots], np.int64)).to(device)
+    token_ids, places, cache_slots = inputs.unbind()
     return ForwardBatch(
-        inputs[0],
-        inputs[1],
+        token_ids,
+        places,
         AttentionMetadata(
             listed,
-            inputs[2],
+            cache_slots,
             decode_metadata(listed, device) if batched_decode else None,
         ),
         chosen,

@@ -83,6 +83,8 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        # A tensor's own device takes longer to find out than its largest number.
+        self._on_cpu = self.device.type == "cpu"
         self._states: dict[int, _State] = {}
         self._token_mask = TokenMask(self.device)
 
@@ -117,7 +119,7 @@ class Sampler:
         with the reason.
         """
         states = [self._states[i] for i in sequence_ids]
-        best, finite = _best(logits)
+        best, finite = self._best(logits)
         failed: dict[int, str] = {}
         if not all(finite):
             good = [row for row, each in enumerate(finite) if each]
@@ -133,7 +135,7 @@ class Sampler:
         if masks:
             self._mask(logits, states, masks)
         if edited or masks:
-            best, _ = _best(logits)
+            best, _ = self._best(logits)
         tokens = _draw(logits, states, best)
         listed = _logprobs(raw, asking, tokens, states)
         sampled = []
@@ -145,6 +147,17 @@ class Sampler:
                 state.recent.append(token)
             sampled.append(Sampled(state.spec.sequence_id, [token], listed.get(row, [])))
         return sampled, failed
+
+    def _best(self, logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+        """The first of each row's largest logits, and whether the row has no NaN and no
+        infinity."""
+        if not self._on_cpu:
+            return logits.argmax(-1).tolist(), logits.sum(dim=-1).isfinite().tolist()
+        # torch would wake the other threads for it, which takes several times as long.
+        rows = logits.numpy()
+        ends = zip(rows.min(-1).tolist(), rows.max(-1).tolist(), strict=True)
+        finite = [isfinite(least) and isfinite(most) for least, most in ends]
+        return rows.argmax(-1).tolist(), finite
 
     def _mask(self, logits: torch.Tensor, states: list[_State], masks: Mapping[int, bytes]) -> None:
         """Forbid what grammars do. Last, so that no other restriction leaves nothing to draw."""
@@ -232,18 +245,6 @@ def _draw_random(logits: torch.Tensor, states: list[_State]) -> list[int]:
     _keep_top_p(probabilities, [state.params.top_p for state in states])
     points = column([uniform(state.spec.seed, state.drawn) for state in states])
     return _tokens_at(probabilities, points)
-
-
-def _best(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
-    """The first of each row's largest logits, and whether the row has no NaN and no infinity."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1).tolist(), logits.sum(dim=-1).isfinite().tolist()
-    # torch would wake the other threads for it, which takes several times as long. A NaN is taken
-    # for the largest.
-    rows = logits.numpy()
-    best: list[int] = rows.argmax(-1).tolist()
-    ends = zip(rows.min(-1).tolist(), best, rows, strict=True)
-    return best, [isfinite(least) and isfinite(row[most]) for least, most, row in ends]
 
 
 def _tokens_at(probabilities: torch.Tensor, shares: torch.Tensor) -> list[int]:
