@@ -193,7 +193,8 @@ def _attend_share(
                     multiply_tile(_ROWS, _WIDTH, 0, keys[block], panel, x, r, scores, 0, dim)
         for r in range(rows):
             seen = (start + (begin + r) // group + 1 if causal else whole) - base
-            first, last = max(0, seen - window), max(0, min(tokens, seen))
+            last = max(0, min(tokens, seen))
+            first = min(last, max(0, seen - window))  # a later row's window may begin behind
             if soft_cap > 0 and last > first:
                 cap_scores(scores[r, first:last], soft_cap)
             factor = weigh_row(scores, r, first, last, tokens, highest, totals)

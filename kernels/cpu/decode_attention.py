@@ -117,9 +117,8 @@ def _attend_head(
     _sum(weights, values[head], places[0], count, queries, keys[following % heads], places[1])
     for g in range(group):
         source, target = queries[g], out[row, head * group + g]
-        scale_of = np.float32(1) / totals[g]
         for d in range(dim):
-            target[d] = narrow(source[d] * scale_of, target[d])
+            target[d] = narrow(source[d] / totals[g], target[d])
 
 
 @kernel()

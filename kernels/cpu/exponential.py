@@ -13,16 +13,12 @@ LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts, the first with so few digits that its multiples are exact.
 HIGH, LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 # Cephes' expf (Moshier 1989): exp(r) = 1 + r + r^2 p(r) for |r| <= ln 2 / 2.
-_P0, _P1, _P2 = (
-    np.float32(1.9875691500e-4),
-    np.float32(1.3981999507e-3),
-    np.float32(8.3334519073e-3),
-)
-_P3, _P4, _P5 = (
-    np.float32(4.1665795894e-2),
-    np.float32(1.6666665459e-1),
-    np.float32(5.0000001201e-1),
-)
+_P0 = np.float32(1.9875691500e-4)
+_P1 = np.float32(1.3981999507e-3)
+_P2 = np.float32(8.3334519073e-3)
+_P3 = np.float32(4.1665795894e-2)
+_P4 = np.float32(1.6666665459e-1)
+_P5 = np.float32(5.0000001201e-1)
 POLYNOMIAL = _P0, _P1, _P2, _P3, _P4, _P5
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from .exponential import HIGH, LEAST, LOG2_E, LOW, POLYNOMIAL
-from .vector import LANES, constant, everywhere, fma
+from .vector import LANES, call, constant, everywhere, fma
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _LANES, _NUMBERS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
@@ -23,8 +23,8 @@ _ROUNDING = 12582912.0
 def weigh_row(
     typing: Any, scores: Any, row: Any, first: Any, last: Any, end: Any, highest: Any, totals: Any
 ) -> Any:
-    """A row's scores from ``first`` to ``last`` become weights, and its others before ``end``
-    zeros. Returns the factor of what has been summed with the weights of earlier tokens.
+    """A row's scores from ``first`` to ``last``, if any, become weights, and its others before
+    ``end`` zeros. Returns the factor of what has been summed with the weights of earlier tokens.
 
     scores [*, N] fp32, where N is a multiple of ``LANES``; highest and totals [*] fp32 are kept:
     the highest score so far, which the weights are in relation to, and the sum of the weights. What
@@ -70,7 +70,7 @@ def weigh_row(
 
         nothing = constant(_LANES, 0.0)
         largest = _over(builder, begin, stop, everywhere(builder, before), find)
-        top = _call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, largest)
+        top = call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, largest)
         tops = everywhere(builder, top)
         grows = builder.fcmp_ordered(">", top, before)
         factors = _exponential(builder, builder.fsub(everywhere(builder, before), tops))
@@ -80,15 +80,8 @@ def weigh_row(
         _over(builder, _LONG(0), begin, nothing, clear)
         _over(builder, stop, end, nothing, clear)
         kept = builder.fmul(builder.load(total_at), factor)
-        added = builder.call(
-            cgutils.get_or_insert_function(
-                builder.module,
-                ir.FunctionType(_FLOAT, [_FLOAT, _LANES]),
-                f"llvm.vector.reduce.fadd.v{LANES}f32",
-            ),
-            [kept, total],
-            fastmath=("reassoc",),
-        )
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        added = call(builder, name, _FLOAT, kept, total, fastmath=("reassoc",))
         builder.store(added, total_at)
         builder.store(top, highest_at)
         return factor
@@ -108,11 +101,6 @@ def _load(builder: Any, place: Any) -> Any:
     loaded = builder.load(place)
     loaded.align = 4
     return loaded
-
-
-def _call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    kind = ir.FunctionType(result, [each.type for each in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
 
 
 def _over(builder: Any, begin: Any, end: Any, started: Any, step: Callable[[Any, Any], Any]) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
-from .vector import LANES, constant, everywhere, fma, widened
+from .vector import LANES, call, constant, everywhere, fma, widened
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _LANES = ir.VectorType(_FLOAT, LANES)
@@ -161,7 +161,7 @@ def _request(builder: Any, rows: list[Any], count: Any) -> None:
         for row in rows:
             place = builder.bitcast(builder.gep(row, [at]), ir.IntType(8).as_pointer())
             arguments = (place, _WORD(0), _WORD(2), _WORD(1))
-            _call(builder, "llvm.prefetch.p0", ir.VoidType(), arguments)
+            call(builder, "llvm.prefetch.p0", ir.VoidType(), *arguments)
         return sums
 
     width = rows[0].type.pointee.width // 8 if isinstance(rows[0].type.pointee, ir.IntType) else 4
@@ -223,11 +223,11 @@ def _load(builder: Any, row: Any, at: Any, lanes: Any, kind: Any) -> Any:
         loaded.align = 2
     else:
         name = {types.float32: "f32"}.get(kind, "i16")
-        loaded = _call(
+        loaded = call(
             builder,
             f"llvm.masked.load.v{LANES}{name}.p0",
             vector,
-            (pointer, _WORD(2), _mask(builder, lanes), ir.Constant(vector, None)),
+            *(pointer, _WORD(2), _mask(builder, lanes), ir.Constant(vector, None)),
         )
     return widened(builder, loaded, kind)
 
@@ -239,12 +239,7 @@ def _store(builder: Any, value: Any, row: Any, at: Any, lanes: Any) -> None:
     else:
         name = f"llvm.masked.store.v{LANES}f32.p0"
         arguments = (value, pointer, _WORD(4), _mask(builder, lanes))
-        _call(builder, name, ir.VoidType(), arguments)
-
-
-def _call(builder: Any, name: str, result: Any, arguments: tuple[Any, ...]) -> Any:
-    kind = ir.FunctionType(result, [each.type for each in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+        call(builder, name, ir.VoidType(), *arguments)
 
 
 def _totals(builder: Any, vectors: list[Any]) -> Any:

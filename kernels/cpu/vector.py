@@ -284,6 +284,13 @@ def fma(builder: Any) -> Any:
     )
 
 
+def call(builder: Any, name: str, result: Any, *args: Any, fastmath: Sequence[str] = ()) -> Any:
+    """Call one of LLVM's functions."""
+    kind = ir.FunctionType(result, [each.type for each in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, args, fastmath=fastmath)
+
+
 def everywhere(builder: Any, scalar: Any) -> Any:
     """A vector with the scalar in each lane."""
     undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)

@@ -264,19 +264,20 @@ def test_chunks_over_several_blocks_of_tokens(
     start: int,
     count: int,
 ) -> None:
-    heads, group, dim, blocks = 2, 3, 20, 200
+    heads, dim, blocks = 2, 20, 200
     table = torch.randperm(blocks)[: -(-(start + count) // BLOCK)].tolist()
     context = SequenceMetadata(slice(2, 2 + count), start, table, BLOCK)
     keys, values = torch.full((2, heads, blocks * BLOCK, dim), torch.nan, dtype=dtype)
     for token in range(start + count):
         slot = table[token // BLOCK] * BLOCK + token % BLOCK
         keys[:, slot], values[:, slot] = torch.randn(2, heads, dim).to(dtype)
-    q = (torch.randn(count + 3, heads * group, dim) * 3).to(activations)
     params = AttentionParams(dim**-0.5, window)
-    got = chunk_attention(q, keys, values, [context], params)
-    wide = q.float(), keys.float(), values.float()
-    expected = paged_attention(*wide, [context], params)
-    torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
+    for group in (1, 3):
+        q = (torch.randn(count + 3, heads * group, dim) * 3).to(activations)
+        got = chunk_attention(q, keys, values, [context], params)
+        wide = q.float(), keys.float(), values.float()
+        expected = paged_attention(*wide, [context], params)
+        torch.testing.assert_close(got[context.rows], expected[context.rows].to(activations))
 
 
 @pytest.mark.parametrize(
