@@ -72,16 +72,14 @@ export class SharedChats {
   }
 
   /** An answer of another tab has ended, or its tab has. */
-  ended({ chat: id, message }) {
+  async ended({ chat: id, message }) {
     const { view } = this;
-    const shown = this.told(id, message);
+    const shown = this.told(id, message), live = view.live(id);
+    // Its tab was closed, and what it has told last may be kept nowhere. What is shown as ended is.
+    if (message.ended === "interrupted" && live?.messages[message.id]) await view.save(live);
     if (shown) {
       shown.state = "";
       shown.refresh();
-    }
-    // Its tab was closed, and what it has told last may be kept nowhere.
-    if (message.ended === "interrupted" && view.live(id)?.messages[message.id]) {
-      view.save(view.live(id));
     }
     view.showRunning();
     view.changed(view.chat);
