@@ -69,13 +69,13 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
         "blocks": "ValidationError",
         "huge": "closed",
         "large": "xxx",
-        "hang": "1 s",
+        "hang": "3 s",
         "exit": "closed",
         "add": "3",
     }
     loop = asyncio.get_running_loop()
     replies: list[str] = []
-    options = {"mcp_timeout": 1.0, "mcp_max_result_bytes": 1024}
+    options = {"mcp_timeout": 3.0, "mcp_max_result_bytes": 1024}
     async with served(tmp_path, replies, "garbage", "silent", "endless", **options) as (c, mcp):
 
         def ask(tool: str) -> str:
