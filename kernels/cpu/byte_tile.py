@@ -11,6 +11,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from .block_layouts import BLOCK, LANES, LINE, SUPER, WORDS, Layout
+from .vector import call, loop
 
 # Rows of the tiles that are compiled. Rows that only fill a tile are computed, and not written.
 TILES = (1, 2, 4, 6, 8, 12, 16)
@@ -189,10 +190,7 @@ class Emitter:
         self.builder = builder
 
     def call(self, name: str, result: Any, *args: Any) -> Any:
-        kind = ir.FunctionType(result, [each.type for each in args])
-        return self.builder.call(
-            cgutils.get_or_insert_function(self.builder.module, kind, name), args
-        )
+        return call(self.builder, name, result, *args)
 
     def fma(self, left: Any, right: Any, added: Any) -> Any:
         return self.call("llvm.fma.v16f32", FLOATS, left, right, added)
@@ -282,23 +280,8 @@ class Tile:
 
     def sum(self, blocks: Any) -> list[Any]:
         """The sums of all blocks, row by row."""
-        builder = self.builder
-        before = builder.block
-        test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
-        builder.branch(test)
-        builder.position_at_end(test)
-        at = builder.phi(LONG)
-        sums = [builder.phi(FLOATS) for _ in self.rows]
-        builder.cbranch(builder.icmp_signed("<", at, blocks), body, after)
-        builder.position_at_end(body)
-        following = [builder.add(at, LONG(1)), *self.add_block(at, sums)]
-        begun = [LONG(0), *[all_of(FLOATS, 0.0)] * len(self.rows)]
-        for phi, early, late in zip((at, *sums), begun, following, strict=True):
-            phi.add_incoming(early, before)
-            phi.add_incoming(late, builder.block)
-        builder.branch(test)
-        builder.position_at_end(after)
-        return sums
+        started = [all_of(FLOATS, 0.0)] * len(self.rows)
+        return loop(self.builder, LONG(0), blocks, 1, started, self.add_block)
 
     def add_block(self, at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of a block to the rows' sums."""

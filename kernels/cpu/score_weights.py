@@ -3,7 +3,6 @@ part, and what is left of it takes as long as the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -11,7 +10,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .exponential import HIGH, LEAST, LOG2_E, LOW, POLYNOMIAL
-from .vector import LANES, call, constant, everywhere, fma
+from .vector import LANES, call, constant, everywhere, fma, loop
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _LANES, _NUMBERS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
@@ -54,31 +53,32 @@ def weigh_row(
             after = builder.icmp_signed(">=", numbers, low)
             return builder.and_(after, builder.icmp_signed("<", numbers, high))
 
-        def find(at: Any, largest: Any) -> Any:
-            found = builder.select(seen(at), _load(builder, place(at)), largest)
-            return builder.select(builder.fcmp_ordered(">", found, largest), found, largest)
+        def find(at: Any, largest: list[Any]) -> list[Any]:
+            found = builder.select(seen(at), _load(builder, place(at)), largest[0])
+            higher = builder.fcmp_ordered(">", found, largest[0])
+            return [builder.select(higher, found, largest[0])]
 
-        def weigh(at: Any, total: Any) -> Any:
+        def weigh(at: Any, total: list[Any]) -> list[Any]:
             weights = _exponential(builder, builder.fsub(_load(builder, place(at)), tops))
-            weights = builder.select(seen(at), weights, constant(_LANES, 0.0))
+            weights = builder.select(seen(at), weights, nothing)
             builder.store(weights, place(at)).align = 4
-            return builder.fadd(total, weights)
+            return [builder.fadd(total[0], weights)]
 
-        def clear(at: Any, total: Any) -> Any:
-            builder.store(constant(_LANES, 0.0), place(at)).align = 4
-            return total
+        def clear(at: Any, sums: list[Any]) -> list[Any]:
+            builder.store(nothing, place(at)).align = 4
+            return sums
 
         nothing = constant(_LANES, 0.0)
-        largest = _over(builder, begin, stop, everywhere(builder, before), find)
+        [largest] = loop(builder, begin, stop, LANES, [everywhere(builder, before)], find)
         top = call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", _FLOAT, largest)
         tops = everywhere(builder, top)
         grows = builder.fcmp_ordered(">", top, before)
         factors = _exponential(builder, builder.fsub(everywhere(builder, before), tops))
         factor = builder.extract_element(factors, _WORD(0))
         factor = builder.select(grows, factor, ir.Constant(_FLOAT, 1.0))
-        total = _over(builder, begin, stop, nothing, weigh)
-        _over(builder, _LONG(0), begin, nothing, clear)
-        _over(builder, stop, end, nothing, clear)
+        [total] = loop(builder, begin, stop, LANES, [nothing], weigh)
+        loop(builder, _LONG(0), begin, LANES, [], clear)
+        loop(builder, stop, end, LANES, [], clear)
         kept = builder.fmul(builder.load(total_at), factor)
         name = f"llvm.vector.reduce.fadd.v{LANES}f32"
         added = call(builder, name, _FLOAT, kept, total, fastmath=("reassoc",))
@@ -101,24 +101,6 @@ def _load(builder: Any, place: Any) -> Any:
     loaded = builder.load(place)
     loaded.align = 4
     return loaded
-
-
-def _over(builder: Any, begin: Any, end: Any, started: Any, step: Callable[[Any, Any], Any]) -> Any:
-    """The register after ``register = step(at, register)`` for every ``LANES``-th element."""
-    before = builder.block
-    test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    at, register = builder.phi(_LONG), builder.phi(_LANES)
-    builder.cbranch(builder.icmp_signed("<", at, end), body, after)
-    builder.position_at_end(body)
-    following = builder.add(at, _LONG(LANES)), step(at, register)
-    for phi, early, late in zip((at, register), (begin, started), following, strict=True):
-        phi.add_incoming(early, before)
-        phi.add_incoming(late, builder.block)
-    builder.branch(test)
-    builder.position_at_end(after)
-    return register
 
 
 def _exponential(builder: Any, x: Any) -> Any:

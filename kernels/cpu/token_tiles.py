@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .vector import LANES, call, constant, everywhere, fma, widened
+from .vector import LANES, call, constant, everywhere, fma, loop, widened
 
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _LANES = ir.VectorType(_FLOAT, LANES)
@@ -141,7 +141,7 @@ def sum_tokens(
             return [builder.call(emit, [*p, s]) for p, s in zip(pairs, sums, strict=True)]
 
         zeros = [constant(_LANES, 0.0)] * (len(starts) * registers)
-        sums = _loop(builder, count_, 1, zeros, add)
+        sums = loop(builder, _LONG(0), count_, 1, zeros, add)
         places_of = [(row, step) for row in into for step in steps]
         for (row, step), total in zip(places_of, sums, strict=True):
             _store(builder, total, row, step, lanes)
@@ -165,31 +165,13 @@ def _request(builder: Any, rows: list[Any], count: Any) -> None:
         return sums
 
     width = rows[0].type.pointee.width // 8 if isinstance(rows[0].type.pointee, ir.IntType) else 4
-    _loop(builder, count, _LINE // width, [], add)
-
-
-def _loop(builder: Any, end: Any, step: int, started: list[Any], add: Any) -> list[Any]:
-    """The sums after ``sums = add(at, sums)`` for every ``at`` below ``end``."""
-    before = builder.block
-    test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
-    builder.branch(test)
-    builder.position_at_end(test)
-    at, *sums = phis = [builder.phi(kind) for kind in (_LONG, *(each.type for each in started))]
-    builder.cbranch(builder.icmp_signed("<", at, end), body, after)
-    builder.position_at_end(body)
-    following = [builder.add(at, _LONG(step)), *add(at, sums)]
-    for phi, early, late in zip(phis, (_LONG(0), *started), following, strict=True):
-        phi.add_incoming(early, before)
-        phi.add_incoming(late, builder.block)
-    builder.branch(test)
-    builder.position_at_end(after)
-    return sums
+    loop(builder, _LONG(0), count, _LINE // width, [], add)
 
 
 def _over_dim(builder: Any, dim: Any, started: list[Any], add: Any) -> list[Any]:
     """The sums over all dimensions, the last of which may fill a register in part."""
     whole = builder.and_(dim, _LONG(-LANES))
-    sums = _loop(builder, whole, LANES, started, lambda at, sums: add(at, None, sums))
+    sums = loop(builder, _LONG(0), whole, LANES, started, lambda at, sums: add(at, None, sums))
     before = builder.block
     part, after = builder.append_basic_block("part"), builder.append_basic_block("after")
     builder.cbranch(builder.icmp_signed("<", whole, dim), part, after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -291,6 +291,31 @@ def call(builder: Any, name: str, result: Any, *args: Any, fastmath: Sequence[st
     return builder.call(function, args, fastmath=fastmath)
 
 
+def loop(
+    builder: Any,
+    first: Any,
+    end: Any,
+    step: int,
+    started: list[Any],
+    add: Callable[[Any, list[Any]], list[Any]],
+) -> list[Any]:
+    """The sums after ``sums = add(at, sums)`` for ``at`` from ``first`` on, below ``end``."""
+    before = builder.block
+    test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
+    builder.branch(test)
+    builder.position_at_end(test)
+    at, *sums = phis = [builder.phi(value.type) for value in (first, *started)]
+    builder.cbranch(builder.icmp_signed("<", at, end), body, after)
+    builder.position_at_end(body)
+    following = [builder.add(at, _LONG(step)), *add(at, sums)]
+    for phi, early, late in zip(phis, (first, *started), following, strict=True):
+        phi.add_incoming(early, before)
+        phi.add_incoming(late, builder.block)
+    builder.branch(test)
+    builder.position_at_end(after)
+    return sums
+
+
 def everywhere(builder: Any, scalar: Any) -> Any:
     """A vector with the scalar in each lane."""
     undefined = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
@@ -398,23 +423,14 @@ class _Tile:
         started: list[Any],
     ) -> list:
         """``step`` inputs at a time, from ``first`` to ``end``."""
-        builder, before = self.builder, self.builder.block
-        test, body, after = (builder.append_basic_block(n) for n in ("test", "body", "after"))
-        builder.branch(test)
-        builder.position_at_end(test)
-        at, *sums = phis = [builder.phi(value.type) for value in (first, *started)]
-        builder.cbranch(builder.icmp_signed("<", at, end), body, after)
-        builder.position_at_end(body)
-        added = sums
-        for offset in range(step):
-            added = self._add(weights, x_rows, builder.add(at, _LONG(offset)), added)
-        following = [builder.add(at, _LONG(step)), *added]
-        for phi, early, late in zip(phis, (first, *started), following, strict=True):
-            phi.add_incoming(early, before)
-            phi.add_incoming(late, builder.block)
-        builder.branch(test)
-        builder.position_at_end(after)
-        return sums
+
+        def add(at: Any, sums: list[Any]) -> list[Any]:
+            for offset in range(step):
+                place = self.builder.add(at, _LONG(offset))
+                sums = self._add(weights, x_rows, place, sums)
+            return sums
+
+        return loop(self.builder, first, end, step, started, add)
 
     def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list:
         """Add the products of one input to each sum."""

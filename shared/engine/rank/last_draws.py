@@ -20,7 +20,7 @@ class LastDraws:
         self._tokens: dict[int, int] | None = {}  # by sequence; None: the last step failed
 
     def begin(self, plan: StepPlan) -> list[SequenceStep]:
-        """The rows of the step that begins, with token ids only.
+        """The rows of the step that begins, whose placeholders are replaced in the plan.
 
         Raises ``StepVoidError`` if it was planned on top of a step that failed on any rank.
         """
