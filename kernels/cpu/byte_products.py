@@ -28,6 +28,8 @@ from .panel_rows import PanelRows
 _MOST = TILES[-1]
 # Dividing so few rows among threads takes longer than to round them.
 FEW = 4
+# Threads share a tile's inputs in so many parts.
+_PARTS = 8
 # A thread takes panels of at most so many bytes at once, for all tiles: they stay in the L2 cache.
 _SHARE = 1 << 19
 # Where a group's rows are: its weight, its first tile and the one after its last.
@@ -165,7 +167,8 @@ def filled_rows(rows: int) -> int:
 def _quantise(
     x: np.ndarray,
     tile: np.ndarray,
-    row: int,
+    first: int,
+    end: int,
     sources: np.ndarray,
     kind: int,
     zero: int,
@@ -174,26 +177,29 @@ def _quantise(
     scales: np.ndarray,
     offsets: np.ndarray,
 ) -> None:
-    """A row of a tile, of a ``kind``. The offset of a group's sum is ``-zero`` times the sum of its
-    codes, or that sum's fp32 value as bits: the exact sum would not match the codes."""
-    blocks = x.shape[1] // BLOCK
-    source, place, filled = sources[tile[0] + row], tile[3] * blocks, tile[2]
+    """A tile's blocks from ``first`` to ``end``, of a ``kind``. The offset of a group's sum is
+    ``-zero`` times the sum of its codes, or that sum's fp32 value as bits: the exact sum would not
+    match the codes."""
+    inputs = x.shape[1]
+    place, filled = tile[3] * (inputs // BLOCK), tile[2]
     flat = x.reshape(-1)
-    for block in range(blocks):
-        to = place + block * filled + row
-        at = source * x.shape[1] + block * BLOCK
-        if kind == _ROUNDED:
-            round_block(flat, at, codes, to)
-            continue
-        scale, first, second = quantise_block(flat, at, codes, scales, to)
-        if groups == 1:
-            first += second
-        for group in range(groups):
-            number = second if group else first
-            if kind == _SUMS:
-                offsets[groups * to + group] = np.float32(scale * np.float32(number)).view(np.int32)
-            else:
-                offsets[groups * to + group] = -zero * number
+    for row in range(tile[1]):
+        start = sources[tile[0] + row] * inputs
+        for block in range(first, end):
+            to, at = place + block * filled + row, start + block * BLOCK
+            if kind == _ROUNDED:
+                round_block(flat, at, codes, to)
+                continue
+            scale, low, high = quantise_block(flat, at, codes, scales, to)
+            if groups == 1:
+                low += high
+            for group in range(groups):
+                number = high if group else low
+                if kind == _SUMS:
+                    total = np.float32(scale * np.float32(number))
+                    offsets[groups * to + group] = total.view(np.int32)
+                else:
+                    offsets[groups * to + group] = -zero * number
 
 
 @kernel(parallel=True, exact=True)
@@ -224,16 +230,14 @@ def multiply_groups(
     offsets = np.empty(places * groups, np.int32)
     if len(sources) <= FEW:
         for t in range(len(tiles)):
-            for row in range(tiles[t, 1]):
-                _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
+            _quantise(x, tiles[t], 0, blocks, sources, kind, zero, groups, codes, scales, offsets)
     else:
-        most = 0
-        for t in range(len(tiles)):
-            most = max(most, tiles[t, 1])
-        for item in prange(most * len(tiles)):
-            t, row = item % len(tiles), item // len(tiles)
-            if row < tiles[t, 1]:
-                _quantise(x, tiles[t], row, sources, kind, zero, groups, codes, scales, offsets)
+        # Threads write to no line together, and read the rows that they have written.
+        parts = min(blocks, _PARTS)
+        for item in prange(parts * len(tiles)):
+            t, part = item // parts, item % parts
+            first, end = part * blocks // parts, (part + 1) * blocks // parts
+            _quantise(x, tiles[t], first, end, sources, kind, zero, groups, codes, scales, offsets)
     panels = (outputs + LANES - 1) // LANES
     step = out.shape[1]
     # Each thread gets as many shares of every group.
