@@ -14,9 +14,9 @@ import torch
 from .fp8 import castable
 
 INT8 = torch.int8
-_LARGEST = 127.0
+LARGEST = 127.0
 # A vector of zeros has this scale.
-_SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +87,8 @@ CachedKV = torch.Tensor | ScaledKV | TensorScaledKV
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Values in int8, and the scale of each vector [..., 1] in float32."""
     x = x.float()
-    scales = (x.abs().amax(dim=-1, keepdim=True) / _LARGEST).clamp_(min=_SMALLEST)
-    return (x / scales).round_().clamp_(-_LARGEST, _LARGEST).to(INT8), scales
+    scales = (x.abs().amax(dim=-1, keepdim=True) / LARGEST).clamp_(min=SMALLEST)
+    return (x / scales).round_().clamp_(-LARGEST, LARGEST).to(INT8), scales
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,12 @@ from numba import prange
 
 from ..attention_metadata import AttentionParams, SequenceMetadata
 from ..reference.attention import paged_attention
+from ..scaled import CachedKV
+from .cached_kv import CachedArrays, cached_arrays
 from .decode_attention import cap_scores, constants
-from .jit import WIDE, array, castable, kernel
+from .jit import WIDE, array, kernel
 from .score_weights import weigh_row
-from .vector import LANES, multiply_tile, narrow, widen
+from .vector import LANES, multiply_tile, narrow, widen, widen_scaled
 
 # Rows and panels whose sums stay in registers. AVX-512 would have room for more rows, but the
 # general registers, which hold the rows' addresses, run out.
@@ -31,27 +33,29 @@ _TOKENS = 256
 
 def chunk_attention(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     sequences: Sequence[SequenceMetadata],
     params: AttentionParams,
     out: torch.Tensor | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As the reference's ``paged_attention``, which is used for dtypes without a kernel here, and
-    for windows that reach to later tokens."""
-    if not castable(keys_KND.dtype) or not (params.causal or params.window is None):
+    """As the reference's ``paged_attention``, which is used for windows that reach to later
+    tokens."""
+    if not (params.causal or params.window is None):
         return paged_attention(
             q_THD, keys_KND, values_KND, sequences, params, out=out, sinks_H=sinks_H
         )
     out = q_THD.new_empty(q_THD.shape) if out is None else out  # contiguous, whatever q is
-    q, keys, values = array(q_THD), array(keys_KND), array(values_KND)
+    q, keys, values = array(q_THD), cached_arrays(keys_KND), cached_arrays(values_KND)
+    panels = keys[0][:0, 0, 0] if keys_KND.dtype.itemsize > 1 else np.empty(0, np.float32)
     made, numbers = array(out), constants(params, sinks_H)
     for sequence in sequences:
         _attend(
             q[sequence.rows],
             keys,
             values,
+            panels,
             np.array(sequence.block_table),
             sequence.block_size,
             sequence.start,
@@ -64,8 +68,8 @@ def chunk_attention(
 
 @kernel(parallel=True)
 def _pack(
-    keys: np.ndarray,
-    values: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     table: np.ndarray,
     block_size: int,
     first: int,
@@ -74,7 +78,9 @@ def _pack(
     values_packed: np.ndarray,
 ) -> None:
     """Pack the tokens from ``first`` on: K [heads, blocks, tokens / LANES, D, LANES] and V [heads,
-    blocks, D / LANES, tokens, LANES]."""
+    blocks, D / LANES, tokens, LANES]; codes as the numbers that they stand for."""
+    key_codes, key_scales, key_scale = keys
+    value_codes, value_scales, value_scale = values
     heads, blocks, panels, dim, lanes = keys_packed.shape
     for piece in prange(heads * blocks):
         head, block = piece // blocks, piece % blocks
@@ -86,14 +92,17 @@ def _pack(
             key_into, lane = keys_packed[head, block, t // lanes], t % lanes
             if token < end:
                 slot = table[token // block_size] * block_size + token % block_size
-                key, value = keys[head, slot], values[head, slot]
+                key, value = key_codes[head, slot], value_codes[head, slot]
+                of_key, of_value = np.float32(key_scale), np.float32(value_scale)
+                if len(key_scales):
+                    of_key, of_value = key_scales[head, slot], value_scales[head, slot]
                 for d in range(dim):
-                    key_into[d, lane] = key[d]
+                    key_into[d, lane] = widen_scaled(key[d], of_key, key_into[d, lane])
                 for panel in range((dim + lanes - 1) // lanes):
                     begin = panel * lanes
                     part, into = value[begin : begin + lanes], values_packed[head, block, panel, t]
                     for d in range(len(part)):
-                        into[d] = part[d]
+                        into[d] = widen_scaled(part[d], of_value, into[d])
             else:
                 for d in range(dim):
                     key_into[d, lane] = 0
@@ -102,8 +111,9 @@ def _pack(
 @kernel(parallel=True)
 def _attend(
     q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
+    panels: np.ndarray,
     table: np.ndarray,
     block_size: int,
     start: int,
@@ -114,15 +124,15 @@ def _attend(
     causal: bool,
     out: np.ndarray,
 ) -> None:
-    """A sequence's rows, the first of which is at ``start``. Without a soft cap it is zero, and
-    without sinks there is none of them."""
-    heads, _, dim = keys.shape
+    """A sequence's rows, the first of which is at ``start``. ``panels`` has the dtype of those of
+    K and V. Without a soft cap it is zero, and without sinks there is none of them."""
+    heads, _, dim = keys[0].shape
     group = q.shape[1] // heads
     first, end = max(0, start - window + 1), start + len(q)
     blocks = (end - first + _TOKENS - 1) // _TOKENS
     wide = (dim + _WIDTH * LANES - 1) // (_WIDTH * LANES) * _WIDTH
-    key_panels = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), keys.dtype)
-    value_panels = np.empty((heads, blocks, wide, _TOKENS, LANES), values.dtype)
+    key_panels = np.empty((heads, blocks, _TOKENS // LANES, dim, LANES), panels.dtype)
+    value_panels = np.empty((heads, blocks, wide, _TOKENS, LANES), panels.dtype)
     _pack(keys, values, table, block_size, first, end, key_panels, value_panels)
     shares = (len(q) * group + _SHARE - 1) // _SHARE
     for piece in prange(heads * shares):

@@ -10,6 +10,8 @@ import torch
 from numba import prange
 
 from ..attention_metadata import AttentionParams, DecodeMetadata
+from ..scaled import CachedKV
+from .cached_kv import CachedArrays, cached_arrays
 from .exponential import exp
 from .jit import WIDE, array, kernel
 from .score_weights import weigh_row
@@ -26,8 +28,8 @@ _HEADS, _TOKENS, _SINGLE = (2, 8, 16) if WIDE else (1, 4, 4)
 
 def decode_attention(
     q_THD: torch.Tensor,
-    keys_KND: torch.Tensor,
-    values_KND: torch.Tensor,
+    keys_KND: CachedKV,
+    values_KND: CachedKV,
     decodes: DecodeMetadata,
     params: AttentionParams,
     out_THD: torch.Tensor,
@@ -36,8 +38,8 @@ def decode_attention(
     """Fill the decoding rows of ``out``."""
     attend(
         array(q_THD),
-        array(keys_KND),
-        array(values_KND),
+        cached_arrays(keys_KND),
+        cached_arrays(values_KND),
         decodes.table.numpy(),
         decodes.block_size,
         *constants(params, sinks_H),
@@ -58,8 +60,8 @@ def constants(params: AttentionParams, sinks_H: torch.Tensor | None) -> Attentio
 @kernel(parallel=True)
 def attend(
     q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     rows: np.ndarray,
     block_size: int,
     window: int,
@@ -69,15 +71,15 @@ def attend(
     out: np.ndarray,
 ) -> None:
     """Without a soft cap it is zero, and without sinks there is none of them."""
-    for task in prange(len(rows) * len(keys)):
+    for task in prange(len(rows) * len(keys[0])):
         _attend_head(q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out)
 
 
 @kernel()
 def _attend_head(
     q: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     rows: np.ndarray,
     task: int,
     block_size: int,
@@ -87,7 +89,9 @@ def _attend_head(
     sinks: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    heads, _, dim = keys.shape
+    key_codes, key_scales, key_scale = keys
+    value_codes, value_scales, value_scale = values
+    heads, _, dim = key_codes.shape
     group = q.shape[1] // heads
     entry, head = rows[task // heads], task % heads
     row, end = entry[0], entry[1]
@@ -103,8 +107,10 @@ def _attend_head(
     for g in range(group):
         source, into = q[row, head * group + g], queries[g]
         for d in range(dim):
-            into[d] = widen(source[d]) * np.float32(scale)
-    _score(queries, keys[head], places[0], weights, values[head])
+            into[d] = widen(source[d]) * np.float32(scale * key_scale)
+    _score(queries, key_codes[head], places[0], weights, value_codes[head])
+    if len(key_scales):
+        _scale(weights, count, entry, block_size, first, key_scales[head])
     if soft_cap > 0:
         for g in range(group):
             cap_scores(weights[g, :count], np.float32(soft_cap))
@@ -114,11 +120,14 @@ def _attend_head(
         highest[:], totals[:] = sinks[head * group : (head + 1) * group], 1
     for g in range(group):
         weigh_row(weights, g, 0, count, filled, highest, totals)
-    _sum(weights, values[head], places[0], count, queries, keys[following % heads], places[1])
+    if len(value_scales):
+        _scale(weights, count, entry, block_size, first, value_scales[head])
+    later = key_codes[following % heads]
+    _sum(weights, value_codes[head], places[0], count, queries, later, places[1])
     for g in range(group):
         source, target = queries[g], out[row, head * group + g]
         for d in range(dim):
-            target[d] = narrow(source[d] / totals[g], target[d])
+            target[d] = narrow(source[d] / totals[g] * np.float32(value_scale), target[d])
 
 
 @kernel()
@@ -135,6 +144,26 @@ def _find(entry: np.ndarray, block_size: int, window: int, dim: int, places: np.
             places[found] = slot * dim
             found, token, slot = found + 1, token + 1, slot + 1
     places[count:] = places[count - 1]
+
+
+@kernel()
+def _scale(
+    numbers: np.ndarray,
+    count: int,
+    entry: np.ndarray,
+    block_size: int,
+    first: int,
+    scales: np.ndarray,
+) -> None:
+    """Multiply the numbers of each token that a row sees, from ``first`` on, with its scale."""
+    table = entry[2:]
+    own = np.empty(count, np.float32)
+    for t in range(count):
+        token = first + t
+        own[t] = scales[table[token // block_size] * block_size + token % block_size]
+    for g in range(len(numbers)):
+        for t in range(count):
+            numbers[g, t] *= own[t]
 
 
 @kernel()

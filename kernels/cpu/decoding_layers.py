@@ -16,6 +16,7 @@ from numba import carray
 from ..attention_metadata import DecodeMetadata
 from ..signatures import CosSin, LayerKV
 from .byte_products import PanelLinear, plan_of_all
+from .cached_kv import CachedArrays, cached_arrays
 from .decode_attention import AttentionConstants, attend
 from .expert_layer import CompiledExpertLayer, expert_layer
 from .jit import array, kernel
@@ -23,7 +24,6 @@ from .layer_parts import (
     CompiledFeedForward,
     CompiledQueries,
     feed_forward,
-    is_plain,
     multiply_runs,
     project,
     runs_of,
@@ -40,9 +40,10 @@ Head = tuple[torch.Tensor, float, Sequence[PanelLinear]]
 # addresses of their routers and caches.
 _LAYER = np.dtype(
     [(name, np.float64) for name in ("eps", "head_eps", "scale", "soft_cap", "mlp_eps")]
+    + [(name, np.float64) for name in ("key_scale", "value_scale")]
     + [(name, np.int64) for name in ("width", "window", "mlp_width")]
     + [(name, np.int64) for name in ("qkv", "o", "gate_up", "down", "end")]
-    + [(name, np.int64) for name in ("router", "keys", "values")]
+    + [(name, np.int64) for name in ("router", "keys", "values", "key_scales", "value_scales")]
 )
 
 
@@ -77,7 +78,8 @@ class CompiledLayers:
                 router = panels.ctypes.data
                 corrections.append(correction)
                 self._experts = self._experts or (panels, *routing)
-            numbers.append((*floats, width, window, mlp_width, *ends, router, 0, 0))
+            of_cache = 0, 0, 0, 0  # known when there is one
+            numbers.append((*floats, 1, 1, width, window, mlp_width, *ends, router, *of_cache))
             runs += [*qkv, *o, *gate_up, *down]
             weights.append((norm, head_weight, sinks, mlp_norm))
         if corrections:
@@ -92,8 +94,8 @@ class CompiledLayers:
             head_runs, self._outputs = runs_of(products)
             self._head = array(norm_weight), eps, head_runs
         self._caches: Sequence[LayerKV] = ()
-        # Those of the first layer, if kernels read them all.
-        self._cache: tuple[np.ndarray, np.ndarray] | None = None
+        # That of the first layer, if all of them are alike.
+        self._cache: tuple[CachedArrays, CachedArrays] | None = None
 
     def __call__(
         self,
@@ -129,16 +131,21 @@ class CompiledLayers:
         return out
 
     def _take(self, caches: Sequence[LayerKV]) -> None:
-        """Note the addresses of caches, if kernels read them and they are alike."""
+        """Note the addresses of caches, if they are alike."""
         self._caches, self._cache = tuple(caches), None
-        plain = [each for each in caches if is_plain(each)]
-        kinds = {(k.shape, k.dtype, v.shape, v.dtype) for k, v in plain}
-        if len(plain) < len(caches) or len(kinds) > 1:
+        found = [(cached_arrays(keys), cached_arrays(values)) for keys, values in caches]
+        kinds = {
+            tuple((each.shape, each.dtype) for component in layer for each in component[:2])
+            for layer in found
+        }
+        if len(kinds) > 1:
             return
-        self._layers["keys"] = [keys.data_ptr() for keys, _ in plain]
-        self._layers["values"] = [values.data_ptr() for _, values in plain]
-        keys, values = plain[0]
-        self._cache = array(keys), array(values)
+        self._cache = found[0]
+        for number, name in enumerate(("key", "value")):
+            components = [layer[number] for layer in found]
+            self._layers[f"{name}s"] = [codes.ctypes.data for codes, _, _ in components]
+            self._layers[f"{name}_scales"] = [scales.ctypes.data for _, scales, _ in components]
+            self._layers[f"{name}_scale"] = [scale for _, _, scale in components]
 
 
 @kernel()
@@ -154,17 +161,25 @@ def _attended(
     groups: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     slots_T: np.ndarray,
     table: np.ndarray,
     block_size: int,
 ) -> np.ndarray:
     """What a layer's rows attend to, [T, H D]. ``keys`` and ``values`` are those of one layer; the
     others' have the same shape."""
-    keys = carray(pointer(layer.keys, keys_KND), keys_KND.shape)
-    values = carray(pointer(layer.values, values_KND), values_KND.shape)
-    kv_heads, _, dim = keys.shape
+    own_keys = (
+        carray(pointer(layer.keys, keys[0]), keys[0].shape),
+        carray(pointer(layer.key_scales, keys[1]), keys[1].shape),
+        layer.key_scale,
+    )
+    own_values = (
+        carray(pointer(layer.values, values[0]), values[0].shape),
+        carray(pointer(layer.value_scales, values[1]), values[1].shape),
+        layer.value_scale,
+    )
+    kv_heads, _, dim = keys[0].shape
     q = np.empty((len(x), layer.width // dim - 2 * kv_heads, dim), np.float32)
     project(
         x,
@@ -179,16 +194,16 @@ def _attended(
         layer.head_eps,
         cos,
         sin,
-        keys,
-        values,
+        own_keys,
+        own_values,
         slots_T,
         q,
     )
     attended = np.empty_like(q)
     attend(
         q,
-        keys,
-        values,
+        own_keys,
+        own_values,
         table,
         block_size,
         layer.window,
@@ -234,8 +249,8 @@ def _decode_layers(
     groups: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     slots_T: np.ndarray,
     table: np.ndarray,
     block_size: int,
@@ -259,8 +274,8 @@ def _decode_layers(
             groups,
             cos,
             sin,
-            keys_KND,
-            values_KND,
+            keys,
+            values,
             slots_T,
             table,
             block_size,
@@ -296,8 +311,8 @@ def _decode_expert_layers(
     groups: np.ndarray,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     slots_T: np.ndarray,
     table: np.ndarray,
     block_size: int,
@@ -329,8 +344,8 @@ def _decode_expert_layers(
             groups,
             cos,
             sin,
-            keys_KND,
-            values_KND,
+            keys,
+            values,
             slots_T,
             table,
             block_size,

@@ -13,22 +13,26 @@ from collections.abc import Callable
 from functools import cache
 from operator import is_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
 from ..errors import KernelUnavailableError
+from ..fp8 import FP8
 
 if TYPE_CHECKING:
     from .kept_code import KernelStore
 
 log = logging.getLogger("tandem.kernels")
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+
 # True if the CPU has the registers of AVX-512: 32 of them, each as wide as a panel.
 WIDE = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-# numba has no half types: their bits are passed as integers, each half type as another one.
-_AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+# numba has no half types and no fp8: their bits are passed as integers, each type as another one.
+_AS_INTEGERS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, FP8: torch.uint8}
 
 
 @cache
@@ -137,28 +141,24 @@ def compile_address(
     return made.address, made
 
 
-def castable(dtype: torch.dtype) -> bool:
-    """Return whether kernels read and write tensors of this dtype."""
-    return dtype == torch.float32 or dtype in _AS_INTEGERS
-
-
 def array(x: torch.Tensor) -> np.ndarray:
-    """A tensor's memory as kernels take it: contiguous, half types as integers."""
+    """A tensor's memory as kernels take it: contiguous, half types and fp8 as integers."""
     x = x.contiguous()
     bits = _AS_INTEGERS.get(x.dtype)
     return (x if bits is None else x.view(bits)).numpy()
 
 
-class SameArrays:
-    """Arrays of tensors that are given again and again, as all layers are given those of a step: a
-    conversion takes a microsecond."""
+class Same(Generic[Given, Made]):
+    """What is made of things that are given again and again, as all layers are given the arrays of
+    a step: a conversion takes a microsecond."""
 
-    def __init__(self) -> None:
-        self._tensors: tuple[torch.Tensor, ...] = ()
-        self._arrays: tuple[np.ndarray, ...] = ()
+    def __init__(self, make: Callable[[Given], Made]) -> None:
+        self._make = make
+        self._given: tuple[Given, ...] = ()
+        self._made: tuple[Made, ...] = ()
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[np.ndarray, ...]:
-        """See ``array``."""
-        if len(tensors) != len(self._tensors) or not all(map(is_, tensors, self._tensors)):
-            self._tensors, self._arrays = tensors, tuple(map(array, tensors))
-        return self._arrays
+    def __call__(self, *given: Given) -> tuple[Made, ...]:
+        """What is made of each."""
+        if len(given) != len(self._given) or not all(map(is_, given, self._given)):
+            self._given, self._made = given, tuple(map(self._make, given))
+        return self._made

@@ -9,15 +9,15 @@ Shapes as in ``operators.py``; activations are fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 import torch
 from numba import prange
 
-from ..signatures import CosSin, LayerKV, Queries
+from ..signatures import CosSin, LayerKV
 from .byte_products import FEW, PanelLinear, PanelWeights, multiply_groups, plan_of_all
-from .jit import SameArrays, array, castable, kernel
+from .cached_kv import CachedArrays, cached_arrays
+from .jit import Same, array, kernel
 from .pointwise import add_rms_norm, rms_norm, rope_and_cache_kv, silu_and_mul
 
 
@@ -31,18 +31,16 @@ class CompiledQueries:
         qkv: Sequence[PanelLinear],
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
-        of_step: SameArrays,
-        composed: Queries,
+        of_step: Same[torch.Tensor, np.ndarray],
     ) -> None:
-        """All layers of a model have the same ``of_step``. ``composed`` takes other caches."""
+        """All layers of a model have the same ``of_step``."""
         self._products = qkv  # whose memory the runs have addresses of
         runs, self.width = runs_of(qkv)
         none = norm_weight.new_empty(0, 0)
         head_weight = array(none if head_weight_RD is None else head_weight_RD)
         self.before = array(norm_weight), eps, runs, self.width
         self.after = head_weight, head_eps
-        self._of_step, self._of_cache = of_step, SameArrays()
-        self._composed = composed
+        self._of_step, self._of_cache = of_step, Same(cached_arrays)
 
     def __call__(
         self,
@@ -52,11 +50,9 @@ class CompiledQueries:
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         """The rows' queries [T, H, D]."""
-        if not is_plain(cache):
-            return self._composed(x, cos_sin, cache, slots_T)
         cos, sin, slots = self._of_step(*cos_sin, slots_T)
         keys, values = self._of_cache(*cache)
-        kv_heads, _, dim = keys.shape
+        kv_heads, _, dim = keys[0].shape
         plan = plan_of_all(len(x))
         q = torch.empty(len(x), self.width // dim - 2 * kv_heads, dim)
         project(
@@ -105,11 +101,6 @@ class CompiledFeedForward:
             array(out),
         )
         return out
-
-
-def is_plain(cache: LayerKV) -> TypeGuard[tuple[torch.Tensor, torch.Tensor]]:
-    """Return whether kernels read and write a cache."""
-    return all(isinstance(each, torch.Tensor) for each in cache) and castable(cache[0].dtype)
 
 
 def runs_of(products: Sequence[PanelLinear | PanelWeights]) -> tuple[np.ndarray, int]:
@@ -165,8 +156,8 @@ def project(
     head_eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     slots_T: np.ndarray,
     q_THD: np.ndarray,
 ) -> None:
@@ -180,8 +171,8 @@ def project(
         head_eps,
         cos,
         sin,
-        keys_KND,
-        values_KND,
+        keys,
+        values,
         slots_T,
         q_THD,
     )

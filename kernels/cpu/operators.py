@@ -21,7 +21,7 @@ from ..block_formats import BF16, CODEBOOK_FORMATS, Q8_0, BlockFormat
 from ..operators import Operators
 from ..quantized import QuantizedWeight
 from ..reference import linear, norm
-from ..scaled import CachedKV
+from ..scaled import INT8, CachedKV, ScaledKV
 from ..signatures import (
     BlockCopies,
     CosSin,
@@ -41,13 +41,14 @@ from . import pointwise
 from .block_copy import CompiledBlockCopies
 from .block_layouts import BLOCK, has_layout
 from .byte_products import PanelLinear
+from .cached_kv import cached_arrays
 from .chunk_attention import chunk_attention
 from .decode_attention import constants, decode_attention
 from .decoding_layers import CompiledLayers, alike
 from .expert_layer import CompiledExpertLayer
 from .grouped_experts import GroupedExperts, GroupedWeights, quantised_alike
-from .jit import WIDE, SameArrays, array, castable, moves_bits, multiplies_bytes
-from .layer_parts import CompiledFeedForward, CompiledQueries, is_plain
+from .jit import WIDE, Same, array, moves_bits, multiplies_bytes
+from .layer_parts import CompiledFeedForward, CompiledQueries
 from .linear import PACKED, PackedWeight
 from .quantized_linear import DECODED, FEW, BlockLinear
 from .scale_search import COMPILED
@@ -57,14 +58,14 @@ class CompiledOperators(Operators):
     """Activations are fp32 or, with AVX-512 but not its VNNI, of the weights' dtype if the CPU
     multiplies that.
 
-    A cache in fp8 or int8, latent attention and activations other than silu have no kernel here and
-    are computed by the reference.
+    Latent attention and activations other than silu have no kernel here and are computed by the
+    reference.
     """
 
     def __init__(self) -> None:
         # A cache's dtype is known later than the products before it.
         self._compiles_queries = self._compiles_experts = False
-        self._of_step = SameArrays()
+        self._of_step = Same(array)
 
     def activation_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
         """Compiles the kernels for activations of this dtype."""
@@ -140,14 +141,11 @@ class CompiledOperators(Operators):
         head_weight_RD: torch.Tensor | None,
         head_eps: float,
     ) -> Queries:
-        composed = super().prepare_queries(norm_weight, eps, qkv, head_weight_RD, head_eps)
         panels = _in_panels(qkv)
         if not panels or norm_weight.dtype != torch.float32:
-            return composed
+            return super().prepare_queries(norm_weight, eps, qkv, head_weight_RD, head_eps)
         self._compiles_queries = True
-        return CompiledQueries(
-            norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step, composed
-        )
+        return CompiledQueries(norm_weight, eps, panels, head_weight_RD, head_eps, self._of_step)
 
     def prepare_feed_forward(
         self,
@@ -246,8 +244,6 @@ class CompiledOperators(Operators):
         slots_T: torch.Tensor,
     ) -> torch.Tensor:
         rows, heads, dim = qkv_TXD.shape
-        if not is_plain(cache):
-            return super().rope_and_cache_kv(qkv_TXD, norm_weight_RD, eps, cos_sin, cache, slots_T)
         keys, values = cache
         q = qkv_TXD.new_empty(rows, heads - 2 * keys.shape[0], dim)
         pointwise.rope_and_cache_kv(
@@ -256,8 +252,8 @@ class CompiledOperators(Operators):
             eps,
             array(cos_sin[0]),
             array(cos_sin[1]),
-            array(keys),
-            array(values),
+            cached_arrays(keys),
+            cached_arrays(values),
             array(slots_T),
             array(q),
         )
@@ -265,14 +261,12 @@ class CompiledOperators(Operators):
 
     def prepare_batched_decode(self, config: AttentionConfig) -> bool:
         """Compiles the kernels that rotate, cache and attend."""
-        if not castable(config.cache_dtype):
-            return False
         if self._compiles_queries:
             _compile_layer(config.cache_dtype, experts=False)
         if self._compiles_queries and self._compiles_experts:
             _compile_layer(config.cache_dtype, experts=True)
         cos_sin = torch.ones(1, 1, 2), torch.ones(1, 1, 2)
-        keys, values = torch.zeros(2, 1, 1, 2, dtype=config.cache_dtype)
+        keys, values = _zeros_of_cache(config.cache_dtype)
         ones = torch.ones(1, 3, 2, dtype=config.dtype)
         slots = torch.zeros(1, dtype=torch.int64)
         q = self.rope_and_cache_kv(ones, ones[0, :2], 1e-6, cos_sin, (keys, values), slots)
@@ -292,8 +286,6 @@ class CompiledOperators(Operators):
         params: AttentionParams,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if not (isinstance(keys_KND, torch.Tensor) and isinstance(values_KND, torch.Tensor)):
-            return super().paged_attention(q_THD, keys_KND, values_KND, metadata, params, sinks_H)
         return batched_attention(
             q_THD,
             keys_KND,
@@ -386,7 +378,7 @@ def _expert_layer_of_zeros() -> CompiledExpertLayer:
 def _compile_layer(cache_dtype: torch.dtype, experts: bool) -> None:
     """Compile the queries of a layer, and layers in one call, for a cache of this dtype."""
     x, cos_sin = torch.zeros(1, Q8_0.values), (torch.ones(1, 1, 2), torch.ones(1, 1, 2))
-    keys, values = torch.zeros(2, 1, 1, 2, dtype=cache_dtype)
+    keys, values = _zeros_of_cache(cache_dtype)
     slots, operators = torch.zeros(1, dtype=torch.int64), CompiledOperators()
     heads = Q8_0.values // keys.shape[2] + 2
     qkv = _block_of_zeros(heads * keys.shape[2])
@@ -398,6 +390,14 @@ def _compile_layer(cache_dtype: torch.dtype, experts: bool) -> None:
     decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 1)], x.device)
     assert layers is not None and decodes is not None
     layers(x, cos_sin, [(keys, values)], slots, decodes)
+
+
+def _zeros_of_cache(dtype: torch.dtype) -> tuple[CachedKV, CachedKV]:
+    keys, values = torch.zeros(2, 1, 1, 2, dtype=dtype)
+    if dtype != INT8:
+        return keys, values
+    scales = torch.zeros(1, 1, 1)
+    return ScaledKV(keys, scales), ScaledKV(values, scales)
 
 
 def _block_of_zeros(outputs: int) -> PanelLinear:

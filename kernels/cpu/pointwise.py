@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import prange
 
+from .cached_kv import CachedArrays, write_row
 from .exponential import exp
 from .jit import kernel
 from .vector import narrow, widen
@@ -100,20 +101,38 @@ def rope_and_cache_kv(
     eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KND: np.ndarray,
-    values_KND: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
     slots_T: np.ndarray,
     q_THD: np.ndarray,
 ) -> None:
     """As ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
     if len(q_THD) <= _FEW:
         for t in range(len(q_THD)):
-            keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
-            _rope_row(qkv_TXD[t], norm_weight_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+            _rope_row(
+                qkv_TXD[t],
+                norm_weight_RD,
+                eps,
+                cos[t, 0],
+                sin[t, 0],
+                keys,
+                values,
+                slots_T[t],
+                q_THD[t],
+            )
     else:
         for t in prange(len(q_THD)):
-            keys, values = keys_KND[:, slots_T[t]], values_KND[:, slots_T[t]]
-            _rope_row(qkv_TXD[t], norm_weight_RD, eps, cos[t, 0], sin[t, 0], keys, values, q_THD[t])
+            _rope_row(
+                qkv_TXD[t],
+                norm_weight_RD,
+                eps,
+                cos[t, 0],
+                sin[t, 0],
+                keys,
+                values,
+                slots_T[t],
+                q_THD[t],
+            )
 
 
 @kernel()
@@ -123,13 +142,14 @@ def _rope_row(
     eps: float,
     cos: np.ndarray,
     sin: np.ndarray,
-    keys_KD: np.ndarray,
-    values_KD: np.ndarray,
+    keys: CachedArrays,
+    values: CachedArrays,
+    slot: int,
     q_HD: np.ndarray,
 ) -> None:
     heads, dim = q_HD.shape
-    kv_heads = len(keys_KD)
-    wide = np.empty(dim, np.float32)
+    kv_heads = len(keys[0])
+    wide, rotated = np.empty(dim, np.float32), np.empty(dim, np.float32)
     for h in range(heads + kv_heads):
         if len(norm_weight_RD):
             _norm_row(x_XD[h], norm_weight_RD[h], eps, wide)
@@ -139,11 +159,13 @@ def _rope_row(
         if h < heads:
             _rotate(wide, cos, sin, q_HD[h])
         else:
-            _rotate(wide, cos, sin, keys_KD[h - heads])
+            _rotate(wide, cos, sin, rotated)
+            write_row(rotated, keys, h - heads, slot)
     for k in range(kv_heads):
-        source, into = x_XD[heads + kv_heads + k], values_KD[k]
+        source = x_XD[heads + kv_heads + k]
         for d in range(dim):
-            into[d] = narrow(widen(source[d]), into[d])
+            wide[d] = widen(source[d])
+        write_row(wide, values, k, slot)
 
 
 @kernel()

@@ -202,14 +202,14 @@ def _load(builder: Any, row: Any, at: Any, lanes: Any, kind: Any) -> Any:
     pointer = builder.bitcast(place, vector.as_pointer())
     if lanes is None:
         loaded = builder.load(pointer)
-        loaded.align = 2
+        loaded.align = 1
     else:
-        name = {types.float32: "f32"}.get(kind, "i16")
+        name = "f32" if kind == types.float32 else f"i{kind.bitwidth}"
         loaded = call(
             builder,
             f"llvm.masked.load.v{LANES}{name}.p0",
             vector,
-            *(pointer, _WORD(2), _mask(builder, lanes), ir.Constant(vector, None)),
+            *(pointer, _WORD(1), _mask(builder, lanes), ir.Constant(vector, None)),
         )
     return widened(builder, loaded, kind)
 

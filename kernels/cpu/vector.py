@@ -40,6 +40,33 @@ def narrow(typing: Any, value: Any, like: Any) -> Any:
 
 
 @intrinsic
+def narrow_scaled(typing: Any, value: Any, scale: Any, like: Any) -> Any:
+    """``value / scale`` as ``narrow``, where elements are codes of eight bits: others have no
+    scale, and a division takes time."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        is_code = like in (types.int8, types.uint8)
+        value = builder.fdiv(*args[:2]) if is_code else args[0]
+        return _narrowed(builder, value, like)
+
+    return like(types.float32, types.float32, like), generate
+
+
+@intrinsic
+def widen_scaled(typing: Any, bits: Any, scale: Any, like: Any) -> Any:
+    """An element as one of the type of ``like``, which is its own, or fp32 for codes of eight bits
+    that ``scale`` is to be multiplied with."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if bits == like:
+            return args[0]
+        assert like == types.float32, like
+        return builder.fmul(widened(builder, args[0], bits), args[1])
+
+    return like(bits, types.float32, like), generate
+
+
+@intrinsic
 def pointer(typing: Any, address: Any, like: Any) -> Any:
     """An address, as that of elements of the type of an array's."""
 
@@ -192,9 +219,22 @@ def widened(builder: Any, bits: Any, kind: Any) -> Any:
         return builder.sitofp(bits, _like(bits, _FLOAT))
     if kind == types.int16:
         return builder.fpext(builder.bitcast(bits, _like(bits, ir.HalfType())), _like(bits, _FLOAT))
+    if kind == types.uint8:
+        return _widened_fp8(builder, bits)
     assert kind == types.uint16, kind
     wide = builder.zext(bits, _like(bits, _WORD))
     return builder.bitcast(builder.shl(wide, constant(wide.type, 16)), _like(bits, _FLOAT))
+
+
+def _widened_fp8(builder: Any, bits: Any) -> Any:
+    """See ``fp8.py``; the largest code is NaN."""
+    words, floats = _like(bits, _WORD), _like(bits, _FLOAT)
+    moved = builder.shl(builder.sext(bits, words), constant(words, 20))
+    moved = builder.and_(moved, constant(words, ~(0b1111 << 27) & 0xFFFFFFFF))
+    value = builder.fmul(builder.bitcast(moved, floats), constant(floats, 2.0**120))
+    size = builder.and_(bits, constant(bits.type, 0x7F))
+    is_nan = builder.icmp_unsigned("==", size, constant(bits.type, 0x7F))
+    return builder.select(is_nan, constant(floats, float("nan")), value)
 
 
 def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
@@ -202,6 +242,11 @@ def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
         return value
     if kind == types.int16:
         return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+    if kind == types.int8:
+        nearest = call(builder, "llvm.rint.f32", _FLOAT, value)
+        return call(builder, "llvm.fptosi.sat.i8.f32", ir.IntType(8), nearest)
+    if kind == types.uint8:
+        return _narrowed_fp8(builder, value)
     assert kind == types.uint16, kind
     # Half of the last place is added, less one bit where that is even: ties go to even.
     bits = builder.bitcast(value, _WORD)
@@ -210,6 +255,26 @@ def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
     quiet = builder.or_(builder.lshr(bits, _WORD(16)), _WORD(0x40))
     is_nan = builder.fcmp_unordered("uno", value, value)
     return builder.trunc(builder.select(is_nan, quiet, rounded), ir.IntType(16))
+
+
+def _narrowed_fp8(builder: Any, value: Any) -> Any:
+    """e4m3, whose values beyond the largest are clamped."""
+    bits, byte = builder.bitcast(value, _WORD), ir.IntType(8)
+    size = builder.and_(bits, _WORD(0x7FFFFFFF))
+    is_nan = builder.icmp_unsigned(">", size, _WORD(0x7F800000))
+    size = call(builder, "llvm.umin.i32", _WORD, size, _WORD(0x43E00000))  # 448
+    # Half of the last place, less one bit where that is even; the exponents' biases differ by 120.
+    odd = builder.and_(builder.lshr(size, _WORD(20)), _WORD(1))
+    rounded = builder.add(size, builder.add(odd, _WORD(0x7FFFF)))
+    normal = builder.sub(builder.lshr(rounded, _WORD(20)), _WORD(120 << 3))
+    # A float of 2^14 ends with units of 2^-9, as numbers below 2^-6 do in e4m3.
+    summed = builder.fadd(builder.bitcast(size, _FLOAT), _FLOAT(2.0**14))
+    small = builder.sub(builder.bitcast(summed, _WORD), _WORD(0x46800000))
+    below = builder.icmp_unsigned("<", size, _WORD(0x3C800000))
+    code = builder.select(below, small, normal)
+    code = builder.select(is_nan, _WORD(0x7F), code)
+    sign = builder.and_(builder.lshr(bits, _WORD(24)), _WORD(0x80))
+    return builder.trunc(builder.or_(sign, code), byte)
 
 
 def _like(value: Any, scalar: Any) -> Any:

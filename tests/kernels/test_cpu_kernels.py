@@ -18,8 +18,11 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
+from tandem.kernels.fp8 import FP8
 from tandem.kernels.operators import Operators
 from tandem.kernels.reference.attention import paged_attention
+from tandem.kernels.reference.cache import write_kv
+from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, TensorScaledKV
 from tandem.shared.kv.cache import KVCache
 from tandem.tests.support.extent import selected
 
@@ -324,6 +327,70 @@ def test_capped_scores_that_are_no_numbers_stay_none(compiled: CompiledOperators
     assert got[7:].isnan().all()
 
 
+Coded = tuple[CachedKV, CachedKV]
+
+
+def coded_kv(kind: str, shape: tuple[int, ...]) -> Coded:
+    """An empty cache of eight bits, with scales but for "fp8"."""
+    codes = torch.zeros(2, *shape)
+    if kind == "int8":
+        keys, values = (ScaledKV(each.to(INT8), torch.ones(*shape[:2], 1)) for each in codes)
+        return keys, values
+    keys, values = codes.to(FP8)
+    if kind == "fp8":
+        return keys, values
+    return TensorScaledKV(keys, 0.25), TensorScaledKV(values, 3.0)
+
+
+def numbers_of(cached: CachedKV) -> torch.Tensor:
+    return cached.float() if isinstance(cached, torch.Tensor) else cached.dequantized()
+
+
+CODED = pytest.mark.parametrize("kind", ["fp8", "scaled fp8", "int8"])
+
+
+@CODED
+def test_numbers_become_the_codes_that_torch_makes_of_them(
+    compiled: CompiledOperators, kind: str
+) -> None:
+    """Those of all sizes, ties, what is beyond the largest, and none."""
+    everywhere = torch.randn(60, 1, 8) * torch.logspace(-12, 4, 60)[:, None, None]
+    ties = (torch.arange(-480, 480) / 2**10).view(-1, 1, 8)
+    no_numbers = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e9, -1e9, 449, 464, -0.0])
+    x = torch.cat([everywhere, ties, no_numbers.expand(1, 1, 8), torch.zeros(1, 1, 8)])
+    angles = torch.ones(len(x), 1, 8), torch.zeros(len(x), 1, 8)
+    ours, theirs = (coded_kv(kind, (1, len(x), 8)) for _ in range(2))
+    slots = torch.arange(len(x))
+    for operators, cache in ((compiled, ours), (reference, theirs)):
+        operators.rope_and_cache_kv(x.repeat(1, 3, 1), None, 1e-6, angles, cache, slots)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(
+            numbers_of(one), numbers_of(other), atol=0, rtol=0, equal_nan=True
+        )
+
+
+@CODED
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_over_a_cache_in_eight_bits(
+    compiled: CompiledOperators, kind: str, window: int | None
+) -> None:
+    heads, dim, contexts, row, block = 2, 20, [], 0, 0
+    for start, count in ((0, 1), (0, 300), (30, 1), (5, 290), (98, 1)):
+        blocks = list(range(block, block + -(-(start + count) // BLOCK)))
+        contexts.append(SequenceMetadata(slice(row, row + count), start, blocks[::-1], BLOCK))
+        row, block = row + count, blocks[-1] + 1
+    slots = torch.arange(block * BLOCK)
+    cache = coded_kv(kind, (heads, len(slots), dim))
+    sizes = torch.randn(len(slots), heads, 1).exp()
+    write_kv(*cache, slots, *(torch.randn(2, len(slots), heads, dim) * sizes))
+    q, params = torch.randn(row, 3 * heads, dim) / 2, AttentionParams(dim**-0.5, window)
+    wide = numbers_of(cache[0]), numbers_of(cache[1])
+    expected = paged_attention(q, *wide, contexts, params)
+    metadata = batched(contexts, decode_metadata(contexts, q.device))
+    got = compiled.paged_attention(q, *cache, metadata, params)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_queries_need_not_lie_in_order(compiled: CompiledOperators) -> None:
     keys, values = torch.randn(2, 2, 40, 8)
     q = torch.randn(4, 21, 8).transpose(0, 1)
@@ -347,19 +414,8 @@ def test_a_chunk_with_a_value_that_is_no_number_does_not_hide_it() -> None:
     assert got[7:].isnan().all()
 
 
-def test_a_chunk_over_an_fp8_cache_is_left_to_torch() -> None:
-    keys, values = torch.randn(2, 1, 40, 8).to(torch.float8_e4m3fn)
-    context = SequenceMetadata(slice(0, 20), 0, list(range(5)), BLOCK)
-    arguments = torch.randn(20, 2, 8), keys, values, [context], PARAMS
-    assert chunk_attention(*arguments).equal(paged_attention(*arguments))
-
-
 def config_of(cache_dtype: torch.dtype) -> AttentionConfig:
     return AttentionConfig(torch.device("cpu"), torch.float32, cache_dtype, 3, 1, 8, BLOCK, PARAMS)
-
-
-def test_an_fp8_cache_is_left_to_torch(compiled: CompiledOperators) -> None:
-    assert not compiled.prepare_batched_decode(config_of(torch.float8_e4m3fn))
 
 
 @pytest.mark.parametrize("weights", ALL, ids=str)

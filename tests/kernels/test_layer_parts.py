@@ -17,7 +17,7 @@ from tandem.kernels.attention_metadata import (
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
 from tandem.kernels.operators import Operators
-from tandem.kernels.scaled import ScaledKV
+from tandem.kernels.reference.cache import write_kv
 from tandem.kernels.signatures import (
     CosSin,
     FeedForward,
@@ -41,7 +41,7 @@ from tandem.kernels.cpu import (  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
 from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 
-from .test_cpu_kernels import config_of  # noqa: E402
+from .test_cpu_kernels import coded_kv, config_of, numbers_of  # noqa: E402
 from .test_expert_layer import ROUTINGS  # noqa: E402
 from .test_expert_layer import both as with_experts  # noqa: E402
 
@@ -150,6 +150,16 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
         assert not after[1].isfinite().all()
 
 
+def filled_cache(dtype: torch.dtype | str, kv: torch.Tensor) -> LayerKV:
+    """A cache of these keys and values; of what ``coded_kv`` makes if ``dtype`` is a name."""
+    if isinstance(dtype, torch.dtype):
+        keys, values = kv.to(dtype, copy=True)
+        return keys, values
+    cache = coded_kv(dtype, tuple(kv.shape[1:]))
+    write_kv(*cache, torch.arange(kv.shape[2]), *kv.transpose(1, 2))
+    return cache
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "params",
@@ -162,7 +172,7 @@ def test_what_is_no_number_stays_visible_in_its_row_alone(rows: int, bad: float)
 @pytest.mark.parametrize("rows", [1, 6])
 @pytest.mark.parametrize("experts", [False, True])
 def test_decoding_layers_are_those_of_the_operators(
-    experts: bool, rows: int, params: AttentionParams, dtype: torch.dtype
+    experts: bool, rows: int, params: AttentionParams, dtype: torch.dtype | str
 ) -> None:
     sinks = torch.randn(HEADS) if params.sinks else None
     others = replace(params, window=None, scale=0.5)
@@ -185,23 +195,31 @@ def test_decoding_layers_are_those_of_the_operators(
     metadata = AttentionMetadata(sequences, slots, decode_metadata(sequences, x.device))
     assert metadata.decodes is not None
     for _ in range(2):  # other caches than before
-        caches = [tuple(torch.randn(2, KV_HEADS, 120, DIM).to(dtype)) for _ in layers]
-        ours, theirs = ([(k.clone(), v.clone()) for k, v in caches] for _ in range(2))
+        numbers = [torch.randn(2, KV_HEADS, 120, DIM) for _ in layers]
+        ours, theirs = ([filled_cache(dtype, kv) for kv in numbers] for _ in range(2))
         given = x.clone()
         found = whole(given, cos_sin, ours, slots, metadata.decodes)
         expected = x
         for layer, cache in zip(layers, theirs, strict=True):
             q = layer.queries(expected, cos_sin, cache, slots)
-            attended = compiled.paged_attention(q, *cache, metadata, layer.params, sinks)
+            keys, values = cache
+            attended = compiled.paged_attention(q, keys, values, metadata, layer.params, sinks)
             expected = layer.feed_forward(attended.view(rows, -1), expected)
         assert found is not None
         assert torch.equal(found, expected) and torch.equal(given, x)
         for one, other in zip(ours, theirs, strict=True):
-            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+            for left, right in zip(one, other, strict=True):
+                assert torch.equal(numbers_of(left), numbers_of(right))
         normed = compiled.rms_norm(expected, head.norm_weight, head.eps)
         logits = torch.cat([each(normed) for each in head.runs], dim=1)
         again = to_logits(x, cos_sin, ours, slots, metadata.decodes)
         assert again is not None and torch.equal(again, logits)
+
+
+@pytest.mark.parametrize("kind", ["scaled fp8", "int8"])
+def test_decoding_layers_over_a_cache_in_eight_bits(kind: str) -> None:
+    params = AttentionParams(scale=0.3, window=9)
+    test_decoding_layers_are_those_of_the_operators(False, 6, params, kind)
 
 
 def test_layers_of_different_kinds_are_not_decoded_in_one_call() -> None:
@@ -224,23 +242,6 @@ def test_caches_of_different_shapes_are_left_to_the_operators() -> None:
     x, slots = torch.randn(1, HIDDEN), torch.arange(1)
     assert whole(x, angles(1), caches, slots, decodes) is None
     assert not any(each.any() for cache in caches for each in cache)
-
-
-def test_a_scaled_cache_is_left_to_the_operators() -> None:
-    ours, composed = queries(head_norm=False)
-    x, cos_sin, slots = torch.randn(3, HIDDEN), angles(3), torch.arange(3)
-
-    def scaled() -> LayerKV:
-        values = torch.zeros(2, KV_HEADS, 8, DIM, dtype=torch.int8)
-        keys, others = (ScaledKV(each, torch.zeros(KV_HEADS, 8, 1)) for each in values)
-        return keys, others
-
-    assert torch.equal(ours(x, cos_sin, scaled(), slots), composed(x, cos_sin, scaled(), slots))
-    leave, _ = feed_forward()
-    whole = compiled.prepare_decoding([LayerParts(ours, leave, AttentionParams(scale=1.0), None)])
-    decodes = decode_metadata([SequenceMetadata(slice(0, 1), 0, [0], 4)], x.device)
-    assert whole is not None and decodes is not None
-    assert whole(x[:1], cos_sin, [scaled()], slots[:1], decodes) is None
 
 
 def test_no_step_waits_for_the_compiler() -> None:
