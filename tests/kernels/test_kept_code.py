@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import pytest
 
 from tandem.kernels.cpu import jit
 
-numba = pytest.importorskip("numba", reason="numba is not installed")
+if find_spec("numba") is None:
+    pytest.skip("numba is not installed", allow_module_level=True)
 jit.prepare()
+
+import numba  # noqa: E402
 
 from tandem.kernels.cpu import exponential, kept_code  # noqa: E402
 from tandem.kernels.cpu.kept_code import (  # noqa: E402
