@@ -23,7 +23,7 @@ from ...text.pair_template import (
     template_by_name,
 )
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
-from ...text.vocabulary.tokenizer_json import byte_pairs
+from ...text.vocabulary.tokenizer_json import byte_pairs, merges_by_rank
 from . import character_map
 from .generation_config import generation_config
 from .header import GGUFHeader
@@ -285,15 +285,13 @@ class _Vocabulary:
             scores = [-float(number) for number in range(len(self._tokens))]
         else:
             scores = self._scores()
-        number = {token: index for index, token in enumerate(self._tokens)}
-        pairs = []
-        for token, score in zip(self._tokens, scores, strict=True):
-            splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-            known = [(a, b) for a, b in splits if a in number and b in number]
-            known.sort(key=lambda pair: (number[pair[0]], number[pair[1]]))
-            pairs += [(score, pair) for pair in known]
-        pairs.sort(key=lambda entry: -entry[0])
-        return [" ".join(pair) for _, pair in pairs]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        vocabulary = {token: index for index, token in enumerate(self._tokens)}
+        try:
+            merges = merges_by_rank((self._tokens[index] for index in order), vocabulary)
+        except ValueError as error:
+            raise self._invalid("tokens", f"cannot be used: {error}") from None
+        return [" ".join(pair) for pair in merges]
 
     def _merges(self) -> list[str]:
         merges = self._list("merges", str)
