@@ -141,7 +141,15 @@ def test_no_version_is_recommended_that_does_not_exist(tmp_path: Path) -> None:
 def test_a_gguf_file_is_recommended_for_families_that_have_some() -> None:
     # Files of these have the names of other architectures.
     others = {
-        *("GraniteMoe", "Glm4MoeLite", "IQuestCoder", "InternLM2", "InternLM3", "MiMo"),
+        *(
+            "Gemma4Unified",
+            "GraniteMoe",
+            "Glm4MoeLite",
+            "IQuestCoder",
+            "InternLM2",
+            "InternLM3",
+            "MiMo",
+        ),
     }
     found = {each.family for each in (*ARCHITECTURES.values(), *VARIANTS)}
     found |= {f"{name}ForCausalLM" for name in others} | {"RobertaModel", "XLMRobertaModel"}

@@ -44,6 +44,7 @@ QWEN_WINDOW: dict[str, Any] = {
     "sliding_window": 8,
     "max_window_layers": 2,
 }
+UNIFIED = {"architectures": ["Gemma4UnifiedForCausalLM"]}
 # Of SmolLM2, and of a config that transformers 4 wrote with all of its defaults.
 BOOKKEEPING: dict[str, Any] = {
     "is_llama_config": True,
@@ -233,6 +234,8 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"vocab_size": "100"}, "vocab_size is '100'; supported: a positive integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({**UNIFIED, "hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8; .* 0$"),
+        ({**UNIFIED, "enable_moe_block": True}, "enable_moe_block is True; supported: False"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*it names neither"),
         (
             {"quantization_config": {"bits": 4}},
