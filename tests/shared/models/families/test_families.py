@@ -44,6 +44,7 @@ QWEN_WINDOW: dict[str, Any] = {
     "sliding_window": 8,
     "max_window_layers": 2,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
 UNIFIED = {"architectures": ["Gemma4UnifiedForCausalLM"]}
 # Of SmolLM2, and of a config that transformers 4 wrote with all of its defaults.
 BOOKKEEPING: dict[str, Any] = {
@@ -226,6 +227,7 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rope_type is 'ntk'; supp"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5; supported: 1 or"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": "1"}}, "mscale is '1'"),
+        ({"rope_scaling": YARN | {"extrapolation_factor": 0.5}}, "ion_factor is 0.5; .* 1.0$"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
         ({"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one flat table"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
