@@ -402,7 +402,9 @@ def new_model(name: str, **changes: Any) -> Any:
     if name in ENCODING_DECODERS:
         prefix, config = ENCODING_DECODERS[name]
         kind = getattr(transformers, f"{prefix}Config")
-        return getattr(transformers, f"{prefix}Model")(kind(**deepcopy({**_SHAPE, **config})))
+        return getattr(transformers, f"{prefix}Model")(
+            kind(**deepcopy({**_SHAPE, **config, **changes}))
+        )
     settings, prefix = _settings(name.removesuffix("_scorer"), **changes)
     model = MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM")
     if name in DECODING_SCORERS:
