@@ -325,7 +325,10 @@ WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma4_unified_vl": (
         "Gemma4Unified",
         "gemma4_unified",
-        {"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "patch_size": 2}},
+        {
+            "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "patch_size": 2},
+            "audio_config": {"audio_embed_dim": 16},
+        },
     ),
     "internvl": (
         "InternVL",
