@@ -43,6 +43,8 @@ from .machine import Machine, in_sentence, kernels
 # Parts of a model by what is in the names of their parameters; the first counts.
 _PARTS = (
     ("embed.", "embedding"),
+    ("token_inputs.", "per-layer embeddings"),
+    (".token_gate.", "per-layer embeddings"),
     ("head.", "head"),
     (".mlp.experts.", "experts"),
     (".mlp.", "feed-forward"),

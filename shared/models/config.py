@@ -363,11 +363,17 @@ def _longrope(rope: Config, config: Config, dim: int, max_position: int) -> Long
 
 
 def _yarn(rope: Config, max_position: int) -> YarnScaling:
-    """The attention factor is a quotient of two only if the config has both weights."""
+    """The attention factor is a quotient of two only if the config has both weights.
+
+    YaRN's own code has two factors more. ``attn_factor`` multiplies the attention factor there;
+    published configs have it, and neither transformers nor newer versions of vLLM apply it.
+    ``extrapolation_factor`` is the weight of the ramp, which both take for one.
+    """
     factor = rope.number("factor")
     if factor < 1:
         raise rope.refusal("factor", factor, "1 or more")
-    rope.get("attn_factor")  # of another library; transformers has attention_factor
+    rope.get("attn_factor")
+    rope.one_of("extrapolation_factor", (1.0,), 1.0)
     rope.get("max_position_embeddings")  # Ministral 3's, as in the config around it
     over, under = (_mscale(rope, factor, key) for key in ("mscale", "mscale_all_dim"))
     default = over / under if over and under else 0.1 * math.log(factor) + 1.0

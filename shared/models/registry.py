@@ -116,6 +116,7 @@ _FAMILIES = (
     Family("Gemma2ForCausalLM", "gemma2", gemma2.read, gemma2.WEIGHTS),
     Family("Gemma3ForCausalLM", "gemma3_text", gemma3.read, gemma3.WEIGHTS),
     Family("Gemma4ForCausalLM", "gemma4_text", gemma4.read, gemma4.WEIGHTS),
+    Family("Gemma4UnifiedForCausalLM", "gemma4_unified_text", gemma4.read_unified, gemma4.WEIGHTS),
     Family("GlmForCausalLM", "glm", glm4.read_glm, glm4.GLM_WEIGHTS),
     Family("Glm4ForCausalLM", "glm4", glm4.read, glm4.WEIGHTS),
     Family("Glm4MoeForCausalLM", "glm4_moe", glm4_moe.read, glm4_moe.WEIGHTS, more_layers=True),
@@ -180,10 +181,9 @@ _OLDER = {
 _CAUSAL = re.compile("(ForCausalLM|LMHeadModel)$")
 # The same models without a head, as embedding models are saved.
 _HEADLESS = {
-    (
-        "Gemma3TextModel"  # Gemma3Model has a vision tower
-        if family is FAMILIES["Gemma3ForCausalLM"]
-        else _CAUSAL.sub("Model", family.architecture)
+    # Gemma3Model and the like have a vision tower.
+    _CAUSAL.sub(
+        "TextModel" if family.model_type.endswith("_text") else "Model", family.architecture
     ): family
     for family in _FAMILIES
 }

@@ -31,8 +31,10 @@ _KINDS = {
 }
 _FP8 = "fp8"
 _FP8_RUN = 128
-# Weights of linears; norms, routers and what expands latents stay numbers.
-_LINEAR = re.compile(r"\.(q|k|v|o|q_a|q_b|kv_a|gate|up|down)\.weight$")
+# Weights of linears and tables; norms, routers and what expands latents stay numbers.
+_LINEAR = re.compile(
+    r"\.(q|k|v|o|q_a|q_b|kv_a|gate|up|down)\.weight$|^token_inputs\.(table|projection)\.weight$"
+)
 
 
 class InSitu:

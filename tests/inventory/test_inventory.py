@@ -19,13 +19,15 @@ from tandem.inventory.model_report import describe_model
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, UsageError
 from tandem.shared.kv.planning import RankDevice
+from tandem.shared.weights.kept_memory import kept_bytes
+from tandem.shared.weights.load import load_model
 from tandem.shared.weights.obtain import obtain_model
 from tandem.tests.shared.text.vocabulary.test_files import every_kind
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.fake_hub import COMMIT, FakeHub, used_here
 
-NAME = "owner/model"
+NAME, LAYERS = "owner/model", "per-layer embeddings"
 CPU = RankDevice("cpu", "CPU", 64 << 30, 32 << 30)
 GPUS = tuple(RankDevice("cuda", f"GPU {index}", 80 << 30, 79 << 30) for index in (0, 1))
 
@@ -101,6 +103,28 @@ def test_the_blocks_of_a_gguf_file_are_counted_as_such(hub: FakeHub, root: Path)
     assert not hub.weights_given
     assert about["format"] == "gguf" and "Q8_0" in about["memory_by_format"]
     assert about["memory"] < describe(str(file), dtype="float32")["parameters"] * 4
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [("deepseek_v3", {}), ("gemma4_shared", {"hidden_size_per_layer_input": 32})],
+)
+def test_what_is_told_is_what_the_weights_take(
+    tmp_path: Path, model: str, changes: dict[str, Any]
+) -> None:
+    """Also of what expands latents, which becomes numbers, and of embeddings for each layer."""
+    tiny_models.build(model, tmp_path / "model", **changes)
+    file = write_gguf(tmp_path / "model", tmp_path / "model.gguf", "Q8_0")
+    told = []
+    for path, isq in ((tmp_path / "model", "q8_0"), (file, None)):
+        about = describe(str(path), dtype="bfloat16", isq=isq)
+        kept = kept_bytes([load_model(path, dtype="bfloat16", isq=isq)])
+        assert kept == pytest.approx(about["memory"], rel=0.01)
+        told.append((about["memory_by_format"], about["memory_by_part"]))
+    assert told[0] == told[1]
+    if changes:
+        numbers = describe(str(tmp_path / "model"), dtype="bfloat16")["memory_by_part"]
+        assert told[0][1][LAYERS] == pytest.approx(numbers[LAYERS] * 8.5 / 16, rel=0.01)
 
 
 def test_kv_follows_its_dtype_and_the_context(root: Path) -> None:

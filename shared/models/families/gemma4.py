@@ -55,11 +55,12 @@ WEIGHTS: WeightNames = (
 )
 
 
-def read(config: Config) -> DecoderSpec:
-    """Read a config."""
+def read(config: Config, *, window: int = 512, token_inputs: int = 256) -> DecoderSpec:
+    """Read a config. ``window`` and ``token_inputs`` are the defaults of the sliding window and of
+    the width of the inputs that depend on the token."""
     # The last one is about images, whose tokens see each other.
     config.one_of("use_bidirectional_attention", (None, "vision"))
-    count, window = config.integer("num_hidden_layers"), config.integer("sliding_window", 512)
+    count, window = config.integer("num_hidden_layers"), config.integer("sliding_window", window)
     period = config.integer("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
     kinds = read_layer_types(config, count) or [
         SLIDING if (index + 1) % period else FULL for index in range(count)
@@ -68,7 +69,8 @@ def read(config: Config) -> DecoderSpec:
     attentions, ropes = _read_attentions(config, kinds, window)
     mlp, wide = _read_mlps(config)
     sources = _read_sources(config, kinds)
-    dim, hidden = config.count("hidden_size_per_layer_input", 256), config.integer("hidden_size")
+    dim = config.count("hidden_size_per_layer_input", token_inputs)
+    hidden = config.integer("hidden_size")
     layers = tuple(
         LayerSpec(
             attention=replace(attentions[kind], kv_of=source),
@@ -90,6 +92,14 @@ def read(config: Config) -> DecoderSpec:
             TokenInputs(vocab_size=vocabulary, dim=dim, activation="gelu_tanh") if dim else None
         ),
     )
+
+
+def read_unified(config: Config) -> DecoderSpec:
+    """Read a config of models whose images and sounds have no encoder. Their text part has neither
+    experts nor inputs of each layer, whatever else the config says."""
+    config.one_of("enable_moe_block", (False,), False)
+    config.one_of("hidden_size_per_layer_input", (0,), 0)
+    return read(config, window=1024, token_inputs=0)
 
 
 def _read_attentions(

@@ -25,6 +25,7 @@ _TEXT_MODELS = {
 WRAPPERS = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4_unified",
     "InternVLForConditionalGeneration": "internvl",
     "LlavaForConditionalGeneration": "llava",
     "Mistral3ForConditionalGeneration": "mistral3",
@@ -50,17 +51,21 @@ _LLAMA = {
     "num_hidden_layers": 32,
     "vocab_size": 32000,
 }
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        "head_dim": 256,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 131072,
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
-        "vocab_size": 262208,
-    },
+_GEMMA3 = {
+    "head_dim": 256,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 4,
+    "vocab_size": 262208,
+}
+_GEMMA4 = _GEMMA3 | {"num_hidden_layers": 30, "vocab_size": 262144}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": _GEMMA3,
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4 | {"max_position_embeddings": 262144},
     "llama": _LLAMA,
     "mistral": _LLAMA
     | {
@@ -117,7 +122,7 @@ def text_values(values: dict[str, Any]) -> dict[str, Any]:
     kind = inside.get("model_type")
     kind = _TEXT_MODELS.get(str(kind), kind)
     known = {key: value for key, value in inside.items() if value is not None or key not in shared}
-    made = {**_DEFAULTS.get(str(kind), {}), **shared, **known, "model_type": kind}
+    made = {**DEFAULTS.get(str(kind), {}), **shared, **known, "model_type": kind}
     made.pop("architectures", None)
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(table := made.get(key), dict):

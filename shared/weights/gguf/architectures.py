@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...models.model_config import PROJECTIONS
 from ...models.weight_names import Deinterleave, Split, Stacked, WeightNames
 from .header import GGUFHeader
 
@@ -246,6 +247,8 @@ _GEMMA4: WeightNames = (
         "blk.{i}.ffn_down_exps.{j}.weight": "layers.{i}.mlp.experts.{j}.down.weight",
     }
 )
+# Linear layers over a text's vector, by their places among sentence-transformers' modules.
+_VECTOR_LAYERS = ("dense_2", "dense_3")
 # A LayerNorm for each head.
 _STACKED_HEAD_NORMS: WeightNames = {
     "blk.{i}.attn_q_norm.weight": Stacked("layers.{i}.attention.q_norm.{j}.weight", "heads"),
@@ -431,6 +434,32 @@ def _of_gemma4(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, 
     return values
 
 
+def _of_gemma3(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """Kinds of layers, for which a file may have a period or a list."""
+    kinds = _kinds_by_window(metadata, header)
+    return {**kinds, "sliding_window_pattern": None} if kinds else {}
+
+
+def _of_gemma_embedding(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
+    """Kinds of layers, and the linear layers over a text's vector, which are in files that were
+    converted with them. Their widths are those of the tensors."""
+    layers = [header.tensors.get(f"{name}.weight") for name in _VECTOR_LAYERS]
+    return {
+        "is_causal": None,
+        PROJECTIONS: [
+            {
+                "in_features": layer.shape[-1],
+                "out_features": layer.shape[0],
+                "bias": False,
+                "activation_function": "torch.nn.modules.linear.Identity",
+            }
+            for layer in layers
+            if layer is not None
+        ],
+        **_of_gemma3(metadata, header),
+    }
+
+
 def _ropes_of_gemma4(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """In layers without a window, the last dimensions are not rotated: their factors are huge."""
     factors = values.get("rope_scaling", {}).get("long_factor") or [1.0]
@@ -564,6 +593,22 @@ ARCHITECTURES = {
         "Gemma3ForCausalLM",
         _KEYS | _WINDOW | _SOFT_CAPS | _LOCAL,
         _GEMMA | _in_layers(_HEAD_NORMS),
+        derived=_of_gemma3,
+    ),
+    "gemma-embedding": Architecture(
+        "Gemma3TextModel",
+        _KEYS | _WINDOW | _LOCAL,
+        _GEMMA
+        | _in_layers(_HEAD_NORMS)
+        | {
+            f"{theirs}.weight": f"projections.{number}.weight"
+            for number, theirs in enumerate(_VECTOR_LAYERS)
+        },
+        {"use_bidirectional_attention": True},
+        implied=frozenset(
+            f"{name}_feat_{side}" for name in _VECTOR_LAYERS for side in ("in", "out")
+        ),
+        derived=_of_gemma_embedding,
     ),
     "gemma4": Architecture(
         "Gemma4ForCausalLM",

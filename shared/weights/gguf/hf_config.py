@@ -58,9 +58,10 @@ _OTHER_KINDS = (
     ),
     ("controlvector|imatrix", "it is a control vector or an importance matrix, and no model"),
     (
-        "(?<!modern)-bert|eurobert|t5encoder|gemma-embedding",
+        "(?<!modern)-bert|eurobert|t5encoder",
         "it is an encoder, which embeds texts and generates none; for embeddings use one of the "
-        "architecture bert or modern-bert, or a decoder such as Qwen/Qwen3-Embedding-0.6B-GGUF",
+        "architecture bert, modern-bert or gemma-embedding, or a decoder such as "
+        "Qwen/Qwen3-Embedding-0.6B-GGUF",
     ),
     (" t5$", "it is an encoder-decoder; only decoders are supported"),
     (
@@ -76,8 +77,8 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# Models with so many layers scale scores by another number than the width of a head.
-_SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
+# Models with so many layers, if any, scale scores by another number than the width of a head.
+_SCALED_BY_HIDDEN = {"gemma2": 46, "gemma3": 62, "gemma-embedding": None}
 
 
 def architecture_of(header: GGUFHeader, origin: object) -> Architecture:

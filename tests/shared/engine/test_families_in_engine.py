@@ -6,12 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.extent import selected
 
-from ..models.test_parity import STEPS, prompt_of, reference_run
+from ..models.test_parity import STEPS, prompt_of, reference, reference_run
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -64,3 +65,29 @@ def test_longrope_has_the_factors_of_the_longest_context(tmp_path: Path, limit: 
     with Engine(config) as engine:
         answer = engine.generate_sync([prompt_of(40)], params)[0][0]
     assert (answer.tokens == reference_run(tmp_path, 40)[0]) == (limit == 64)
+
+
+def test_dynamic_rope_has_the_theta_of_the_longest_context(tmp_path: Path) -> None:
+    """As transformers has it in a pass over so many tokens. The original context of 48 tokens ends
+    within the prompt."""
+    whole, length = 96, 60
+    tiny_models.build("llama_dynamic", tmp_path, max_position_embeddings=48)
+    config = EngineConfig(
+        model=str(tmp_path),
+        dtype="float32",
+        threads=1,
+        num_blocks=20,
+        max_model_len=whole,
+        max_num_batched_tokens=32,
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+    with Engine(config) as engine:
+        answer = engine.generate_sync([prompt_of(length)], params)[0][0]
+    tokens = prompt_of(length) + answer.tokens
+    padded = torch.tensor([tokens + [0] * (whole - len(tokens))])
+    plain = tiny_models.new_model("llama_dynamic")
+    plain.load_state_dict(reference(tmp_path).state_dict())
+    for model, same in ((reference(tmp_path), True), (plain.eval(), False)):
+        with torch.inference_mode():
+            logits = model(padded, use_cache=False).logits[0, length - 1 : len(tokens) - 1]
+        assert (logits.argmax(-1).tolist() == answer.tokens) == same

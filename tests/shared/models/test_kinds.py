@@ -134,11 +134,12 @@ def test_a_config_of_another_kind_says_so(config: dict[str, Any], words: str) ->
 def test_a_base_model_is_of_its_family() -> None:
     """As embedding models are saved."""
     for name, family in FAMILIES.items():
-        base = "Gemma3Text" if name == "Gemma3ForCausalLM" else name
-        base = base.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("Model")
+        base = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel").removesuffix("Model")
+        base += "Text" if family.model_type.endswith("_text") else ""
         assert family_of({"architectures": [f"{base}Model"]}) is family
-    with pytest.raises(ModelError):
-        family_of({"architectures": ["Gemma3Model"]})
+    for images in ("Gemma3Model", "Gemma4Model", "Gemma4UnifiedModel"):
+        with pytest.raises(ModelError):
+            family_of({"architectures": [images]})
 
 
 def test_tokens_and_empty_tables_of_other_parts_do_not_matter() -> None:

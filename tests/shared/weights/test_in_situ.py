@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.kernels.block_formats import Q8_0
+from tandem.kernels.block_formats import BLOCK_FORMATS, Q8_0
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
 from tandem.shared.models.layers.linear_method import QuantizedMethod
@@ -66,6 +66,36 @@ def test_fused_and_stacked_tensors_are_as_in_a_quantised_file(family: str, tmp_p
     for name, format in formats.items():
         if "router" in name or "norm" in name or "kv_b" in name or name.endswith("bias"):
             assert format != "Q8_0", name
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4k"])
+def test_inputs_of_layers_are_quantised(tmp_path: Path, kind: str) -> None:
+    """The larger part of Gemma 4's small models: their table and its projection take the memory of
+    a file in the same format, and have its values."""
+    folder = tmp_path / "model"
+    tiny_models.build("gemma4", folder, hidden_size=256, hidden_size_per_layer_input=64)
+    whole = kind.upper().replace("K", "_K")
+    sizes = {
+        each.name: each
+        for each in parameter_sizes(open_source(folder), read_spec(folder), "bfloat16", isq=kind)
+    }
+    for name in ("table", "projection"):
+        size = sizes[f"token_inputs.{name}.weight"]
+        assert size.format == whole
+        assert size.nbytes == BLOCK_FORMATS[whole].bytes_of(size.values)
+    tokens, x = torch.arange(512), torch.randn(512, 256, generator=torch.Generator().manual_seed(0))
+    made = []
+    for path, isq in ((folder, None), (folder, kind), (tmp_path / "m.gguf", None)):
+        if path.suffix:
+            write_gguf(folder, path, "Q8_0")
+        inputs = load_model(path, isq=isq).token_inputs
+        assert inputs is not None
+        made.append((inputs.table.embed(tokens), inputs(tokens, x)))
+    for plain, found, file in zip(*made, strict=True):
+        error = float((found - plain).norm() / plain.norm())
+        assert 0 < error < {"q8_0": 0.01, "q4k": 0.1}[kind]
+        if kind == "q8_0":
+            assert torch.equal(found, file)
 
 
 def test_ranks_have_the_parts_of_one(wide: Path) -> None:

@@ -84,13 +84,15 @@ def write_gguf(
     others: dict[str, str] | None = None,
     change: Callable[[gguf.GGUFWriter], None] | None = None,
     tensors_in_part: int = 0,
+    architecture: gguf.MODEL_ARCH | None = None,
 ) -> Path:
     """Convert a checkpoint; its matrices become ``kind``, but for those whose names have a part of
     ``others``. ``change`` adds metadata or tensors. With ``tensors_in_part``, there are several
-    files, whose names begin with that of ``file``."""
+    files, whose names begin with that of ``file``. ``architecture`` is that of the family unless it
+    is given."""
     config = with_usual_keys(json.loads((folder / "config.json").read_text()))
     family = config["model_type"]
-    architecture = _ARCHITECTURES[family]
+    architecture = architecture or _ARCHITECTURES[family]
     name = gguf.MODEL_ARCH_NAMES[architecture]
     writer = gguf.GGUFWriter(file, name, split_max_tensors=tensors_in_part)
     _add_config(writer, config)

@@ -172,6 +172,7 @@ _SIGMOID: dict[str, Any] = {
 }
 _LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 24}
 _GEMMA4: dict[str, Any] = {
+    "pad_token_id": 0,  # in place of images, also where there are none
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "rope_parameters": None,
@@ -277,6 +278,10 @@ MODELS |= {
         | {"moe_intermediate_size": 24, "attention_k_eq_v": True}
         | {"num_global_key_value_heads": 4},
     ),
+    "gemma4_unified": (
+        "Gemma4Unified",
+        _GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    ),
     "minimax_m2": ("MiniMaxM2", _LOCAL | {"rope_parameters": PARTIAL}),
 }
 # Encoders, which make vectors of texts.
@@ -316,6 +321,21 @@ _VISION: dict[str, Any] = {
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 WRAPPED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma3_vl": ("Gemma3", "gemma3", {"mm_tokens_per_image": 4}),
+    "gemma4_vl": ("Gemma4", "gemma4_shared", {}),
+    "gemma4_unified_vl": (
+        "Gemma4Unified",
+        "gemma4_unified",
+        {
+            "vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 16, "patch_size": 2},
+            "audio_config": {"audio_embed_dim": 16},
+        },
+    ),
+    "internvl": (
+        "InternVL",
+        "qwen2",
+        {"vision_config": {"image_size": [28, 28], "patch_size": [14, 14]}},
+    ),
+    "llava": ("Llava", "llama_linear", {"vision_config": {"model_type": "clip_vision_model"}}),
     "mistral3": (
         "Mistral3",
         "ministral3",
@@ -335,7 +355,7 @@ WITHOUT_HEAD_DIM = frozenset(
     {"Qwen2", "Phi3", "SmolLM3", "Qwen2Moe", "Granite", "GraniteMoeShared", "Olmo2", "Olmo3"}
     | {"Exaone4", "Phi", "GPTNeoX", "StableLm", "Starcoder2", "GPT2", "OPT", "Cohere", "Cohere2"}
 )
-CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+CONFIG_CLASSES = {prefix: f"{prefix}TextConfig" for prefix in ("Gemma3", "Gemma4", "Gemma4Unified")}
 PLAIN = ("PhiFor", "GPT", "Starcoder2", "OPT")
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
@@ -385,26 +405,34 @@ def new_model(name: str, **changes: Any) -> Any:
     if name in ENCODING_DECODERS:
         prefix, config = ENCODING_DECODERS[name]
         kind = getattr(transformers, f"{prefix}Config")
-        return getattr(transformers, f"{prefix}Model")(kind(**deepcopy({**_SHAPE, **config})))
+        return getattr(transformers, f"{prefix}Model")(
+            kind(**deepcopy({**_SHAPE, **config, **changes}))
+        )
     settings, prefix = _settings(name.removesuffix("_scorer"), **changes)
     model = MODEL_CLASSES.get(prefix, f"{prefix}ForCausalLM")
     if name in DECODING_SCORERS:
         settings |= {"num_labels": 1} | changes
         model = f"{prefix}ForSequenceClassification"
-    return getattr(transformers, model)(
-        getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))(**settings)
-    )
+    return getattr(transformers, model)(_config_class(prefix)(**settings))
+
+
+def _config_class(prefix: str) -> Any:
+    """The class of a text model's config."""
+    import transformers
+
+    return getattr(transformers, CONFIG_CLASSES.get(prefix, f"{prefix}Config"))
 
 
 def _new_wrapper(prefix: str, text: str, more: dict[str, Any]) -> Any:
     import transformers
 
-    settings, _ = _settings(text)
+    settings, text_prefix = _settings(text)
     for key in ("rope_parameters",):
         settings |= {key: more.pop(key)} if key in more else {}
     vision = _VISION | more.pop("vision_config", {})
     config = getattr(transformers, f"{prefix}Config")
-    kind = {"ministral3": "ministral3"}.get(text) or config.sub_configs["text_config"].model_type
+    own = config.sub_configs["text_config"]  # AutoConfig if the text model may be of any kind
+    kind = getattr(own, "model_type", "") or _config_class(text_prefix).model_type
     return getattr(transformers, f"{prefix}ForConditionalGeneration")(
         config(
             text_config={"model_type": kind, **settings},
@@ -458,8 +486,11 @@ def randomise(model: Any, seed: int) -> None:
                 # The layers must outweigh the embedding, or a tied model repeats its input.
                 parameter.copy_(1.5 * noise * parameter.shape[-1] ** -0.5)
         for name, buffer in model.named_buffers():
+            noise = torch.randn(buffer.shape, generator=generator)
             if "correction" in name:
-                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+                buffer.copy_(0.3 * noise)
+            elif "layer_scalar" in name:
+                buffer.copy_(1 + 0.1 * noise)
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -44,6 +44,8 @@ QWEN_WINDOW: dict[str, Any] = {
     "sliding_window": 8,
     "max_window_layers": 2,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+UNIFIED = {"architectures": ["Gemma4UnifiedForCausalLM"]}
 # Of SmolLM2, and of a config that transformers 4 wrote with all of its defaults.
 BOOKKEEPING: dict[str, Any] = {
     "is_llama_config": True,
@@ -225,6 +227,7 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "rope_type is 'ntk'; supp"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor is 0.5; supported: 1 or"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4, "mscale": "1"}}, "mscale is '1'"),
+        ({"rope_scaling": YARN | {"extrapolation_factor": 0.5}}, "ion_factor is 0.5; .* 1.0$"),
         ({"rope_scaling": {"rope_type": "linear", "factor": -1}}, "factor is -1"),
         ({"rope_parameters": {"full": {"rope_theta": 1.0}}}, "one flat table"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
@@ -233,6 +236,8 @@ def test_the_family_is_found_by_model_type_too() -> None:
         ({"vocab_size": "100"}, "vocab_size is '100'; supported: a positive integer"),
         ({"hidden_size": True}, "hidden_size is True"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({**UNIFIED, "hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input is 8; .* 0$"),
+        ({**UNIFIED, "enable_moe_block": True}, "enable_moe_block is True; supported: False"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures is .*it names neither"),
         (
             {"quantization_config": {"bits": 4}},

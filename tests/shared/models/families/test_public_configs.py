@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tandem.shared.errors import ModelError
+from tandem.shared.models.families import wrappers
 from tandem.shared.models.model_config import ModelConfig
 from tandem.shared.models.registry import FAMILIES, family_of, spec_of
 from tandem.shared.models.spec import QUANTIZED, DecoderSpec
@@ -88,6 +89,14 @@ def test_each_config_is_read_as_by_transformers(config: dict[str, Any]) -> None:
     kind = family_of(values).model_type
     if kind in CONFIG_MAPPING_NAMES and config["models"][0] not in ONLY_HERE:
         assert without_tokens(spec) == without_tokens(read(as_transformers_reads(kind, values)))
+
+
+@pytest.mark.parametrize("kind", wrappers.DEFAULTS)
+def test_what_a_text_part_leaves_out_is_as_in_transformers(kind: str) -> None:
+    around = {"architectures": ["LlavaForConditionalGeneration"]}
+    whole = json.loads(AutoConfig.for_model(kind).to_json_string(use_diff=False))
+    parts = [{**around, "text_config": text} for text in ({"model_type": kind}, whole)]
+    assert without_tokens(read(parts[0])) == without_tokens(read(parts[1]))
 
 
 def as_transformers_reads(kind: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,11 @@ _DENSE = f"{_LAYER}mlp.(gate|up|down)_proj.weight "
 _POST_NORMS = f"{_LAYER}(post_attention_layernorm|post_feedforward_layernorm).weight "
 _LLAMA = _ENDS + _NORMS + _ATTENTION + _DENSE
 _GEMMA2 = _LLAMA + f"{_LAYER}(pre|post)_feedforward_layernorm.weight "
+_GEMMA4 = (
+    f"{_ENDS}{_NORMS}{_DENSE}{_QK_NORMS}{_LAYER}self_attn.(q|k|o)_proj.weight "
+    "model.layers.{v}.self_attn.v_proj.weight "
+    f"{_LAYER}(pre|post)_feedforward_layernorm.weight "
+)
 _OLMO2 = _ENDS + _HEAD + _ATTENTION + _DENSE + _QK_NORMS + _POST_NORMS
 _GLM = f"{_ENDS}{_HEAD}{_NORMS}{_ATTENTION}{_LAYER}mlp.(gate_up_proj|down_proj).weight "
 _MIXTRAL = (
@@ -130,11 +135,9 @@ TENSORS: dict[str, str] = {
     "gemma-2b": _LLAMA,
     "gemma-2-2b-it": _GEMMA2,
     "gemma-3-1b-it": _GEMMA2 + _QK_NORMS,
+    "gemma-4-12B-it (text)": f"{_GEMMA4}{_LAYER}layer_scalar ",
     "gemma-4-26B-A4B (text)": (
-        f"{_ENDS}{_NORMS}{_DENSE}{_QK_NORMS}{_LAYER}self_attn.(q|k|o)_proj.weight "
-        "model.layers.{v}.self_attn.v_proj.weight "
-        f"{_LAYER}(pre|post)_feedforward_layernorm.weight "
-        f"{_LAYER}pre_feedforward_layernorm_2.weight "
+        f"{_GEMMA4}{_LAYER}pre_feedforward_layernorm_2.weight "
         f"{_LAYER}(post_feedforward_layernorm_1|post_feedforward_layernorm_2|router.proj).weight "
         f"{_LAYER}(layer_scalar|router.scale|router.per_expert_scale) "
         f"{_LAYER}experts.(gate_up_proj|down_proj) "

@@ -24,6 +24,8 @@ LONG = {"factor": 40.0, "original_max_position_embeddings": 4096}
         {**LONG, "mscale": 1.0, "mscale_all_dim": 0.707},
         {**LONG, "mscale": 0.707, "truncate": False},
         {**LONG, "attention_factor": 1.3},
+        # As DeepSeek-R1-0528-Qwen3-8B has it.
+        {**LONG, "attn_factor": 0.73, "extrapolation_factor": 1.0},
         # No frequency is between the ends of the ramp.
         {"factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 1.0},
         {"factor": 1.0},
@@ -67,6 +69,21 @@ def test_longrope(limit: int | None, chosen: str, part: float) -> None:
     torch.testing.assert_close(rope.frequencies, expected, rtol=1e-6, atol=0)
     assert rope.attention_factor == pytest.approx(factor)
     assert rope.cos_sin(torch.tensor([0, 3]))[0].shape == (2, 1, 2 * count)
+
+
+@pytest.mark.parametrize("limit", [None, 1000, 4096, 8192, 12000])
+def test_dynamic(limit: int | None) -> None:
+    """Theta is that of the longest context, as of a sequence of that length in transformers."""
+    values = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    theirs = transformers.LlamaConfig(
+        head_dim=64, max_position_embeddings=4096, rope_parameters=dict(values)
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](theirs, torch.device("cpu"), seq_len=limit)
+    config = Config(
+        {"rope_parameters": values, "max_position_embeddings": 4096}, max_model_len=limit
+    )
+    rope = Rope(read_rope(config, 64), torch.device("cpu"))
+    torch.testing.assert_close(rope.frequencies, expected, rtol=1e-6, atol=0)
 
 
 def test_a_table_has_the_same_numbers() -> None:

@@ -286,7 +286,6 @@ def of_metadata(tmp_path: Path, **metadata: str) -> str:
         ({"architecture": "llama", "type": "adapter"}, "it is a LoRA adapter; merge it into"),
         ({"architecture": "nomic-bert"}, "it is an encoder, which embeds texts"),
         ({"architecture": "nomic-bert-moe"}, "it is an encoder, which embeds texts"),
-        ({"architecture": "gemma-embedding"}, "it is an encoder, which embeds texts"),
         ({"architecture": "t5"}, "it is an encoder-decoder"),
         ({"architecture": "flux"}, "it is a diffusion model"),
         ({"architecture": "wavtokenizer-dec"}, "it is a model of audio"),
