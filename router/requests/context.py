@@ -14,7 +14,7 @@ from ..served_model import ServedModel
 from .truncation import Truncation
 from .written_tools import with_written_tools
 
-_CUT_IT = "Please reduce its length, or set 'truncate_prompt_tokens' to -1 to have it cut."
+_CUT_IT = "Please shorten the text, or set 'truncate_prompt_tokens' to -1 to have it cut."
 
 
 class ContextError(RequestError):
@@ -64,7 +64,7 @@ def _over_cut(length: int, model: ServedModel, param: str) -> ContextError:
     """The error for a text of at least ``length`` tokens, too many even to be cut."""
     return ContextError(
         f"A text that is cut may have at most {most_before_cut(model.max_model_len)} tokens. "
-        f"However, there are {length} or more in the {param}. Please reduce its length.",
+        f"However, there are {length} or more in the {param}. Please shorten the text.",
         param=param,
         length=length,
         requested=0,
