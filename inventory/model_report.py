@@ -68,7 +68,8 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     are downloaded. Raises ``ModelError``."""
     with find_model(config.model) as found, ExitStack() as until_end:
         source = open_source(found.path, config.config_overrides)
-        spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        values = source.config()
+        spec = spec_of(values, config.ignored_config_keys, config.max_model_len)
         spec = quantised(spec, config)
         check_files(source, found)
         source = _with_headers(config, found, source, until_end)
@@ -93,6 +94,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         "hidden_size": spec.hidden_size,
         "vocab_size": spec.vocab_size,
         "context": spec.max_position,
+        "max_seq_length": values.longest_text,
         "layer_kinds": [
             {"layers": count, "description": text} for text, count in _kinds(spec.layers)
         ],
@@ -261,9 +263,11 @@ def _layer_in_words(layer: LayerSpec) -> str:
 def _lines(about: dict[str, Any]) -> Iterator[str]:
     files = f"{about['files']} files" if about["files"] > 1 else "1 file"
     yield f"model       {about['model']} ({about['format']}, {files}, {in_words(about['size'])})"
+    limited = about["context"] == about["max_seq_length"]
     yield (
         f"layers      {about['layers']} of width {about['hidden_size']}; vocabulary "
         f"{about['vocab_size']}; context {about['context']} tokens"
+        f"{', by max_seq_length' if limited else ''}"
     )
     for kind in about["layer_kinds"]:
         yield f"            {kind['layers']} x {kind['description']}"

@@ -17,7 +17,7 @@ from ..generation import EncodedPrompt, GenerationRequest, VectorOptions, new_to
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import INT32, WHOLE, AnswerModel, BodyModel, DocumentedAs
-from ..requests.context import encode_one
+from ..requests.context import encode_one, encode_text
 from ..requests.truncation import Truncation
 from ..result import GenerationResult
 from ..served_model import ServedModel
@@ -163,8 +163,11 @@ def _request(
 
 def _tokens(text: str, limit: int, truncate: bool, model: ServedModel) -> array[int]:
     prompt = model.tokenizer.prompts.default
-    cut = Truncation(limit, left=False) if truncate else None
-    tokens = encode_one(prompt + text, model, cut, param="input") if text else []
+    tokens = []
+    if text and truncate:
+        tokens = encode_one(prompt + text, model, Truncation(limit, left=False), param="input")
+    elif text:
+        tokens = encode_text(prompt + text, model, param="input")
     if not tokens:
         raise invalid("the input must not be empty", "input", "empty_string")
     check_input(tokens, limit)

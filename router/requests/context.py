@@ -7,15 +7,14 @@ from typing import Any
 
 from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
-from ...shared.text.tokenizer import TooManyTokensError
+from ...shared.text.tokenizer import TooManyTokensError, most_before_cut
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
 from .truncation import Truncation
 from .written_tools import with_written_tools
 
-# A text that is truncated, or only counted, may be longer than the context, but not at any price.
-MAX_CONTEXTS = 4
+_CUT_IT = "Please shorten the text, or set 'truncate_prompt_tokens' to -1 to have it cut."
 
 
 class ContextError(RequestError):
@@ -45,38 +44,59 @@ def check_context(
 
 
 def over_context(length: int, requested: int, model: ServedModel, *, param: str) -> ContextError:
-    """The error for a prompt of ``length`` tokens with ``requested`` more to generate."""
+    """The error for a prompt of ``length`` tokens with ``requested`` more to generate. A prompt
+    without any may be cut."""
+    problem = (
+        f"you requested {length + requested} tokens ({length} in the {param}, {requested} in the "
+        f"completion). Please reduce the length of the {param} or completion."
+        if requested
+        else f"there are {length} tokens in the {param}. {_CUT_IT}"
+    )
     return ContextError(
-        f"This model's maximum context length is {model.max_model_len} tokens. However, you "
-        f"requested {length + requested} tokens ({length} in the {param}, {requested} in the "
-        f"completion). "
-        f"Please reduce the length of the {param} or completion.",
+        f"This model's maximum context length is {model.max_model_len} tokens. However, {problem}",
         param=param,
         length=length,
         requested=requested,
     )
 
 
+def _over_cut(length: int, model: ServedModel, param: str) -> ContextError:
+    """The error for a text of at least ``length`` tokens, too many even to be cut."""
+    return ContextError(
+        f"A text that is cut may have at most {most_before_cut(model.max_model_len)} tokens. "
+        f"However, there are {length} or more in the {param}. Please shorten the text.",
+        param=param,
+        length=length,
+        requested=0,
+    )
+
+
 def check_length(
-    characters: int, model: ServedModel, *, param: str, truncated: bool = False
+    characters: int,
+    model: ServedModel,
+    *,
+    param: str,
+    truncated: bool = False,
+    requested: int = 1,
 ) -> None:
-    """Reject a text that cannot fit, before encoding it."""
+    """Reject a text that cannot fit, before encoding it; see ``over_context``."""
     fewest = model.tokenizer.fewest_tokens(characters)
     if fewest >= _most(model, truncated):
+        cannot_be_cut = truncated or requested > 0
         raise ContextError(
             f"This model's maximum context length is {model.max_model_len} tokens. However, there "
             f"are {characters} characters in your {param}, which are at least {fewest} tokens. "
-            f"Please reduce the length of the {param}.",
+            + (f"Please reduce the length of the {param}." if cannot_be_cut else _CUT_IT),
             param=param,
             length=fewest,
-            requested=1,
+            requested=requested,
         )
 
 
 def count_tokens(text: str, model: ServedModel) -> int:
     """The number of tokens of a text; for one that is far too long, a lower bound."""
     try:
-        most = MAX_CONTEXTS * model.max_model_len
+        most = most_before_cut(model.max_model_len)
         return len(model.tokenizer.encode(text, add_special_tokens=False, most=most))
     except TooManyTokensError as error:
         return error.tokens
@@ -89,15 +109,17 @@ def encode_text(
     param: str,
     add_special_tokens: bool = True,
     truncated: bool = False,
+    requested: int = 1,
 ) -> list[int]:
-    """The tokens of a text. One that is ``truncated`` later may be longer than the context."""
-    check_length(len(text), model, param=param, truncated=truncated)
+    """The tokens of a text, with ``requested`` more to generate at least. One that is ``truncated``
+    later may be longer than the context."""
+    check_length(len(text), model, param=param, truncated=truncated, requested=requested)
     try:
         return model.tokenizer.encode(
             text, add_special_tokens=add_special_tokens, most=_most(model, truncated)
         )
     except TooManyTokensError as error:
-        raise over_context(error.tokens, 1, model, param=param) from None
+        raise over_context(error.tokens, requested, model, param=param) from None
 
 
 def encode_pair(
@@ -113,7 +135,7 @@ def encode_pair(
     one, and the place of the second segment. An ``instruction`` is for models with a template."""
     truncated = limit is not None
     for text in (first, second, instruction or ""):
-        check_length(len(text), model, param=param, truncated=truncated)
+        check_length(len(text), model, param=param, truncated=truncated, requested=0)
     try:
         return model.tokenizer.encode_pair(
             first,
@@ -124,7 +146,9 @@ def encode_pair(
             variables=model.template_variables,
         )
     except TooManyTokensError as error:
-        raise over_context(error.tokens, 1, model, param=param) from None
+        if truncated:
+            raise _over_cut(error.tokens, model, param) from None
+        raise over_context(error.tokens, 0, model, param=param) from None
 
 
 def encode_one(
@@ -135,10 +159,11 @@ def encode_one(
     param: str,
     add_special_tokens: bool = True,
 ) -> list[int]:
-    """The tokens of a text, which may be cut: the special tokens around it stay."""
+    """The tokens of a text to pool, which may be cut: the special tokens around it stay."""
     if cut is None:
-        return encode_text(text, model, param=param, add_special_tokens=add_special_tokens)
-    check_length(len(text), model, param=param, truncated=True)
+        special = add_special_tokens
+        return encode_text(text, model, param=param, add_special_tokens=special, requested=0)
+    check_length(len(text), model, param=param, truncated=True, requested=0)
     try:
         return model.tokenizer.encode_within(
             text,
@@ -148,7 +173,7 @@ def encode_one(
             left=cut.left,
         )
     except TooManyTokensError as error:
-        raise over_context(error.tokens, 1, model, param=param) from None
+        raise _over_cut(error.tokens, model, param) from None
 
 
 def encode_around_gap(
@@ -215,7 +240,7 @@ def encode_chat(
 
 def _most(model: ServedModel, truncated: bool) -> int:
     """The most tokens of a text."""
-    return model.max_model_len * (MAX_CONTEXTS if truncated else 1)
+    return most_before_cut(model.max_model_len) if truncated else model.max_model_len
 
 
 def _characters_of(value: Any) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from ...shared.text.tokenizer import most_before_cut
 from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
@@ -17,8 +18,6 @@ from ..requests.template_variables import TemplateVariables, check_template_vari
 from ..requests.written_tools import with_written_tools
 from ..served_model import ServedModel
 
-# Texts may be longer than the context: clients ask how much too long they are.
-MAX_CONTEXTS = 4
 # Tokens that are looked up and encoded at once.
 PIECE_TOKENS = 1024
 
@@ -98,7 +97,7 @@ def tokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]
         tokens = model.tokenizer.encode(
             text.prompt,
             add_special_tokens=text.add_special_tokens,
-            most=MAX_CONTEXTS * model.max_model_len,
+            most=most_before_cut(model.max_model_len),
         )
     return {
         "count": len(tokens),
@@ -122,7 +121,7 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str
         tools=tools,
         template_kwargs=model.template_variables
         | check_template_variables(chat.chat_template_kwargs),
-        most=MAX_CONTEXTS * model.max_model_len,
+        most=most_before_cut(model.max_model_len),
     )
 
 
@@ -132,7 +131,7 @@ def _tokenize_content(asked: TokenizeContentRequest, model: ServedModel) -> dict
         asked.content,
         add_special_tokens=asked.add_special,
         literally=not asked.parse_special,
-        most=MAX_CONTEXTS * model.max_model_len,
+        most=most_before_cut(model.max_model_len),
     )
     if not asked.with_pieces:
         return {"tokens": new_tokens(tokens)}

@@ -17,6 +17,11 @@ from .quantization import QUANTIZATION_FILES
 _MODE = "pooling_mode_"
 # Of sentence-transformers.
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
+# Older versions named the file after the kind of model.
+_TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 # The key of a config for the linear layers over a pooled vector.
 PROJECTIONS = "dense_modules"
 # The key for the tokens whose logits are a score.
@@ -29,6 +34,7 @@ _ANSWERS = "classifier_from_token"
 class ModelConfig:
     """``values`` as in a ``config.json``, and the contents of files beside it that say how weights
     are quantized, by the files' names. ``generation`` as in a ``generation_config.json``.
+    ``longest_text``: the tokens that sentence-transformers would cut a text to, if its files say.
 
     ``file`` and ``generation_file`` name the origins of both in error messages.
     """
@@ -37,6 +43,7 @@ class ModelConfig:
     file: str = "config.json"
     generation: dict[str, Any] = field(default_factory=dict)
     generation_file: str = "generation_config.json"
+    longest_text: int | None = None
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -56,7 +63,7 @@ def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> Mod
         lambda: read_tokenizer_files(folder).vocabulary(),
         named=is_reranker_by_name(folder),
     )
-    return ModelConfig(values, str(file), more, str(generation))
+    return ModelConfig(values, str(file), more, str(generation), _longest_text(folder))
 
 
 def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,6 +100,16 @@ def _read_modules(folder: Path) -> dict[str, Any]:
     if file.is_file() and (name := read_json(file).get(_ACTIVATION)) is not None:
         found["sentence_transformers"] = {_ACTIVATION: name}
     return found
+
+
+def _longest_text(folder: Path) -> int | None:
+    """``max_seq_length`` of sentence-transformers, of which newer versions leave the limit to the
+    tokenizer. Raises ``ModelError``."""
+    file = next((folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
+    most = None if file is None else read_json(file).get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ModelError(f"{file}: max_seq_length is {shown(most)}; supported: a positive integer")
+    return most
 
 
 def with_token_score(

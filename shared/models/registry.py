@@ -262,7 +262,8 @@ def spec_of(
     """The spec of a model, with the end tokens of both of its configurations.
 
     ``ignored_keys`` are treated as absent. ``max_model_len`` is the user's limit of the context, if
-    any.
+    any. A model for embeddings whose files limit texts has that as its context, unless the user
+    asks for more.
     """
     family = family_of(config.values, config.file)
     if family.wrapped:
@@ -283,6 +284,9 @@ def spec_of(
     if isinstance(head, ClassifierSpec):
         spec = dataclasses.replace(spec, tie_embeddings=False, has_head=False)
     spec = dataclasses.replace(spec, classifier=head)
+    if config.longest_text is not None:
+        longest = max(config.longest_text, max_model_len or 0)
+        spec = dataclasses.replace(spec, max_position=min(spec.max_position, longest))
     more = Config(config.generation, config.generation_file).token_ids("eos_token_id")
     return dataclasses.replace(
         spec,

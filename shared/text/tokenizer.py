@@ -33,6 +33,10 @@ MAX_NESTING = 64
 # token, and at least this many.
 TRIED_CHARACTERS = 16
 LEAST_TRIED = 1 << 20
+# A text that is cut, or only counted, may be longer than the context, but not at any price: so many
+# contexts, and of a short one so many tokens, as documents have whose beginning is embedded.
+MOST_CONTEXTS = 4
+LEAST_MOST = 16_384
 
 
 class TooManyTokensError(RequestError):
@@ -42,6 +46,11 @@ class TooManyTokensError(RequestError):
         message = f"The prompt has at least {tokens} tokens; at most {most} are allowed."
         super().__init__(message, code="context_length_exceeded")
         self.tokens = tokens
+
+
+def most_before_cut(context: int) -> int:
+    """The most tokens of a text that is cut to a context, or only counted."""
+    return max(MOST_CONTEXTS * context, LEAST_MOST)
 
 
 class Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,17 @@ def test_kv_follows_its_dtype_and_the_context(root: Path) -> None:
     assert wide["fits"][0]["tokens"] < narrow["fits"][0]["tokens"]
     tokens = int(CPU.free_bytes - wide["memory"]) * 0.3 // wide["kv_bytes_per_token"]
     assert wide["fits"] == [{"device": "CPU", "ranks": 1, "fits": True, "tokens": int(tokens)}]
+
+
+def test_the_context_is_what_the_files_limit_texts_to(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models.cached("bert", root), folder)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}')
+    assert "context 48 tokens, by max_seq_length\n" in run(capsys, "info", str(folder))
+    longer = run(capsys, "info", str(folder), "--max-model-len", "100")
+    assert "context 100 tokens\n" in longer
 
 
 def test_whether_it_fits(root: Path) -> None:

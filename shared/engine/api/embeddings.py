@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import RequestError
 from ...models.spec import POOLINGS, Pooling, ScoreActivation, Scorer
-from ...text.tokenizer import Tokenizer
+from ...text.tokenizer import Tokenizer, most_before_cut
 from ..hidden_states import scores_of, vector_of
 from ..sequence import Sequence as EngineSequence
 from .prompts import check_list, token_ids
@@ -26,23 +26,34 @@ class PoolingRequest:
 
 
 def embedding_requests(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], pooling: str, cut: int | None
 ) -> list[PoolingRequest]:
-    """Raises ``RequestError``."""
+    """Requests for the vectors of prompts that are ``cut`` to a length, if any. Raises
+    ``RequestError``."""
     check_list(prompts)
     if pooling not in POOLINGS:
         raise RequestError(
             f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}", param="pooling"
         )
-    return [PoolingRequest(token_ids(tokenizer, one), pooling) for one in prompts]
+    return [PoolingRequest(_within(tokenizer, one, cut), pooling) for one in prompts]
 
 
 def classification_requests(
-    tokenizer: Tokenizer, prompts: Sequence[Prompt], scorer: Scorer
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], scorer: Scorer, cut: int | None
 ) -> list[PoolingRequest]:
-    """Raises ``RequestError``."""
+    """Requests for the labels of prompts; ``cut`` as in ``embedding_requests``. Raises
+    ``RequestError``."""
     check_list(prompts)
-    return [PoolingRequest(token_ids(tokenizer, one), scorer.pooling, True) for one in prompts]
+    return [PoolingRequest(_within(tokenizer, one, cut), scorer.pooling, True) for one in prompts]
+
+
+def _within(tokenizer: Tokenizer, prompt: Prompt, cut: int | None) -> list[int]:
+    """The tokens of a prompt, and of a text with those around it, within a length."""
+    if cut is None:
+        return token_ids(tokenizer, prompt)
+    if isinstance(prompt, str):
+        return tokenizer.encode_within(prompt, cut, most=most_before_cut(cut))
+    return token_ids(tokenizer, prompt)[:cut]
 
 
 def text_pairs(firsts: str | Sequence[str], seconds: str | Sequence[str]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 from ...config import EngineConfig
 from ...errors import RequestError, UnavailableError, UsageError
 from ...models.spec import Pooling
-from ...text.tokenizer import Tokenizer
+from ...text.tokenizer import Tokenizer, most_before_cut
 from ..sampling_params import SamplingParams
 from .embeddings import (
     PoolingRequest,
@@ -32,8 +32,6 @@ from .prompts import Request, paired, plain, request_of
 from .types import Classification, Completion, Delta, Embedding, Messages, Prompt, Score
 
 DEFAULT_TIMEOUT = 3600.0
-# Texts that are truncated may be longer than the context, but not at any price.
-MOST_CONTEXTS = 4
 
 
 class Engine:
@@ -113,19 +111,22 @@ class Engine:
         *,
         pooling: Pooling | None = None,
         normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Embedding]:
         """One vector for each prompt: its final hidden state, scaled to length 1.
 
         ``pooling`` is the hidden state of the "last" token, of the first ("cls"), or the "mean"
-        over all; by default what the model's files say. One invalid prompt fails the call, and
-        ``timeout`` seconds end it.
+        over all; by default what the model's files say. A longer prompt is cut to the first
+        ``truncate_prompt_tokens``, of which -1 are as many as the model takes; the special tokens
+        around a text stay. One invalid prompt fails the call, and ``timeout`` seconds end it.
         """
         thread = self._running()
         runner = thread.runner
         runner.engine.check_embeds()
         chosen = pooling or runner.engine.spec.pooling
-        requests = embedding_requests(runner.tokenizer, prompts, chosen)
+        cut = self._cut(truncate_prompt_tokens)
+        requests = embedding_requests(runner.tokenizer, prompts, chosen, cut)
         computed = thread.call(runner.pool_all(requests, timeout), timeout)
         return [embedding_of(sequence, normalize=normalize) for sequence in computed]
 
@@ -134,10 +135,17 @@ class Engine:
         prompts: Sequence[Prompt],
         *,
         pooling: Pooling | None = None,
+        truncate_prompt_tokens: int | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Embedding]:
         """The final hidden states as the model computes them; see ``embed``."""
-        return self.embed(prompts, pooling=pooling, normalize=False, timeout=timeout)
+        return self.embed(
+            prompts,
+            pooling=pooling,
+            normalize=False,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            timeout=timeout,
+        )
 
     def score(
         self,
@@ -154,24 +162,30 @@ class Engine:
         A model with a classifier of one label reads each pair together (a query and a document): in
         its template, if it has one, after an ``instruction``. Its scores are logits unless
         ``use_activation``. Tokens are taken from the longer text of a pair that has more than
-        ``truncate_prompt_tokens``. For a model of embeddings, which has none of these options, a
-        score is the cosine of both vectors.
+        ``truncate_prompt_tokens``, of which -1 are as many as the model takes. For a model of
+        embeddings, which has neither of the other options, a score is the cosine of both vectors,
+        of texts that are cut one by one.
         """
         thread = self._running()
         engine, pairs = thread.runner.engine, text_pairs(texts_1, texts_2)
         engine.check_scores()
         if engine.spec.classifier is None:
-            if instruction or not use_activation or truncate_prompt_tokens is not None:
+            if instruction or not use_activation:
                 raise RequestError(
-                    "instruction, use_activation and truncate_prompt_tokens are for models with a "
-                    "classifier; this one scores by the vectors of texts"
+                    "instruction and use_activation are for models with a classifier; this one "
+                    "scores by the vectors of texts"
                 )
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
             prompt = thread.runner.tokenizer.prompts.default
-            vectors = self.embed([prompt + text for text in texts], timeout=timeout)
+            vectors = self.embed(
+                [prompt + text for text in texts],
+                truncate_prompt_tokens=truncate_prompt_tokens,
+                timeout=timeout,
+            )
             by_text = dict(zip(texts, vectors, strict=True))
             return [cosine(by_text[first], by_text[second]) for first, second in pairs]
-        requests = [self._pair_request(pair, instruction, truncate_prompt_tokens) for pair in pairs]
+        cut = self._cut(truncate_prompt_tokens)
+        requests = [self._pair_request(pair, instruction, cut) for pair in pairs]
         computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
         activation = engine.spec.classifier.activation if use_activation else "none"
         return [score_of(sequence, activation) for sequence in computed]
@@ -180,8 +194,8 @@ class Engine:
         self, pair: tuple[str, str], instruction: str | None, limit: int | None
     ) -> PoolingRequest:
         runner = self._running().runner
-        engine, contexts = runner.engine, 1 if limit is None else MOST_CONTEXTS
-        most = contexts * engine.resolved.max_model_len
+        engine, context = runner.engine, runner.engine.resolved.max_model_len
+        most = context if limit is None else most_before_cut(context)
         tokens, second = runner.tokenizer.encode_pair(
             *pair, limit=limit, most=most, instruction=instruction
         )
@@ -189,12 +203,18 @@ class Engine:
         return PoolingRequest(tokens, engine.scorer().pooling, True, second)
 
     def classify(
-        self, prompts: Sequence[Prompt], *, timeout: float = DEFAULT_TIMEOUT
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
     ) -> list[Classification]:
-        """The scores of each prompt for the labels of a model with a classifier."""
+        """The scores of each prompt for the labels of a model with a classifier.
+        ``truncate_prompt_tokens``: see ``embed``."""
         thread = self._running()
         scorer = thread.runner.engine.scorer()
-        requests = classification_requests(thread.runner.tokenizer, prompts, scorer)
+        cut = self._cut(truncate_prompt_tokens)
+        requests = classification_requests(thread.runner.tokenizer, prompts, scorer, cut)
         computed = thread.call(thread.runner.pool_all(requests, timeout), timeout)
         return [classification_of(sequence, scorer) for sequence in computed]
 
@@ -221,6 +241,17 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._running().runner.tokenizer
+
+    def _cut(self, tokens: int | None) -> int | None:
+        """The length that prompts are cut to. Raises ``RequestError``."""
+        most = self._running().runner.engine.resolved.max_model_len
+        if tokens is not None and tokens != -1 and not 1 <= tokens <= most:
+            raise RequestError(
+                f"truncate_prompt_tokens is {tokens}; it must be -1 (as many as fit) or from 1 to "
+                f"{most}",
+                param="truncate_prompt_tokens",
+            )
+        return most if tokens == -1 else tokens
 
     def _running(self) -> EngineThread:
         if self._thread is None:

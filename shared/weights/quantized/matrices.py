@@ -105,14 +105,13 @@ class _Finder:
             return self._order(groups) if has_groups else None
 
         def blocks(first: int, end: int) -> torch.Tensor:
-            from .unpacking import in_words, pack
+            from .unpacking import gptq_zeros, in_words, pack
 
             codes = in_words(self._folder.read(words, 1, first, end).mT, bits)
             if has_groups:
                 codes = self._in_order(codes, groups, size)
-            zero = in_words(self._folder.read(zeros, 0, 0, count), bits)[:, first:end].mT.short()
-            # Zero itself was stored as the largest code.
-            zero = zero + 1 & (1 << bits) - 1 if how.zeros_less_one else zero
+            stored = self._folder.read(zeros, 0, 0, count)
+            zero = gptq_zeros(stored, bits, less_one=how.zeros_less_one)[:, first:end].mT.short()
             if how.symmetric and not (zero == 1 << bits - 1).all():
                 raise ModelError(
                     f"{self._folder.path}: {zeros} has zeros other than {1 << bits - 1}, but "

@@ -19,6 +19,19 @@ def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     return stream(words.contiguous().view(torch.uint8), bits)
 
 
+def gptq_zeros(words: torch.Tensor, bits: int, *, less_one: bool) -> torch.Tensor:
+    """GPTQ's zeros [G, O] of words [G, W]. Its first format has them ``less_one``.
+
+    GPTQModel takes the ones from whole words, so that a zero of 0 borrows from the next code, and
+    adds them as it took them; codes of 3 bits, of which some are in two words, each on its own.
+    """
+    if not less_one:
+        return in_words(words, bits)
+    if 32 % bits:
+        return in_words(words, bits) + 1 & (1 << bits) - 1
+    return in_words(words + sum(1 << place for place in range(0, 32, bits)), bits)
+
+
 def interleaved(words: torch.Tensor) -> torch.Tensor:
     """AWQ's codes of 4 bits [n, 8 W] of words [n, W]."""
     codes = in_words(words, 4).unflatten(-1, (-1, 8))

@@ -82,6 +82,21 @@ async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
             assert list(c.node.requests[-1].prompt) == kept
 
 
+async def test_a_text_beyond_the_context_is_refused_or_cut(c: Cluster) -> None:
+    long = "one two three " * CONTEXT
+    for given in (long, c.encode(long)):
+        error = await rejected(c, given)
+        assert error["code"] == "context_length_exceeded"
+        assert f"maximum context length is {CONTEXT} tokens" in error["message"]
+        assert "set 'truncate_prompt_tokens' to -1" in error["message"]
+        await embed(c, given, truncate_prompt_tokens=-1)
+        assert list(c.node.requests[-1].prompt) == c.encode(long)[:CONTEXT]
+    # Far beyond the context, as documents are.
+    await embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
+    error = await rejected(c, " one" * 10_000, truncate_prompt_tokens=-1)
+    assert "A text that is cut may have at most 16384 tokens" in error["message"]
+
+
 async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     prompts = {"query": "find: ", "none": "", "document": "text: "}

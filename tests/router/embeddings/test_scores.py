@@ -141,6 +141,15 @@ async def test_pairs_are_cut_as_the_request_says(pairs: Cluster) -> None:
     assert len(pairs.node.requests[-1].prompt) == CONTEXT
 
 
+async def test_texts_of_a_model_of_vectors_are_cut_one_by_one(vectors: Cluster) -> None:
+    long = "one two three " * CONTEXT
+    for tokens, length in ((-1, CONTEXT), (20, 20)):
+        options = {"truncate_prompt_tokens": tokens}
+        await post(vectors, "/rerank", query=long, documents=[long], **options)
+        cut = [len(request.prompt) for request in vectors.node.requests[-2:]]
+        assert cut == [length, length]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

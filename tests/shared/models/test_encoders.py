@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
 
 from tandem import Engine, EngineConfig
 from tandem.shared.engine.plan import SequenceStep, StepPlan
-from tandem.shared.errors import ModelError
+from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.models.batch import build_batch
 from tandem.shared.models.model_config import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
@@ -95,6 +96,59 @@ def test_vectors_are_pooled_as_the_model_says(pooling: Pooling | None, tmp_path:
         rows = {"cls": states[0], "last": states[-1]}
         wanted = rows.get(pooling or "mean", states.mean(0))
         np.testing.assert_allclose(vector.values, wanted / wanted.norm(), atol=1e-5)
+
+
+def test_the_files_limit_texts_unless_the_user_asks_for_more(
+    model_root: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("bert", model_root), tmp_path / "bert"))
+    limits: list[tuple[str, Any, int]] = [
+        ("sentence_xlnet_config.json", {"max_seq_length": 30}, 30),
+        ("sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False}, 20),
+        ("sentence_bert_config.json", {"max_seq_length": 5000}, 130),
+        ("sentence_bert_config.json", {"max_seq_length": None}, 130),
+        ("sentence_bert_config.json", {"transformer_task": "feature-extraction"}, 130),
+    ]
+    for file, values, context in limits:
+        (folder / file).write_text(json.dumps(values))
+        config = read_config(folder)
+        assert spec_of(config).max_position == context
+        assert spec_of(config, max_model_len=100).max_position == max(100, context)
+        assert spec_of(config, max_model_len=9000).max_position == 130
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": "128"}')
+    with pytest.raises(ModelError, match="max_seq_length is '128'; supported: a positive integer"):
+        read_config(folder)
+
+
+def test_a_text_beyond_the_limit_is_cut_on_demand(model_root: Path, tmp_path: Path) -> None:
+    """Within its special tokens, as sentence-transformers cuts it."""
+    folder = Path(shutil.copytree(tiny_models.cached("bert", model_root), tmp_path / "bert"))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
+    raw = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    special = [("<|im_start|>", tiny_models.IM_START), ("<|im_end|>", tiny_models.IM_END)]
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=special
+    )
+    raw.save(str(folder / "tokenizer.json"))
+    text = "Berlin has museums. " * 9
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with Engine(EngineConfig(model=str(folder), dtype="float32")) as engine:
+        with pytest.raises(RequestError, match="maximum context length is 20 tokens"):
+            engine.embed([text])
+        with pytest.raises(RequestError, match=r"must be -1 .* or from 1 to 20"):
+            engine.embed([text], truncate_prompt_tokens=21)
+        for asked, length in ((-1, 20), (9, 9)):
+            raw.enable_truncation(length)
+            tokens = raw.encode(text).ids
+            assert len(tokens) == length and tokens[-1] == tiny_models.IM_END
+            [found] = engine.encode([text], pooling="mean", truncate_prompt_tokens=asked)
+            with torch.inference_mode():
+                wanted = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+            np.testing.assert_allclose(found.values, wanted, atol=1e-5)
+        plain = engine.embed([list(range(30, 60))], truncate_prompt_tokens=-1)
+        assert plain[0].prompt_tokens == 20
+        [score] = engine.score(text, [text], truncate_prompt_tokens=-1)
+        assert score.value == pytest.approx(1)
 
 
 @pytest.mark.parametrize("labels", [1, 3])
@@ -188,8 +242,9 @@ def with_projections(folder: Path, **changes: Any) -> list[torch.Tensor]:
     return weights
 
 
-def test_a_bias_by_distance_is_split_over_ranks(model_root: Path) -> None:
-    folder = tiny_models.cached("mpnet", model_root)
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta", "modernbert", "mpnet"])
+def test_an_encoder_is_split_over_ranks(name: str, model_root: Path) -> None:
+    folder = tiny_models.cached(name, model_root)
     config = EngineConfig(model=str(folder), dtype="float32", threads=1, tensor_parallel_size=2)
     with Engine(config) as engine:
         vectors = engine.encode(prompts(), pooling="cls")

@@ -124,9 +124,12 @@ def gptq(
         plain[:, order] = codes
         index = torch.empty(inputs, dtype=torch.int32)
         index[order] = (torch.arange(inputs) // (inputs if size < 0 else size)).int()
+        # Taken from whole words, so that a zero of 0 borrows from the next.
+        ones = 0 if 32 % bits else sum(less << place for place in range(0, 32, bits))
+        stored = zeros.T if ones else zeros.T - less & (1 << bits) - 1
         return {
             "qweight": words(plain, bits).T.contiguous(),
-            "qzeros": words(zeros.T - less & (1 << bits) - 1, bits),
+            "qzeros": words(stored, bits) - ones,
             "scales": scales.T.contiguous(),
             "g_idx": index,
             # As AutoGPTQ adds to all.

@@ -1,7 +1,8 @@
-"""Makes ``models/``: small models of SentencePiece with what it makes of awkward texts, and chats
-with what mistral-common makes of them. Run it where both packages are installed:
+"""Makes ``models/``: small models of SentencePiece with what it makes of awkward texts, chats with
+what mistral-common makes of them, and tiktoken's tokens. Run it where all three packages are
+installed, or those that it is given:
 
-    python -m tandem.tests.shared.text.vocabulary.make_expected
+    python -m tandem.tests.shared.text.vocabulary.make_expected [PACKAGE ...]
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import json
 import random
 import string
+import sys
 import tempfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 
-from .support import AWKWARD, MODELS, tekken
+from .support import AWKWARD, FAMILIES, MERGED, MODELS, TEXTS, TOKENS, byte_tokens, tekken
 
 # Trained on little, each has some hundred pieces.
 CORPUS = [
@@ -150,6 +153,30 @@ def _chat(draw: random.Random, version: str) -> list[dict[str, Any]]:
     return [*messages, {"role": "user", "content": text()}]
 
 
+def make_tiktoken() -> None:
+    """Encode the texts with tiktoken's library, as each family splits them. Qwen's own code
+    normalises them before."""
+    import tiktoken
+
+    ranks: dict[str, list[bytes]] = dict.fromkeys(FAMILIES, TOKENS)
+    ranks["tekken"] = byte_tokens(*MERGED)
+    patterns = FAMILIES | {"tekken": tekken("v7")["config"]["pattern"]}
+    expected: dict[str, Any] = {"version": tiktoken.__version__}
+    for name, pattern in patterns.items():
+        known = {token: rank for rank, token in enumerate(ranks[name])}
+        encoding = tiktoken.Encoding(
+            name, pat_str=pattern, mergeable_ranks=known, special_tokens={}
+        )
+        texts: tuple[str, ...] = TEXTS
+        if name == "qwen.tiktoken":
+            texts = tuple(unicodedata.normalize("NFC", text) for text in TEXTS)
+        expected[name] = [encoding.encode_ordinary(text) for text in texts]
+    (MODELS / "tiktoken.json").write_text(json.dumps(expected) + "\n")
+
+
+PACKAGES = {"sentencepiece": make_models, "mistral-common": make_chats, "tiktoken": make_tiktoken}
+
+
 if __name__ == "__main__":
-    make_models()
-    make_chats()
+    for package in sys.argv[1:] or PACKAGES:
+        PACKAGES[package]()

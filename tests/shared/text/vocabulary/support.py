@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +86,24 @@ MERGED = ("th", "he", "the", " t", " the", "in", "ing", "  ", "    ", "\n\n", "f
 _PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
+# Tokens of tiktoken's files, and how each family splits a text before they are merged.
+TOKENS = byte_tokens(*MERGED, "你", "你好", "'t", "日本", "I'", "LL", "'LL", "12", "123", "\r\n")
+_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+KIMI = rf"[\p{{Han}}]+|{_UPPER}*{_LOWER}+{_SHORT}?|{_UPPER}+{_LOWER}*{_SHORT}?|\p{{N}}{{1,3}}{_END}"
+QWEN = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_END}"
+LLAMA3 = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_END}"
+LLAMA4 = (
+    KIMI.replace("&&[^\\p{Han}]", "")
+    .replace("[\\p{Han}]+|", "")
+    .replace("+[\\r\\n]*", "+[\\r\\n/]*")
+)
+FAMILIES = {"tiktoken.model": KIMI, "qwen.tiktoken": QWEN, "llama3": LLAMA3, "llama4": LLAMA4}
+TEXTS = (*AWKWARD, "你好世界HELLO日本", "I'LL don't 1234567 a/b//\n")
+
+
 def tekken(version: str, special: Sequence[str] | None = TEKKEN_SPECIAL) -> dict[str, Any]:
     """A small ``tekken.json``."""
     tokens = byte_tokens(*MERGED)
@@ -109,20 +126,6 @@ def tekken(version: str, special: Sequence[str] | None = TEKKEN_SPECIAL) -> dict
             for rank, text in enumerate(special)
         ]
     return made
-
-
-def merged_by_rank(part: bytes, known: dict[bytes, int]) -> list[int]:
-    """tiktoken's encoding of a part of a text: the pair of the lowest rank first, the leftmost of
-    several."""
-    if part in known:
-        return [known[part]]
-    pieces = [bytes([byte]) for byte in part]
-    while True:
-        pairs = [(known[a + b], at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in known]
-        if not pairs:
-            return [known[piece] for piece in pieces]
-        _, at = min(pairs)
-        pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
 
 
 def spelled(token: bytes) -> str:

@@ -1,42 +1,29 @@
-"""tiktoken's files, whose tokens are those of its algorithm, and the rules of each family."""
+"""tiktoken's files, whose tokens are those of its library, and the rules of each family."""
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
-import regex
 
 from tandem.shared.errors import ModelError
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.shared.text.vocabulary import tiktoken
 from tandem.tests.shared.text.vocabulary.support import (
-    AWKWARD,
-    MERGED,
-    byte_tokens,
+    FAMILIES,
+    MODELS,
+    TEXTS,
+    TOKENS,
     in_steps,
     load,
-    merged_by_rank,
     ranks,
     write,
 )
 
-TOKENS = byte_tokens(*MERGED, "你", "你好", "'t", "日本", "I'", "LL", "'LL", "12", "123", "\r\n")
-_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
-KIMI = rf"[\p{{Han}}]+|{_UPPER}*{_LOWER}+{_SHORT}?|{_UPPER}+{_LOWER}*{_SHORT}?|\p{{N}}{{1,3}}{_END}"
-QWEN = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{_END}"
-LLAMA3 = rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_END}"
-LLAMA4 = (
-    KIMI.replace("&&[^\\p{Han}]", "")
-    .replace("[\\p{Han}]+|", "")
-    .replace("+[\\r\\n]*", "+[\\r\\n/]*")
-)
-FAMILIES = {"tiktoken.model": KIMI, "qwen.tiktoken": QWEN, "llama3": LLAMA3, "llama4": LLAMA4}
+EXPECTED = json.loads((MODELS / "tiktoken.json").read_text())
 
 
 def folder_of(folder: Path, family: str, monkeypatch: pytest.MonkeyPatch, **config: Any) -> Path:
@@ -62,13 +49,8 @@ def test_the_tokens_are_those_of_tiktoken(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = load(folder_of(tmp_path, family, monkeypatch))
-    known = {token: rank for rank, token in enumerate(TOKENS)}
-    pattern = regex.compile(FAMILIES[family], regex.V1)
-    for text in (*AWKWARD, "你好世界HELLO日本", "I'LL don't 1234567 a/b//\n"):
+    for text, expected in zip(TEXTS, EXPECTED[family], strict=True):
         given = unicodedata.normalize("NFC", text) if family == "qwen.tiktoken" else text
-        expected = [
-            rank for part in pattern.findall(given) for rank in merged_by_rank(part.encode(), known)
-        ]
         found = ours.encode(text, add_special_tokens=False, literally=True)
         assert found == expected, text
         assert ours.decode(found) == in_steps(ours, found) == given
