@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..config.model_name import HubName
 from ..errors import ModelError
 from .remote_files import DESCRIPTION, Listing
-from .transfer import FULL, check_space, told, told_full
+from .transfer import check_space, told, told_of_disk
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
@@ -171,8 +171,10 @@ def _reason(name: HubName, error: Exception) -> str:
         return _without(name, str(place))
     if isinstance(error, ServerError):
         return f"{place} answers with status {error.status_code}; try again later"
-    if isinstance(error, OSError) and error.errno in FULL:
-        return told_full(get_default_config().cache_dir, _CACHE)
+    if isinstance(error, OSError) and (
+        of_disk := told_of_disk(error, get_default_config().cache_dir, _CACHE)
+    ):
+        return of_disk
     said = (str(error).splitlines() or [""])[0] or type(error).__name__
     return (
         f"no answer from {place} ({said:.200}): without a network, download it elsewhere and give "
