@@ -93,8 +93,9 @@ def _operators_template(files: TokenizerFiles, options: RouterOptions) -> Templa
     """The template of ``--chat-template``. Raises ``ModelError`` for a name that the model has
     not."""
     if (name := options.template_name) is None:
-        source = options.template_source
-        return None if source is None else TemplateText(source, "--chat-template")
+        source, given = options.template_source, options.chat_template
+        origin = "--chat-template" if given == source else f"--chat-template {given}"
+        return None if source is None else TemplateText(source, origin)
     templates = files.templates()
     if name not in templates:
         known = ", ".join(sorted(templates)) or "none"

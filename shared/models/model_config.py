@@ -30,13 +30,15 @@ class ModelConfig:
     """``values`` as in a ``config.json``, and the contents of files beside it that say how weights
     are quantized, by the files' names. ``generation`` as in a ``generation_config.json``.
 
-    ``file`` and ``generation_file`` name the origins of both in error messages.
+    ``file`` and ``generation_file`` name the origins of both in error messages, and ``origins`` the
+    keys of ``values`` as a file calls them that is no config.json.
     """
 
     values: dict[str, Any]
     file: str = "config.json"
     generation: dict[str, Any] = field(default_factory=dict)
     generation_file: str = "generation_config.json"
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

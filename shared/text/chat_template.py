@@ -200,7 +200,11 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         # Not only Jinja's own errors: Python's compiler rejects too deep nesting.
         except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
-            raise ModelError(f"{origin}: the chat template does not compile: {error}") from error
+            found = isinstance(error, jinja2.TemplateSyntaxError)
+            line = f" (line {error.lineno} of the template)" if found else ""
+            raise ModelError(
+                f"{origin}: the chat template does not compile: {error}{line}"
+            ) from error
 
     def render(
         self,

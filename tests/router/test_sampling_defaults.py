@@ -105,6 +105,11 @@ async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) ->
         assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == "stop hi"
     with pytest.raises(ModelError, match=r"'tag' is neither a file nor .* has: default, rag, tool"):
         await load_tokenizer(files, 0, RouterOptions(chat_template="tag"))
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for %}")
+    for given, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
+        with pytest.raises(ModelError, match=rf"^--chat-template{origin}: the chat template does"):
+            await load_tokenizer(files, 0, RouterOptions(chat_template=given))
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
