@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -152,6 +153,27 @@ def _without_progress_bars() -> Iterator[None]:
         utils.enable_progress_bars()
 
 
+@contextmanager
+def _closed_bars() -> Iterator[type]:
+    """A class of progress bars, which the client leaves open: they would be drawn again when the
+    process ends. Those of nothing are removed."""
+    from huggingface_hub.utils import tqdm
+
+    opened: list[tqdm] = []
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            opened.append(self)
+
+    try:
+        yield Bar
+    finally:
+        for bar in reversed(opened):  # so that the cursor ends where the first began
+            bar.leave = bar.n > 0
+            bar.close()
+
+
 def _cache() -> Path:
     from huggingface_hub import constants
 
@@ -182,7 +204,7 @@ def _download(
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    with _asking(name), warnings.catch_warnings():
+    with _asking(name), _closed_bars() as bar, warnings.catch_warnings():
         # On a full disk it warns and goes on, until the disk fails.
         warnings.filterwarnings("ignore", "Not enough free disk space", UserWarning)
         return Path(
@@ -192,6 +214,7 @@ def _download(
                 allow_patterns=wanted,
                 ignore_patterns=unwanted,
                 etag_timeout=_SECONDS,
+                tqdm_class=bar,
             )
         )
 

@@ -252,12 +252,8 @@ def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[FakeHub]:
     with fake_hub.serving() as serving:
-        serving.put("owner/model", {file.name: file.read_bytes() for file in model_files()})
+        serving.put_folder("owner/model", builtin_model_path())
         yield serving
-
-
-def model_files() -> list[Path]:
-    return [file for file in builtin_model_path().iterdir() if file.suffix == ".json"]
 
 
 def of_hub(hub: FakeHub, **others: str) -> dict[str, str]:
