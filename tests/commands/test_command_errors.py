@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ def fail(
     *words: str,
     seconds: float = 45,
     prelude: str = "",
-    **variables: str,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
     """The command ends with ``status`` and one line on stderr that has ``words``; no process
     that it started outlives it. It runs ``prelude`` first, with more environment variables."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | variables
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(variables or {})
     with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as told:
         descriptors = null.fileno(), told.fileno(), null.fileno()
         process = session_forker().start(
@@ -266,7 +266,7 @@ def test_a_model_that_the_hub_does_not_have(
     tmp_path: Path, hub: FakeHub, command: list[str]
 ) -> None:
     words = f"'owner/none' is not on this machine, and cannot be downloaded from the hub: {hub.url}"
-    fail([*command, "owner/none"], tmp_path, 1, words, **of_hub(hub, HF_HOME=str(tmp_path)))
+    fail([*command, "owner/none"], tmp_path, 1, words, variables=of_hub(hub, HF_HOME=str(tmp_path)))
 
 
 FULL_DISK = """
@@ -283,7 +283,7 @@ tempfile.mkstemp = file_download.http_get = fail
 def test_a_disk_that_is_full(tmp_path: Path, hub: FakeHub) -> None:
     words = f"the disk of the cache {tmp_path / 'hub'} is full: free some", "by HF_HOME"
     variables = of_hub(hub, HF_HOME=str(tmp_path))
-    fail(["pull", "owner/model"], tmp_path, 1, *words, prelude=FULL_DISK, **variables)
+    fail(["pull", "owner/model"], tmp_path, 1, *words, prelude=FULL_DISK, variables=variables)
 
 
 def test_a_cache_that_is_not_a_folder(tmp_path: Path, hub: FakeHub) -> None:
@@ -291,7 +291,7 @@ def test_a_cache_that_is_not_a_folder(tmp_path: Path, hub: FakeHub) -> None:
     cache.touch()
     words = f"the cache {cache} cannot be used (", "Not a directory): HF_HUB_CACHE moves it"
     variables = of_hub(hub, HF_HOME=str(tmp_path), HF_HUB_CACHE=str(cache))
-    fail(["pull", "owner/model"], tmp_path, 1, *words, **variables)
+    fail(["pull", "owner/model"], tmp_path, 1, *words, variables=variables)
 
 
 def test_serve_judges_its_model_before_it_starts_a_part(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
 def config_keys(header: GGUFHeader, origin: object) -> dict[str, str]:
     """The file's own names of the keys that a config.json would have."""
     known, name = architecture_of(header, origin), header.metadata["general.architecture"]
-    return {ours: f"{name}.{key}" for key, ours in (known.keys | _COMMON_KEYS).items()}
+    return {ours: f"{name}.{key}" for key, ours in {**known.keys, **_COMMON_KEYS}.items()}
 
 
 def compares_answers(header: GGUFHeader) -> bool:
