@@ -172,6 +172,7 @@ def _closed_bars() -> Iterator[type]:
         for bar in reversed(opened):  # so that the cursor ends where the first began
             bar.leave = bar.n > 0
             bar.close()
+        sys.stderr.flush()  # the end of the last has no end of a line
 
 
 def _cache() -> Path:
