@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..shared.config import EngineConfig
@@ -12,7 +13,8 @@ from ..shared.weights.transfer import in_words
 def pull(config: EngineConfig) -> str:
     """Download a model as a server would, once it is known that it can be served. Returns where it
     is, and its size. Raises ``ModelError``."""
-    model = obtain_model(config)
+    # What its KV is cached in is left to servers, which have an option for that.
+    model = obtain_model(replace(config, kv_cache_dtype="bfloat16"))
     model.source.tokenizer_files()
     folder = model.path if model.path.is_dir() else model.path.parent
     weights = [folder / file for file in model.source.weight_files()]

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto import tandem_pb2 as pb
+from ...shared.config.sampling_config import MODELS_OWN
+from ...shared.config.sampling_defaults import warn_of_ignored
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint
 from ...shared.process.threads import in_thread
 from ...shared.text.tokenizer_files import TemplateText, TokenizerFiles
-from ...shared.weights.locate import display_name, find_model
+from ...shared.weights.locate import display_name, find_model, is_gguf
 from ...shared.weights.source import open_source, read_spec
 from ..options import RouterOptions
 
@@ -78,6 +80,10 @@ async def load_tokenizer(
 
     if (template := _operators_template(files, options)) is not None:
         files = replace(files, template=template, tool_template=None)
+    if options.generation_config == MODELS_OWN:
+        origin = Path(files.origin)
+        own = origin if is_gguf(origin) else origin.with_name("generation_config.json")
+        warn_of_ignored(files.generation_config, str(own))
     tokenizer = await in_thread(lambda: Tokenizer.load(files))
     await in_thread(tokenizer.prepare)
     # A few published models have special tokens beyond the embedding, which cannot be sampled.
@@ -93,8 +99,9 @@ def _operators_template(files: TokenizerFiles, options: RouterOptions) -> Templa
     """The template of ``--chat-template``. Raises ``ModelError`` for a name that the model has
     not."""
     if (name := options.template_name) is None:
-        source = options.template_source
-        return None if source is None else TemplateText(source, "--chat-template")
+        source, given = options.template_source, options.chat_template
+        origin = "--chat-template" if given == source else f"--chat-template {given}"
+        return None if source is None else TemplateText(source, origin)
     templates = files.templates()
     if name not in templates:
         known = ", ".join(sorted(templates)) or "none"

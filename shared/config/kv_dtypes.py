@@ -32,8 +32,8 @@ def kv_dtype_of(spelling: str, weights: str, checkpoint: str = "") -> str:
     unknown = checkpoint not in ("", *BYTES)
     if unknown and (spelling == AUTO or SPELLINGS.get(spelling) in SCALED_AS_A_WHOLE):
         raise ModelError(
-            f"the checkpoint is made for KV by {checkpoint}, which is not supported: use "
-            f"--kv-cache-dtype bfloat16 or int8, which need none of its scales"
+            f"{checkpoint} is not supported: use --kv-cache-dtype bfloat16 or int8, which need "
+            f"none of its scales"
         )
     if spelling == AUTO:
         return checkpoint or weights

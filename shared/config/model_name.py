@@ -95,7 +95,10 @@ def full_name(
             f"such as Qwen/Qwen3-0.6B"
         )
     if file is not None and not file.lower().endswith(".gguf"):
-        raise UsageError(f"--f {file!r} is not a .gguf file, of which a repository has several")
+        raise UsageError(
+            f"--f {file!r} is not a .gguf file, of which a repository has several; leave it out "
+            f"for a model in safetensors"
+        )
     for given, word, old in (
         (file, "--f", name.tag),
         (revision, "--revision", name.revision),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from .sampling_config import MODELS_OWN, NONE, RANGES, SamplingConfig
 
 LIMIT = "max_new_tokens"
 PARAMETERS = tuple(name for name in RANGES if name != LIMIT)
+
+log = logging.getLogger("tandem.router")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,28 @@ def read_defaults(options: SamplingConfig) -> OperatorDefaults:
     return OperatorDefaults(own, _base(options.generation_config))
 
 
+def warn_of_ignored(generation_config: Mapping[str, Any], origin: str) -> None:
+    """Log the sampling parameters of a generation_config.json that are no numbers."""
+    usable = _numbers(generation_config)
+    for name in RANGES:
+        if name not in usable and (value := generation_config.get(name)) is not None:
+            log.warning(
+                "%s: %s is %s, which is no number, and is ignored: correct it, or set it by "
+                "--override-generation-config",
+                origin,
+                name,
+                shown(value),
+            )
+
+
 def _base(source: str) -> Mapping[str, Any] | None:
     if source == MODELS_OWN:
         return None
-    return {} if source == NONE else _read(Path(source))
+    if source == NONE:
+        return {}
+    base = _read(Path(source))
+    warn_of_ignored(base, f"--generation-config {source}")
+    return base
 
 
 def _read(path: Path) -> dict[str, Any]:

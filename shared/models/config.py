@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from ..errors import ModelError, shown
@@ -40,7 +41,8 @@ class Config:
     """A config dict that remembers which of its keys were read.
 
     ``ignored`` keys are treated as absent, in tables too. ``max_model_len`` is the user's limit of
-    the context, if any. ``aliases`` are the family's own names of keys.
+    the context, if any. ``aliases`` are the family's own names of keys, ``origins`` what a file
+    calls them that is no config.json.
     """
 
     def __init__(
@@ -50,25 +52,33 @@ class Config:
         ignored: frozenset[str] = frozenset(),
         max_model_len: int | None = None,
         aliases: Mapping[str, str] | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
         self.values = {key: value for key, value in values.items() if key not in ignored}
         self.file = file
         self.max_model_len = max_model_len
         self._ignored = ignored
         self._aliases = aliases or {}
+        self._origins = origins or {}
         self._read: set[str] = set()
 
-    def again(self) -> Config:
-        """The same config, of which nothing was read."""
-        return Config(self.values, self.file, self._ignored, self.max_model_len, self._aliases)
+    def _unread(self) -> Config:
+        made = copy(self)
+        made._read = set()
+        return made
 
     def aliased(self, aliases: Mapping[str, str]) -> Config:
         """The same config, read by a family that has other names for some keys."""
-        return Config(self.values, self.file, self._ignored, self.max_model_len, aliases)
+        made = self._unread()
+        made._aliases = aliases
+        return made
 
     def without(self, keys: frozenset[str]) -> Config:
         """The same config, of which nothing was read, without some keys."""
-        return Config(self.values, self.file, self._ignored | keys, self.max_model_len)
+        made = self._unread()
+        made._ignored = self._ignored | keys
+        made.values = {key: value for key, value in self.values.items() if key not in keys}
+        return made
 
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
@@ -158,7 +168,10 @@ class Config:
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
         named = self._name(key)
-        return ModelError(f"{self.file}: {named} is {shown(value)}; supported: {supported}")
+        said = shown(value) if value is not None else "null" if named in self.values else "missing"
+        origin = self._origins.get(named) or self._origins.get(key)
+        place = named if origin is None else f"{origin} ({named} in a config.json)"
+        return ModelError(f"{self.file}: {place} is {said}; supported: {supported}")
 
     def finish(self) -> None:
         """Reject keys that were not read, unless they are known to have no effect."""

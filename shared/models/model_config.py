@@ -36,7 +36,8 @@ class ModelConfig:
     are quantized, by the files' names. ``generation`` as in a ``generation_config.json``.
     ``longest_text``: the tokens that sentence-transformers would cut a text to, if its files say.
 
-    ``file`` and ``generation_file`` name the origins of both in error messages.
+    ``file`` and ``generation_file`` name the origins of both in error messages, and ``origins`` the
+    keys of ``values`` as a file calls them that is no config.json.
     """
 
     values: dict[str, Any]
@@ -44,6 +45,7 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)
     generation_file: str = "generation_config.json"
     longest_text: int | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -142,9 +142,12 @@ def _modelopt(config: Config) -> Quantization:
 def _kv_dtype(config: Config) -> str:
     """What KV is to be cached in: ModelOpt's name of it, or a scheme as weights have it."""
     algorithm, scheme = config.get("kv_cache_quant_algo"), config.get("kv_cache_scheme")
+    # Without the folder: it is of the fingerprint, which is the same on all machines.
+    place = Path(config.file).name
     if scheme is None:
-        known = algorithm is None or algorithm == "FP8"
-        return ("" if algorithm is None else _E4M3) if known else f"kv_cache_quant_algo {algorithm}"
+        if algorithm in (None, "FP8"):
+            return "" if algorithm is None else _E4M3
+        return f"{place}: KV by kv_cache_quant_algo {algorithm}"
     if not isinstance(scheme, dict):
         raise config.refusal("kv_cache_scheme", scheme, "a table")
     table = config.table("kv_cache_scheme", scheme)
@@ -156,7 +159,8 @@ def _kv_dtype(config: Config) -> str:
     }
     if found == {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True}:
         return _E4M3
-    return f"kv_cache_scheme {', '.join(f'{key} {value}' for key, value in found.items())}"
+    described = ", ".join(f"{key} {value}" for key, value in found.items())
+    return f"{place}: KV by kv_cache_scheme {described}"
 
 
 def _gptq(config: Config) -> Quantization:

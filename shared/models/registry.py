@@ -268,7 +268,7 @@ def spec_of(
     family = family_of(config.values, config.file)
     if family.wrapped:
         config = dataclasses.replace(config, values=_of_text_part(family, config.values))
-    values = Config(config.values, config.file, ignored_keys, max_model_len)
+    values = Config(config.values, config.file, ignored_keys, max_model_len, origins=config.origins)
     or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
     quantization = read_quantization(values, _NUMBERS + or_gguf)
     values = values.without(QUANTIZATION_KEYS)

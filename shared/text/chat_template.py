@@ -200,7 +200,12 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         # Not only Jinja's own errors: Python's compiler rejects too deep nesting.
         except (jinja2.TemplateError, SyntaxError, RecursionError, MemoryError) as error:
-            raise ModelError(f"{origin}: the chat template does not compile: {error}") from error
+            place = ""
+            if isinstance(error, jinja2.TemplateSyntaxError):
+                place = f" (line {error.lineno} of the template)"
+            raise ModelError(
+                f"{origin}: the chat template does not compile: {error}{place}"
+            ) from error
 
     def render(
         self,

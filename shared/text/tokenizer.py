@@ -99,8 +99,8 @@ class Tokenizer:
         raw.no_padding()
         return cls(
             raw,
-            template=_template(files.template, files.config),
-            tool_template=_template(files.tool_template, files.config),
+            template=_default_template(files.template, files.config),
+            tool_template=_default_template(files.tool_template, files.config),
             config=files.config,
             generation_config=files.generation_config,
             prompts=read_prompts(files.sentence_config),
@@ -529,6 +529,14 @@ def _encoded(raw: RawTokenizer, text: str, add_special_tokens: bool) -> Any:
         return raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
     except TypeError:  # raised by the library for a string that is not Unicode
         raise RequestError("The text has an unpaired surrogate, so it is not Unicode.") from None
+
+
+def _default_template(text: TemplateText | None, config: Mapping[str, Any]) -> ChatTemplate | None:
+    """A template without which no chat can be served."""
+    try:
+        return _template(text, config)
+    except ModelError as error:
+        raise ModelError(f"{error}; correct it, or give another one by --chat-template") from None
 
 
 def _template(text: TemplateText | None, config: Mapping[str, Any]) -> ChatTemplate | None:

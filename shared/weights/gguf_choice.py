@@ -24,6 +24,8 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 NO_MODEL = re.compile(
     r"mmproj|imatrix|lora|adapter|ggml-vocab|control-?vector|(^|[-_.])mtp([-_.]|$)", re.IGNORECASE
 )
+# The values of --isq that a quantisation may have as its name.
+_IN_SITU = re.compile("q[2-6]k|q[48]_0")
 _MOST_SHOWN = 12
 
 
@@ -54,6 +56,7 @@ def choose(files: Collection[str], place: str, tag: str | None) -> list[str]:
         raise ModelError(
             f"{place} has no GGUF file of a model"
             + (f": {found[0]} is an addition to one, by its name" if found else "")
+            + (_without_tag(files, tag) if tag is not None else "")
         )
     types: dict[str, list[str]] = {}
     for first in models:
@@ -65,6 +68,15 @@ def choose(files: Collection[str], place: str, tag: str | None) -> list[str]:
             f"{_listed(types[wanted])}; give one of them by --f"
         )
     return whole(models[types[wanted][0]], place)
+
+
+def _without_tag(files: Iterable[str], tag: str) -> str:
+    """What to do about the tag of a model in safetensors."""
+    if not any(file.endswith(".safetensors") for file in files):
+        return ""
+    kind = re.sub("_K.*", "K", tag.upper()).lower()
+    or_quantised = f", and serve it with --isq {kind}" if _IN_SITU.fullmatch(kind) else ""
+    return f"; its weights are safetensors: leave out {tag!r}{or_quantised}"
 
 
 def whole(parts: list[str], place: str) -> list[str]:
@@ -125,7 +137,9 @@ def _named(files: Collection[str], place: str, name: str) -> list[str]:
         several = f"has several {name!r}" if matches else f"has no file {name!r}"
         shown = _listed(matches or near)
         raise ModelError(
-            f"{place} {several}" + (f"; it has {shown}" if shown else ", and no GGUF file at all")
+            f"{place} {several}"
+            + (f"; it has {shown}" if shown else ", and no GGUF file at all")
+            + ("" if shown else _without_tag(files, name))
         )
     stem = _PART.sub("", matches[0])
     if stem == matches[0]:

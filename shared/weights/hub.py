@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import glob
+import logging
 import os
 import sys
 import warnings
@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -19,10 +20,12 @@ from ..config.model_name import HubName
 from ..errors import ModelError
 from . import kept_parts
 from .remote_files import DESCRIPTION, Listing
-from .transfer import FULL, check_space, told, told_full
+from .transfer import check_space, told, told_of_disk
 
 # The folders that are left out if the hub does not tell which files there are.
 _FOLDERS = ["*/*"]
+# Of what the client sends requests by.
+_TRANSPORTS = ("httpx", "httpx2")
 _SECONDS = 5.0
 
 
@@ -34,12 +37,10 @@ class HuggingFaceHub:
         """See ``ModelHub``."""
         from huggingface_hub import HfApi
 
-        try:
+        with _asking(name):
             about = HfApi().model_info(
                 name.repository, revision=name.revision, timeout=_SECONDS, files_metadata=True
             )
-        except Exception as error:  # the client raises its transport's errors as well as its own
-            raise _failure(name, error) from error
         return Listing({file.rfilename: file.size for file in about.siblings or ()}, about.sha)
 
     def cached(self, name: HubName, commit: str | None = None) -> Path | None:
@@ -75,7 +76,7 @@ class HuggingFaceHub:
         size = listing.bytes_of(missing) if listing is not None else 0
         begun = _held(blobs, f"*{kept_parts.ENDING}")
         if listing is not None:
-            check_space(str(name), size - begun, cache, "HF_HOME")
+            check_space(str(name), size - begun, cache, _variable())
         before = _held(blobs) - begun
         # A folder is one version's, which may have been followed by another one meanwhile.
         version = folder.name if folder else name.revision
@@ -83,7 +84,8 @@ class HuggingFaceHub:
         with told(str(name), missing, size, cache, lambda: _held(blobs) - before), bars:
             if listing is not None:
                 large = [f for f in missing if listing.bytes_of([f]) >= kept_parts.LARGE]
-                _fetch(name, listing.commit, large, blobs)
+                with _asking(name):
+                    kept_parts.fetch(name.repository, listing.commit or name.revision, large, blobs)
             result = _download(name, [glob.escape(file) for file in files], version)
         # Without a network, some versions of the client return what there is.
         if lacking := [file for file in files if not (result / file).is_file()]:
@@ -105,21 +107,36 @@ class HuggingFaceHub:
             "accept-encoding": "identity",
         }
         parts, left = [], end - begin
-        try:
-            with get_session().stream("GET", url, headers=headers, timeout=4 * _SECONDS) as reply:
-                hf_raise_for_status(reply)
-                if reply.status_code != 206 and begin:
-                    raise ModelError(f"{url} is not given in parts, which its header needs")
-                for part in reply.iter_bytes():
-                    parts.append(part[:left])
-                    left -= len(parts[-1])
-                    if left <= 0:
-                        break
-        except ModelError:
-            raise
-        except Exception as error:  # as above
-            raise _failure(name, error) from error
+        session = get_session()
+        with (
+            _asking(name),
+            session.stream("GET", url, headers=headers, timeout=4 * _SECONDS) as reply,
+        ):
+            hf_raise_for_status(reply)
+            if reply.status_code != 206 and begin:
+                raise ModelError(f"{url} is not given in parts, which its header needs")
+            for part in reply.iter_bytes():
+                parts.append(part[:left])
+                left -= len(parts[-1])
+                if left <= 0:
+                    break
         return b"".join(parts)
+
+
+@contextmanager
+def _asking(name: HubName) -> Iterator[None]:
+    """Calls of the client, which logs nothing. Its errors become ``ModelError``."""
+    from huggingface_hub.utils.logging import set_verbosity
+
+    set_verbosity(logging.CRITICAL)  # an error is the only line
+    for logger in _TRANSPORTS:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:  # the client raises its transport's errors as well as its own
+        raise _failure(name, error) from error
 
 
 @contextmanager
@@ -136,10 +153,37 @@ def _without_progress_bars() -> Iterator[None]:
         utils.enable_progress_bars()
 
 
+@contextmanager
+def _closed_bars() -> Iterator[type]:
+    """A class of progress bars, which the client leaves open: they would be drawn again when the
+    process ends. Those of nothing are removed."""
+    from huggingface_hub.utils import tqdm
+
+    opened: list[tqdm] = []
+
+    class Bar(tqdm):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            opened.append(self)
+
+    try:
+        yield Bar
+    finally:
+        for bar in reversed(opened):  # so that the cursor ends where the first began
+            bar.leave = bar.n > 0
+            bar.close()
+        sys.stderr.flush()  # the end of the last has no end of a line
+
+
 def _cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def _variable() -> str:
+    """The environment variable that moves the cache."""
+    return "HF_HUB_CACHE" if "HF_HUB_CACHE" in os.environ else "HF_HOME"
 
 
 def _folder(name: HubName) -> Path:
@@ -156,35 +200,24 @@ def _held(blobs: Path, form: str = "*") -> int:
     return total
 
 
-def _fetch(name: HubName, commit: str | None, files: Sequence[str], blobs: Path) -> None:
-    try:
-        kept_parts.fetch(name.repository, commit or name.revision, files, blobs)
-    except ModelError:
-        raise
-    except Exception as error:  # as above
-        raise _failure(name, error) from error
-
-
 def _download(
     name: HubName, wanted: list[str], revision: str | None, unwanted: list[str] | None = None
 ) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
-        with warnings.catch_warnings():
-            # On a full disk it warns and goes on, until the disk fails.
-            warnings.filterwarnings("ignore", "Not enough free disk space", UserWarning)
-            return Path(
-                snapshot_download(
-                    name.repository,
-                    revision=revision,
-                    allow_patterns=wanted,
-                    ignore_patterns=unwanted,
-                    etag_timeout=_SECONDS,
-                )
+    with _asking(name), _closed_bars() as bar, warnings.catch_warnings():
+        # On a full disk it warns and goes on, until the disk fails.
+        warnings.filterwarnings("ignore", "Not enough free disk space", UserWarning)
+        return Path(
+            snapshot_download(
+                name.repository,
+                revision=revision,
+                allow_patterns=wanted,
+                ignore_patterns=unwanted,
+                etag_timeout=_SECONDS,
+                tqdm_class=bar,
             )
-    except Exception as error:  # as above
-        raise _failure(name, error) from error
+        )
 
 
 def _failure(name: HubName, error: Exception) -> ModelError:
@@ -226,13 +259,10 @@ def _reason(name: HubName, error: Exception) -> str:
             return "a name on the hub is OWNER/NAME, such as Qwen/Qwen3-0.6B"
         if isinstance(cause, ValueError):  # it is too large for a client without hf_xet
             return _first_line(cause)
-        if isinstance(cause, OSError) and cause.errno in FULL:
-            return told_full(constants.HF_HUB_CACHE, "HF_HOME")
-        if isinstance(cause, OSError) and cause.errno == errno.EACCES:
-            return (
-                f"{os.strerror(cause.errno)}, in the cache {constants.HF_HUB_CACHE}: HF_HOME moves "
-                f"it"
-            )
+        if isinstance(cause, OSError) and (
+            of_disk := told_of_disk(cause, constants.HF_HUB_CACHE, _variable())
+        ):
+            return of_disk
     said = _first_line(causes[-1])
     if getproxies().get(urlsplit(hub).scheme) or "Proxy" in type(causes[-1]).__name__:
         return f"no connection to {hub} through the proxy that HTTPS_PROXY names ({said})"

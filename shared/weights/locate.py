@@ -80,6 +80,7 @@ def _found(name: str, until_end: ExitStack) -> FoundModel:
     path = _on_disk(name)
     if path is not None:
         return FoundModel(path, _files_in(path) if path.is_dir() else ())
+    _refuse_absent(Path(name).expanduser(), name)
     on_hub = None if Path(name).is_absolute() else hub_name(name)
     if on_hub is None:
         raise ModelError(
@@ -111,6 +112,15 @@ def _of_folder(path: Path) -> Path:
     files = _files_in(path)
     models = models_of(files)
     return path / next(iter(models)) if len(models) == 1 and _only_ggufs(files) else path
+
+
+def _refuse_absent(path: Path, name: str) -> None:
+    """Refuse what could only be on this machine: a link to nothing, or a GGUF file of a folder that
+    is here."""
+    if path.is_symlink():
+        raise ModelError(f"model {name!r} is a link to {path.readlink()}, where there is nothing")
+    if is_gguf(path) and path.parent.is_dir():
+        choose(_files_in(path.parent), str(path.parent.absolute()), path.name)  # says what it has
 
 
 def _refuse_version_of_folder(on_hub: HubName, name: str) -> None:

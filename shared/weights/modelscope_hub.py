@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -14,13 +16,16 @@ from typing import TYPE_CHECKING
 from ..config.model_name import HubName
 from ..errors import ModelError
 from .remote_files import DESCRIPTION, Listing
-from .transfer import FULL, check_space, told, told_full
+from .transfer import check_space, told, told_of_disk
 
 if TYPE_CHECKING:
     from modelscope_hub import HubApi
 
 _SECONDS = 20.0
 _CACHE = "MODELSCOPE_CACHE"
+_OF_SYSTEM = re.compile(r"\[Errno -?\d+\] [^()'\"]+")
+# Without a network, the client's own numbers of attempts take a quarter of a minute.
+_ATTEMPTS = ("MODELSCOPE_API_MAX_RETRIES", "MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS")
 
 
 class ModelScopeHub:
@@ -133,6 +138,8 @@ def _download(name: HubName, files: Sequence[str]) -> Path:
 @contextmanager
 def _asking(name: HubName) -> Iterator[HubApi]:
     """The client, at the site that has the model. Its errors become ``ModelError``."""
+    for variable in _ATTEMPTS:  # read when the client is imported
+        os.environ.setdefault(variable, "2")
     import requests
     from modelscope_hub import HubApi, HubError
 
@@ -149,11 +156,13 @@ def _asking(name: HubName) -> Iterator[HubApi]:
 
 def _reason(name: HubName, error: Exception) -> str:
     """The cause of a failed download, and what to do."""
+    import requests
     from modelscope_hub import (
         AuthenticationError,
         FileDownloadError,
         NotExistError,
         PermissionDeniedError,
+        RequestTimeoutError,
         ServerError,
         get_default_config,
     )
@@ -171,13 +180,24 @@ def _reason(name: HubName, error: Exception) -> str:
         return _without(name, str(place))
     if isinstance(error, ServerError):
         return f"{place} answers with status {error.status_code}; try again later"
-    if isinstance(error, OSError) and error.errno in FULL:
-        return told_full(get_default_config().cache_dir, _CACHE)
-    said = (str(error).splitlines() or [""])[0] or type(error).__name__
+    if isinstance(error, OSError) and (
+        of_disk := told_of_disk(error, get_default_config().cache_dir, _CACHE)
+    ):
+        return of_disk
+    late = isinstance(error, (RequestTimeoutError, requests.Timeout))
+    said = "it took too long" if late else _said(error)
     return (
         f"no answer from {place} ({said:.200}): without a network, download it elsewhere and give "
         f"the folder; MODELSCOPE_ENDPOINT sets a mirror"
     )
+
+
+def _said(error: Exception) -> str:
+    """The system's error that an error quotes; else what it says, unless that is in Chinese."""
+    if found := _OF_SYSTEM.search(str(error)):
+        return found[0]
+    first = (str(error).splitlines() or [""])[0]
+    return first if first and first.isascii() else type(error).__name__
 
 
 def _without(name: HubName, place: str) -> str:

@@ -32,12 +32,22 @@ def in_words(size: float) -> str:
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
-def told_full(cache: object, variable: str) -> str:
-    """What to do about the full disk of a hub's cache, which an environment variable moves."""
-    return (
-        f"the disk of the cache {cache} is full: free some space and run it again, which keeps "
-        f"what has come, or move the cache by {variable}"
-    )
+# Errors of disks that come without the name of a file.
+_OF_DISKS = frozenset((errno.EACCES, errno.EIO))
+
+
+def told_of_disk(error: OSError, cache: object, variable: str) -> str | None:
+    """What to do about a disk that fails in a hub's cache, which an environment variable moves;
+    ``None`` for an error of the network, which has no file's name."""
+    if error.errno in FULL:
+        return (
+            f"the disk of the cache {cache} is full: free some space and run it again, which keeps "
+            f"what has come, or move the cache by {variable}"
+        )
+    if error.filename is None and error.errno not in _OF_DISKS:
+        return None
+    place = f"{error.filename}: " if error.filename else ""
+    return f"the cache {cache} cannot be used ({place}{error.strerror}): {variable} moves it"
 
 
 def check_space(name: str, needed: int, cache: Path, variable: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,29 @@ import pytest
 
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.tests.end_to_end.support.cluster import TestCluster, running, until
+from tandem.tests.support import fake_hub
 from tandem.tests.support.certificates import issue
+from tandem.tests.support.fake_hub import FakeHub
 from tandem.tests.support.forked import session_forker
 
 
-def fail(arguments: list[str], folder: Path, status: int, *words: str, seconds: float = 45) -> None:
+def fail(
+    arguments: list[str],
+    folder: Path,
+    status: int,
+    *words: str,
+    seconds: float = 45,
+    prelude: str = "",
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """The command ends with ``status`` and one line on stderr that has ``words``; no process
-    that it started outlives it."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    that it started outlives it. It runs ``prelude`` first, with more environment variables."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"} | dict(variables or {})
     with open(os.devnull, "w") as null, tempfile.TemporaryFile("w+") as told:
         descriptors = null.fileno(), told.fileno(), null.fileno()
-        process = session_forker().start(arguments, environment, *descriptors, folder=str(folder))
+        process = session_forker().start(
+            arguments, environment, *descriptors, folder=str(folder), prelude=prelude
+        )
         returned = process.wait(seconds)
         told.seek(0)
         lines = told.read().splitlines()
@@ -234,6 +247,51 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_an_advertised_place_that_cannot_be(tmp_path: Path) -> None:
     fail(["prefill-node", "--kv-advertise", "here"], tmp_path, 2, "--kv-advertise", "host:port")
     fail(["serve", "--kv-advertise", "a:8200"], tmp_path, 2, "--kv-advertise", "--pd-server")
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with fake_hub.serving() as serving:
+        serving.put_folder("owner/model", builtin_model_path())
+        yield serving
+
+
+def of_hub(hub: FakeHub, **others: str) -> dict[str, str]:
+    """Variables with which models come from ``hub``."""
+    return {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1", **others}
+
+
+@pytest.mark.parametrize("command", [["router", "--model"], ["decode-node"]])
+def test_a_model_that_the_hub_does_not_have(
+    tmp_path: Path, hub: FakeHub, command: list[str]
+) -> None:
+    words = f"'owner/none' is not on this machine, and cannot be downloaded from the hub: {hub.url}"
+    fail([*command, "owner/none"], tmp_path, 1, words, variables=of_hub(hub, HF_HOME=str(tmp_path)))
+
+
+FULL_DISK = """
+import errno, os, tempfile
+from huggingface_hub import file_download
+
+def fail(*arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+tempfile.mkstemp = file_download.http_get = fail
+"""
+
+
+def test_a_disk_that_is_full(tmp_path: Path, hub: FakeHub) -> None:
+    words = f"the disk of the cache {tmp_path / 'hub'} is full: free some", "by HF_HOME"
+    variables = of_hub(hub, HF_HOME=str(tmp_path))
+    fail(["pull", "owner/model"], tmp_path, 1, *words, prelude=FULL_DISK, variables=variables)
+
+
+def test_a_cache_that_is_not_a_folder(tmp_path: Path, hub: FakeHub) -> None:
+    cache = tmp_path / "file"
+    cache.touch()
+    words = f"the cache {cache} cannot be used (", "Not a directory): HF_HUB_CACHE moves it"
+    variables = of_hub(hub, HF_HOME=str(tmp_path), HF_HUB_CACHE=str(cache))
+    fail(["pull", "owner/model"], tmp_path, 1, *words, variables=variables)
 
 
 def test_serve_judges_its_model_before_it_starts_a_part(tmp_path: Path) -> None:

@@ -301,6 +301,19 @@ def test_a_model_that_is_here_needs_no_pull(root: Path, capsys: pytest.CaptureFi
         run(capsys, "pull")
 
 
+def test_kv_of_an_unknown_format_is_no_reason_not_to_pull(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("qwen3", root), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    kv = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "NVFP4"}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": kv}))
+    assert run(capsys, "pull", str(folder)).startswith(f"{folder}  ")
+    words = "config.json: quantization_config: KV by kv_cache_quant_algo NVFP4 is not supported"
+    with pytest.raises(ModelError, match=words):
+        run(capsys, "info", str(folder))
+
+
 def test_the_commands_have_few_options() -> None:
     for name in ("pull", "info", "list"):
         made = cli.commands[name]

@@ -105,6 +105,11 @@ async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) ->
         assert tokenizer.apply_chat_template(MESSAGES, tools=tools) == "stop hi"
     with pytest.raises(ModelError, match=r"'tag' is neither a file nor .* has: default, rag, tool"):
         await load_tokenizer(files, 0, RouterOptions(chat_template="tag"))
+    broken = tmp_path / "broken.jinja"
+    broken.write_text("{% for %}")
+    for given, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
+        with pytest.raises(ModelError, match=rf"^--chat-template{origin}: the chat template does"):
+            await load_tokenizer(files, 0, RouterOptions(chat_template=given))
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
@@ -124,6 +129,24 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
     ):
         defaults = read_defaults(RouterOptions(generation_config=source)).for_model(model)
         assert (defaults.parameters, defaults.limit) == (found, None)
+
+
+async def test_a_default_of_the_models_that_is_no_number_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model(tmp_path / "model", temperature="hot", top_p=None, top_k=5)
+    file = folder / "generation_config.json"
+    async with cluster(tmp_path) as c:
+        await c.chat()
+        assert c.node.requests[0].sampling.temperature == 1
+    words = "temperature is 'hot', which is no number, and is ignored: correct it, or set it by"
+    told = [message for message in caplog.messages if "which is no number" in message]
+    assert [line.startswith(f"{file}: {words} --override") for line in told] == [True]
+    read_defaults(RouterOptions(generation_config=str(file)))
+    assert f"--generation-config {file}: {words} --override" in caplog.messages[-1]
+    options = RouterOptions(generation_config="vllm")
+    await load_tokenizer(read_tokenizer_files(folder), 0, options)
+    assert sum("which is no number" in message for message in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

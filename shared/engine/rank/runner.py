@@ -145,10 +145,14 @@ def cause_of(error: Exception) -> str:
     """The cause of a step's failure, as one of plan.py's."""
     if isinstance(error, StepVoidError):
         return VOID
-    memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    # torch's allocator for CPUs raises a plain RuntimeError.
-    memory = memory or "can't allocate memory" in str(error)
-    return OUT_OF_MEMORY if memory else COMPUTATION
+    return OUT_OF_MEMORY if lacks_memory(error) else COMPUTATION
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an allocation has failed."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "can't allocate memory" in str(error)  # a plain RuntimeError of torch's, on CPUs
 
 
 def runner_of(model: Decoder, cache: KVCache, tp: TensorParallel) -> ModelRunner:

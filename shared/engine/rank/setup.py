@@ -32,12 +32,16 @@ from ...kv.layout import UNSCALED, WholeScales
 from ...kv.planning import CPU, CUDA, RankMemory, bytes_per_block
 from ...models.decoder import Decoder
 from ...models.parallel import TensorParallel
+from ...models.registry import spec_of
 from ...weights import load
+from ...weights.footprint import parameter_sizes
 from ...weights.kv_scales import read_kv_scales
+from ...weights.source import open_source
+from ...weights.transfer import in_words
 from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
 from .device import device_named, operators_for
-from .runner import ModelRunner, runner_of
+from .runner import ModelRunner, lacks_memory, runner_of
 
 if TYPE_CHECKING:
     from ...handoff.plane.data_plane import DataPlane
@@ -143,17 +147,33 @@ def load_model(settings: RankSettings, formats: LoadFormats, device: torch.devic
             isq=settings.isq,
             operators=operators,
         )
-    except torch.OutOfMemoryError:
-        raise StartupError(
-            f"the weights do not fit: {report(device)}; free its memory, choose another one "
-            f"with --d, or split the model over several"
-        ) from None
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise _too_large(settings, formats, device) from None
     kv_scales = UNSCALED
     if formats.kv_dtype in SCALED_AS_A_WHOLE and settings.load_format != "dummy":
         kv_scales = read_kv_scales(settings.model_path, model.spec, overrides)
         _tell(kv_scales)
     kv_dtype = getattr(torch, formats.kv_dtype)
     return LoadedModel(model, settings.block_size, kv_dtype, tp, kv_scales)
+
+
+def _too_large(settings: RankSettings, formats: LoadFormats, device: torch.device) -> StartupError:
+    """The error for weights that do not fit the device, with the memory that they take."""
+    remedy = "free its memory, choose another one with --d, or split the model over several"
+    if device.type == CPU:
+        remedy = "free some, or serve a smaller or a quantised version of the model"
+    taken = ""
+    if settings.load_format != "dummy":
+        source = open_source(
+            settings.model_path, json_object("--hf-overrides", settings.hf_overrides)
+        )
+        ignored = frozenset(settings.ignored_config_keys)
+        spec = spec_of(source.config(), ignored, settings.max_model_len)
+        sizes = parameter_sizes(source, spec, formats.dtype, settings.size, settings.isq)
+        taken = f" {in_words(sum(each.nbytes for each in sizes))} of"
+    return StartupError(f"the{taken} weights do not fit: {report(device)}; {remedy}")
 
 
 def _tell(kv_scales: WholeScales) -> None:

@@ -119,7 +119,7 @@ class Tekken:
         return number
 
     def _invalid(self, problem: str) -> ModelError:
-        return ModelError(f"{self._origin}: {problem}")
+        return ModelError(f"{self._origin}: {problem}; download the file again")
 
 
 def _is_number(value: Any) -> bool:

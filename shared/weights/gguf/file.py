@@ -24,6 +24,7 @@ from .hf_config import (
     architecture_of,
     check_codebooks,
     compares_answers,
+    config_keys,
     config_values,
     end_tokens,
 )
@@ -73,7 +74,7 @@ class GGUFFile:
         )
         if LOGIT_SCORE in values and values.get("pooling_type") == "rank":
             del values["pooling_type"]  # the head that generates has the answers
-        return ModelConfig(values, file)
+        return ModelConfig(values, file, origins=config_keys(header, self.path))
 
     def tokenizer_files(self) -> TokenizerFiles:
         """See ``WeightSource``."""

@@ -88,7 +88,7 @@ def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
         return architecture(name, header)
     kind = _kind(header.metadata)
     raise ModelError(
-        f"{origin}: general.architecture is {shown(name)}"
+        f"{origin}: general.architecture is {'missing' if name is None else shown(name)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
     )
 
@@ -141,6 +141,12 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     values |= _score_scale(name, values)
     values |= known.ropes(values)
     return {key: value for key, value in values.items() if value is not None}
+
+
+def config_keys(header: GGUFHeader, origin: object) -> dict[str, str]:
+    """The file's own names of the keys that a config.json would have."""
+    known, name = architecture_of(header, origin), header.metadata["general.architecture"]
+    return {ours: f"{name}.{key}" for key, ours in {**known.keys, **_COMMON_KEYS}.items()}
 
 
 def compares_answers(header: GGUFHeader) -> bool:

@@ -384,7 +384,11 @@ class _Vocabulary:
     def _strings(self, key: str) -> list[str]:
         values = self._list(key, str)
         if not values:
-            raise self._invalid(key, "is missing or empty")
+            raise self._invalid(
+                key,
+                "is missing or empty; use another GGUF file of the model, or its folder with "
+                "safetensors",
+            )
         return values
 
     def _list(self, key: str, kind: type) -> list[Any]:

@@ -70,6 +70,7 @@ def test_options_are_parts_of_the_name() -> None:
         (f"{NAME}@v1", {"revision": "v2"}, "--revision 'v2' contradicts 'v1' in the model's name"),
         (f"{NAME}:Q8_0", {"file": "m.gguf"}, "--f 'm.gguf' contradicts 'Q8_0'"),
         (NAME, {"file": "model.bin"}, "--f 'model.bin' is not a .gguf file"),
+        (NAME, {"file": "m.safetensors"}, "leave it out for a model in safetensors"),
         (NAME, {"revision": "a:b"}, "must not have ':' or '@'"),
     ],
 )

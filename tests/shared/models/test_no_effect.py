@@ -171,7 +171,7 @@ def test_a_context_under_another_name_is_pointed_out(key: str) -> None:
     """LLaMA 1 has ``max_sequence_length``."""
     with pytest.raises(ModelError, match=rf"max_position_embeddings is missing; if {key}, .* 2048"):
         spec_of(max_position_embeddings=None, **{key: 2048})
-    with pytest.raises(ModelError, match="max_position_embeddings is None; supported: a positive"):
+    with pytest.raises(ModelError, match="max_position_embeddings is null; supported: a positive"):
         spec_of(max_position_embeddings=None)
 
 

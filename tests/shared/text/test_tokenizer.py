@@ -427,6 +427,16 @@ def test_a_template_that_nobody_asks_for_need_not_compile(tmp_path: Path) -> Non
         text.named_template("rag")
 
 
+def test_a_template_that_does_not_compile_is_named_with_the_line(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", chat_template="first\n{% for %}")
+    words = (
+        r"tokenizer_config\.json: the chat template does not compile: .*'end of statement block' "
+        r"\(line 2 of the template\); correct it, or give another one by --chat-template"
+    )
+    with pytest.raises(ModelError, match=words):
+        load_text(folder)
+
+
 def test_a_tokenizer_that_git_lfs_left_out_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid 0\n")
     with pytest.raises(ModelError, match=r"tokenizer.json is a Git LFS pointer"):

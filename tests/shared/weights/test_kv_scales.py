@@ -132,7 +132,9 @@ def test_kv_of_another_format_is_refused_by_name_where_it_is_needed(
     rewrite(scaled, None, quantization)
     asked = read_spec(scaled).kv_dtype
     for spelling in ("auto", "fp8"):
-        with pytest.raises(ModelError, match=rf"KV by {named}.*: use --kv-cache-dtype bfloat16"):
+        with pytest.raises(
+            ModelError, match=rf"^config.json: .*KV by {named}.*: use --kv-cache-dtype bfloat16"
+        ):
             kv_dtype_of(spelling, "bfloat16", asked)
     # Before any weight is downloaded.
     with pytest.raises(ModelError, match=named):

@@ -46,12 +46,38 @@ def test_a_gguf_file_is_a_model_of_its_own(tmp_path: Path) -> None:
         locate_model(str(tmp_path / "model.gguf.part1of2"))
 
 
-@pytest.mark.parametrize("name", ["./file.gguf", "/models/owner/file.gguf", "model", "a/b/c"])
+@pytest.mark.parametrize(
+    "name", ["./models/file.gguf", "/models/owner/file.gguf", "model", "a/b/c"]
+)
 def test_what_to_give_instead(name: str) -> None:
     with pytest.raises(
         ModelError, match=r"does not exist; give 'builtin', a folder, a \.gguf file"
     ):
         locate_model(name)
+
+
+def test_a_file_that_its_folder_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "owner" / "model"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("owner/model/absent.gguf", str(folder / "absent.gguf")):
+        with pytest.raises(ModelError, match=f"^{folder} has no file 'absent.gguf', and no GGUF"):
+            locate_model(name)
+    (folder / "m-Q8_0.gguf").touch()
+    with pytest.raises(ModelError, match=r"has no file 'absent\.gguf'; it has m-Q8_0"):
+        locate_model("owner/model/absent.gguf")
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match=f"^{folder} has no file 'absent.gguf'; it has m-Q8_0"):
+        locate_model("absent.gguf")
+
+
+@pytest.mark.parametrize("target", ["absent", "model"])
+def test_a_link_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "model").symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=f"'owner/model' is a link to {target}, where there is"):
+        locate_model("owner/model")
 
 
 def test_a_folder_has_no_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

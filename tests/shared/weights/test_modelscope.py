@@ -9,8 +9,10 @@ import pytest
 
 from tandem.inventory.cached_models import cached_models
 from tandem.shared.config import EngineConfig
+from tandem.shared.config.model_name import HubName
 from tandem.shared.errors import ModelError
 from tandem.shared.weights import locate
+from tandem.shared.weights.modelscope_hub import _reason
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
@@ -92,6 +94,31 @@ def test_what_goes_wrong_is_told(hub: FakeModelScope, root: Path) -> None:
     hub.refusals[NAME] = 403
     assert "then set MODELSCOPE_API_TOKEN, or run modelscope login" in refusal()
     assert hub.given == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        (
+            "NetworkError",
+            'E("Failed to resolve ([Errno -3] No name)")',
+            "([Errno -3] No name): with",
+        ),
+        ("RequestTimeoutError", "列表单页请求超过 15s", "(it took too long): without a network"),
+        ("NetworkError", "网络", "(NetworkError): without a network"),
+    ],
+)
+def test_no_answer_is_told_in_english(kind: str, text: str, words: str) -> None:
+    client = pytest.importorskip("modelscope_hub")
+    assert words in _reason(HubName(NAME), getattr(client, kind)(text))
+
+
+def test_a_cache_that_cannot_be_used(hub: FakeModelScope, root: Path, tmp_path: Path) -> None:
+    hub.repositories[NAME] = files_of(root)
+    (tmp_path / "cache").touch()
+    told = refusal()
+    assert f"the cache {tmp_path / 'cache'} cannot be used (" in told
+    assert "Not a directory): MODELSCOPE_CACHE moves it" in told
 
 
 def test_without_its_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

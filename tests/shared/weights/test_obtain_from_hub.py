@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import pty
+import re
 import shutil
+import sys
+import termios
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -318,3 +323,25 @@ def test_a_download_is_told_in_lines_where_there_is_no_terminal(
     first, last = caplog.messages
     assert first.startswith("downloading m-Q8_0.gguf of owner/model, ") and " KB, to " in first
     assert last.startswith("downloaded owner/model in ")
+
+
+@pytest.mark.parametrize(("smallest", "last"), [(1 << 10, ""), (1 << 30, "kB")])
+def test_the_bars_on_a_terminal_end_with_the_download(
+    hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch, smallest: int, last: str
+) -> None:
+    """The client's own, of what it downloads itself, and which it leaves open: they would be drawn
+    again when the process ends."""
+    hub.put(NAME, {"m-Q8_0.gguf": gguf})
+    monkeypatch.setattr(kept_parts, "LARGE", smallest)
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 60))  # all of it fits into the terminal's buffer
+    with open(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        obtain()
+        print("next", file=terminal, flush=True)
+        gc.collect()  # as at the end
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    *drawn, line, rest = re.split(r"[\r\n]+", shown)
+    assert "100%" in shown and (line, rest) == ("next", "")
+    assert drawn[-1].strip("\x1b[A ")[-2:] == last

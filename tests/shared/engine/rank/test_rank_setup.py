@@ -12,6 +12,7 @@ import torch
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
+from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
 from tandem.shared.engine.rank import setup as rank_setup
 from tandem.shared.engine.rank.device import operators_for
@@ -132,16 +133,27 @@ def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch)
         rank_setup.open_device(settings("cuda"))
 
 
+@pytest.mark.parametrize(
+    ("device", "error", "words"),
+    [
+        ("cuda", torch.OutOfMemoryError("CUDA out of memory"), r"GPU 0 .* 70.0 of 80.0 GiB .* --d"),
+        ("cpu", RuntimeError("DefaultCPUAllocator: can't allocate memory"), "CPU .* GiB are free;"),
+    ],
+)
 def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, device: str, error: Exception, words: str
 ) -> None:
     def load(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(rank_setup.load, "load_model", load)
+    given = replace(settings(device), model_path=str(builtin_model_path()))
     formats = LoadFormats("float32", "float32")
-    with pytest.raises(StartupError, match=r"do not fit: GPU 0 .* 70.0 of 80.0 GiB .* --d"):
-        rank_setup.load_model(settings("cuda"), formats, torch.device("cuda", 0))
+    with pytest.raises(StartupError, match=rf"^the \d+\.\d MB of weights do not fit: {words}"):
+        rank_setup.load_model(given, formats, torch.device(device, 0))
+    dummy = replace(given, load_format="dummy")
+    with pytest.raises(StartupError, match=rf"^the weights do not fit: {words}"):
+        rank_setup.load_model(dummy, formats, torch.device(device, 0))
 
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:

@@ -104,7 +104,7 @@ def with_token(at: int, **token: Any) -> dict[str, Any]:
         (changed(default_num_special_tokens=True), "config.default_num_special_tokens is True"),
         (changed(default_vocab_size=5000), "vocab must be a list of at least 4970 tokens"),
         (changed(default_num_special_tokens=3), "a special token must have token_str, and a rank"),
-        (tekken("v11", None), "special_tokens are missing, which v11 needs"),
+        (tekken("v11", None), "special_tokens are missing, which v11 needs; download"),
         (tekken("v7", ["<s>", "<s>"]), "two special tokens are the same"),
         (tekken("v7", [""]), "token 0 is empty"),
         (tekken("v7", ["a"]), "tokens 127 and 0 are the same, 'a'"),

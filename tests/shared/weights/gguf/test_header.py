@@ -215,8 +215,14 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
             lambda w: w.add_uint32("split.count", 3),
             "has split.count 3, but not the name of one of so many parts",
         ),
-        (lambda w: w.add_causal_attention(False), "is_causal is False; supported: True"),
-        (lambda w: w.add_pooling_type(gguf.PoolingType.RANK), "pooling_type is 'rank'"),
+        (
+            lambda w: w.add_causal_attention(False),
+            "attention.causal (is_causal in a config.json) is False; supported: True",
+        ),
+        (
+            lambda w: w.add_pooling_type(gguf.PoolingType.RANK),
+            "llama.pooling_type (pooling_type in a config.json) is 'rank'",
+        ),
         (
             lambda w: w.add_float32("llama.rope.scale_linear", 4.0),
             "--ignore-config-keys llama.rope",
@@ -227,7 +233,11 @@ def changed(folder: Path, tmp_path: Path, change: Change) -> str:
             lambda w: w.add_tensor("blk.0.extra.weight", np.ones(4, np.float32)),
             "extra.weight is unk",
         ),
-        (lambda w: w.kv_data[0].pop("llama.block_count"), "num_hidden_layers is None"),
+        (
+            lambda w: w.kv_data[0].pop("llama.block_count"),
+            "llama.block_count (num_hidden_layers in a config.json) is missing; supported: a posi",
+        ),
+        (lambda w: w.add_block_count(0), "(num_hidden_layers in a config.json) is 0; supported"),
         (lambda w: w.add_block_count(4), "lacks 16 weights (layers.3"),
         (lambda w: w.add_block_count(2), "has no place in this model"),
         (
@@ -292,7 +302,7 @@ def of_metadata(tmp_path: Path, **metadata: str) -> str:
         ({"architecture": "eagle3"}, "it drafts tokens for another model"),
         ({"architecture": "deepseek"}, "supported: llama, qwen2"),
         ({"architecture": "llama"}, "has a vocabulary and no weights"),
-        ({}, "general.architecture is None; supported: llama"),
+        ({}, "general.architecture is missing; supported: llama"),
     ],
 )
 def test_a_file_of_another_kind_says_so(

@@ -307,7 +307,7 @@ def test_the_template_and_the_special_tokens_come_from_the_file(tmp_path: Path) 
         ("model", "rwkv", "tokenizer.ggml.model is 'rwkv'; supported: gpt2, llama, gemma4, bert"),
         ("pre", "unheard-of", "tokenizer.ggml.pre is 'unheard-of', which is unknown here"),
         ("pre", 7, "tokenizer.ggml.pre is 7"),
-        ("tokens", [], "tokenizer.ggml.tokens is missing or empty"),
+        ("tokens", [], "tokenizer.ggml.tokens is missing or empty; use another"),
         ("tokens", [1, 2], "tokenizer.ggml.tokens is not a list of str"),
         ("token_type", [1], "tokenizer.ggml.token_type has 1 entries for 259"),
         ("merges", ["a b", "ab zz"], "tokenizer.ggml.merges has 'a b', which is no pair of tokens"),
