@@ -38,12 +38,9 @@ def pack(
     in the dtypes that blocks have them in."""
     codes = codes.contiguous().view(torch.uint8).unflatten(1, (-1, format.values))
     count = codes.shape[1]
+    groups = torch.arange(count) * format.values // group
     fields = [
-        each.repeat_interleave(group // format.values, dim=1)[:, :count, None]
-        .contiguous()
-        .view(torch.uint8)
-        for each in (scales, offsets)
-        if each is not None
+        each[:, groups, None].view(torch.uint8) for each in (scales, offsets) if each is not None
     ]
     return torch.cat([*fields, _packed(codes, bits)], dim=-1).flatten(1)
 
