@@ -261,7 +261,7 @@ class _Finder:
             expected = (-(-outputs // height), -(-inputs // size))
             if squeezed != tuple(each for each in expected if each != 1):
                 raise self._wrong(scales, f"{list(expected)}, by {self._how.key}")
-        elif len(shape) == 2 and shape[0] == outputs and inputs % shape[1] == 0:
+        elif len(shape) == 2 and shape[0] == outputs and shape[1] and inputs % shape[1] == 0:
             height, size = 1, inputs // shape[1]
         else:
             raise self._wrong(

@@ -124,6 +124,7 @@ def nothing(_: Tensors) -> None:
         ("modelopt nvfp4", put("weight_scale_2", torch.ones(2)), {}, "[2], but the weights beside"),
         ("modelopt nvfp4", put("weight_scale_2", torch.ones(0)), {}, "imply one number"),
         ("fp8 tensor", put("weight", torch.ones(1, 0).to(FP8)), {}, "imply some outputs and input"),
+        ("fp8 channel", put("weight_scale", torch.ones(128, 0)), {}, "one for all, or for each of"),
         ("compressed int4", put("weight_scale", torch.ones(128, 50)), {}, "equal groups of 64 inp"),
         ("compressed int4", put("weight_shape", torch.tensor([5, 64])), {}, "imply 5 outputs, by "),
         ("compressed int4", nothing, {"sparsity_config": [1]}, "sparsity_config is [1]; supported"),
