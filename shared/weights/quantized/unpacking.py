@@ -16,7 +16,9 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [n, I] of words [n, W], one after the other from the lowest bit on."""
-    return stream(words.contiguous().view(torch.uint8), bits)
+    # Of a single column, contiguous() keeps any stride.
+    count, width = words.shape
+    return stream(words.flatten().view(torch.uint8).view(count, width * words.element_size()), bits)
 
 
 def interleaved(words: torch.Tensor) -> torch.Tensor:
@@ -40,7 +42,9 @@ def pack(
     count = codes.shape[1]
     groups = torch.arange(count) * format.values // group
     fields = [
-        each[:, groups, None].view(torch.uint8) for each in (scales, offsets) if each is not None
+        each.index_select(1, groups)[..., None].view(torch.uint8)
+        for each in (scales, offsets)
+        if each is not None
     ]
     return torch.cat([*fields, _packed(codes, bits)], dim=-1).flatten(1)
 
