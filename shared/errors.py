@@ -36,6 +36,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
+def in_line(value: object) -> str:
+    """A value for a message, without quotes if that is short and printable."""
+    text = str(value)
+    return text if text.isprintable() and len(text) <= _MOST_SHOWN else shown(text)
+
+
 class TandemError(Exception):
     """Base of every error that Tandem raises on purpose."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from ..errors import ModelError, shown
+from ..errors import ModelError, in_line, shown
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     DynamicScaling,
@@ -82,7 +82,7 @@ class Config:
 
     def table(self, key: str, values: dict[str, Any]) -> Config:
         """A table inside this config, with keys of its own."""
-        return Config(values, f"{self.file}: {key}", self._ignored, self.max_model_len)
+        return Config(values, f"{self.file}: {in_line(key)}", self._ignored, self.max_model_len)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or the default if the key is missing or null."""
@@ -101,7 +101,8 @@ class Config:
         value = self.get(key, default)
         most = _MOST_PARTS.get(key, _LARGEST)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            known = "a positive integer" + (f" up to {most}" if most < _LARGEST else "")
+            huge = isinstance(value, int) and value > most
+            known = "a positive integer" + (f" up to {most}" if huge or most < _LARGEST else "")
             raise self.refusal(key, value, known)
         if at_most is not None and value > at_most:
             raise self.refusal(key, value, f"at most {at_most}")
@@ -140,7 +141,7 @@ class Config:
         value = self.get(key, default)
         if value not in supported:
             raise self.refusal(key, value, " or ".join(repr(item) for item in supported))
-        return value
+        return supported[supported.index(value)]  # 4 where a file has 4.0
 
     def token_ids(self, key: str) -> tuple[int, ...]:
         """One token id, several, or none."""
@@ -164,6 +165,14 @@ class Config:
             raise self.refusal(key, value, f"a list of {count} numbers")
         table = self.table(key, {str(index): item for index, item in enumerate(value)})
         return tuple(table.number(str(index)) for index in range(count))
+
+    def matrix(self, key: str) -> tuple[int, int]:
+        """A list of two positive integers: outputs and inputs."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != 2:
+            raise self.refusal(key, value, "a list of two sizes, such as [128, 128]")
+        sizes = self.table(key, {"outputs": value[0], "inputs": value[1]})
+        return sizes.integer("outputs"), sizes.integer("inputs")
 
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ModelError
+from ..errors import ModelError, in_line
 from .config import Config
 
 # Keys of a config.json: of transformers, of MLX, and of older compressed-tensors.
@@ -101,8 +101,8 @@ def _described(key: str, how: Any) -> str:
         return "not named"
     inner = how.get("quantization")
     how = {**how, **(inner if isinstance(inner, dict) else {})}
-    name = _name(key, how) or "not named"
-    details = [f"{detail} {how[detail]}" for detail in _DETAILS if how.get(detail)]
+    name = in_line(_name(key, how) or "not named")
+    details = [f"{detail} {in_line(how[detail])}" for detail in _DETAILS if how.get(detail)]
     return f"{name}: {', '.join(details)}" if details else name
 
 
@@ -114,13 +114,7 @@ def _fp8(config: Config) -> Quantization:
 
 def _block(config: Config, key: str) -> tuple[int, int] | None:
     """The outputs and inputs that share a scale."""
-    value = config.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise config.refusal(key, value, "a list of two sizes, such as [128, 128]")
-    sizes = config.table(key, {"outputs": value[0], "inputs": value[1]})
-    return sizes.integer("outputs"), sizes.integer("inputs")
+    return None if config.get(key) is None else config.matrix(key)
 
 
 def _modelopt(config: Config) -> Quantization:
@@ -148,9 +142,7 @@ def _kv_dtype(config: Config) -> str:
         if algorithm in (None, "FP8"):
             return "" if algorithm is None else _E4M3
         return f"{place}: KV by kv_cache_quant_algo {algorithm}"
-    if not isinstance(scheme, dict):
-        raise config.refusal("kv_cache_scheme", scheme, "a table")
-    table = config.table("kv_cache_scheme", scheme)
+    table = _table(config, "kv_cache_scheme")
     found = {
         "type": table.get("type", "int"),
         "num_bits": table.get("num_bits", 8),
@@ -161,6 +153,14 @@ def _kv_dtype(config: Config) -> str:
         return _E4M3
     described = ", ".join(f"{key} {value}" for key, value in found.items())
     return f"{place}: KV by kv_cache_scheme {described}"
+
+
+def _table(config: Config, key: str) -> Config:
+    """The table of a key, empty if the key is missing."""
+    values = config.get(key, {})
+    if not isinstance(values, dict):
+        raise config.refusal(key, values, "a table")
+    return config.table(key, values)
 
 
 def _gptq(config: Config) -> Quantization:
@@ -193,8 +193,7 @@ def _awq(config: Config) -> Quantization:
 
 def _compressed(config: Config) -> Quantization:
     config.one_of("format", _FORMATS, "dense")
-    sparsity = config.get("sparsity_config") or {}
-    config.table("sparsity_config", sparsity).one_of("format", ("dense",), "dense")
+    _table(config, "sparsity_config").one_of("format", ("dense",), "dense")
     if config.get("transform_config"):
         raise config.refusal("transform_config", config.values["transform_config"], "none")
     groups = config.get("config_groups", {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .safetensors_folder import SafetensorsFolder
 
 _SCALE = re.compile(r"\.(?:(k|v|kv)_scale|(k|v)_proj\.output_scale)$")
 _ZERO_POINT = re.compile(r"\.[kv]_zero_point$")
+_SAVED_IN = ("BF16", "F16", "F32", "F64", "F8_E4M3", "I8", "U8", "I32", "I64")
 _REMEDY = "use --kv-cache-dtype bfloat16 or int8, which need no scales of a checkpoint"
 
 
@@ -46,7 +48,7 @@ def read_kv_scales(
             text = unwrapped(tensor) if family.wrapped else tensor
             if text is None or layer_of(text) >= len(spec.layers):
                 continue
-            if _ZERO_POINT.search(text) and folder.whole(tensor).any():
+            if _ZERO_POINT.search(text) and _whole(folder, tensor).any():
                 raise ModelError(
                     f"{path}: {tensor} is not zero: KV that is quantised asymmetrically is not "
                     f"supported; {_REMEDY}"
@@ -63,14 +65,23 @@ def read_kv_scales(
     return scales if any(scale != 1.0 for layer in scales for scale in layer) else UNSCALED
 
 
-def _scale(folder: SafetensorsFolder, tensor: str) -> float:
-    values: Any = folder.whole(tensor)
-    if values.numel() != 1:
+def _whole(folder: SafetensorsFolder, tensor: str) -> Any:
+    """A tensor in fp32."""
+    if (dtype := folder.dtype(tensor)) not in _SAVED_IN:
         raise ModelError(
-            f"{folder.path}: {tensor} has {values.numel()} scales; KV in fp8 has one for all heads "
+            f"{folder.path}: {tensor} is saved in {dtype}; supported: {', '.join(_SAVED_IN)}; "
+            f"{_REMEDY}"
+        )
+    return folder.whole(tensor).float()
+
+
+def _scale(folder: SafetensorsFolder, tensor: str) -> float:
+    if (count := prod(folder.shape(tensor))) != 1:
+        raise ModelError(
+            f"{folder.path}: {tensor} has {count} scales; KV in fp8 has one for all heads "
             f"of a layer; {_REMEDY}"
         )
-    scale = float(values.float().reshape(()))
+    scale = float(_whole(folder, tensor))
     if not 0 < scale < math.inf:
         raise ModelError(
             f"{folder.path}: {tensor} is {scale:g}; a scale is positive and finite; {_REMEDY}"

@@ -29,9 +29,11 @@ PROMPT_TOKENS = 31
 # Quantised weights beside those that they were made of differ by 1e-2 in the first layer and 0.12
 # in the last in Q8_0, by 3e-2 and 0.31 in Q6_K, by 0.17 and 0.9 in four bits.
 # Those of other methods differ by half to three quarters of the limits of GGUF's formats with as
-# many bits; FP8, which rounds weights by 2**-4, differs as Q6_K. Three bits differ by 1.2 in the
-# last layer, two by 1.55, so that their first layers judge.
-# Other weights or another layout differ by about 1.5.
+# many bits; FP8, which rounds weights by 2**-4, differs as Q6_K. Three bits, and four whose
+# scales are powers of two, differ by 1.2 in the last layer, two by 1.55, so that their first layers
+# judge. Other weights or another layout differ by about 1.5.
+# One bit, ternary digits, and two bits with one scale for 64 of them differ by 0.8 to 1.25 in the
+# first layer, where other weights differ by 1.3 to 1.8, and by up to 2 in the others.
 _FIRST_LAYER = {
     "float32": 1e-4,
     "float16": 2.0**-8,
@@ -45,8 +47,9 @@ _FIRST_LAYER = {
     "FP8": 3 * 2.0**-4,
     "Q4_1": 0.5,
     "Q4_0": 0.5,
-    **dict.fromkeys(("Q3_K", "INT3", "IQ3_XXS", "IQ3_S"), 0.75),
+    **dict.fromkeys(("Q3_K", "INT3", "MXFP4", "IQ3_XXS", "IQ3_S"), 0.75),
     **dict.fromkeys(("Q2_K", "INT2", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M"), 1.0),
+    **dict.fromkeys(("Q2_0", "Q1_0", "TQ1_0", "TQ2_0"), 1.25),
 }
 # Formats of weights without a limit of their own have four bits or more.
 _OTHERS = "Q4_0"
@@ -57,8 +60,8 @@ _OTHERS = "Q4_0"
 _ROUTED_PART = 0.1
 # In models of any depth, the difference that another layout makes must stay above the limit.
 _MOST = 0.75
-# By the limit of the first layer: in four bits, three, and two.
-_MOST_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75}
+# By the limit of the first layer: in four bits, three, two, and fewer.
+_MOST_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}
 # Never divide by zero, the limit of an all-zero layer.
 _SMALLEST = 1e-30
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _BIAS = re.compile(r"\.bias$")
+_BIASES = ("F16", "BF16", "F32")
 
 
 class QuantizedFolder:
@@ -109,7 +110,9 @@ class QuantizedFolder:
 
     def spare(self, name: str) -> bool:
         """See ``WeightSource``. GPTQ's libraries add biases to all that they quantise."""
-        return self._adds_bias(name) and not bool(self._folder.whole(name).any())
+        if not self._adds_bias(name) or self._folder.dtype(name) not in _BIASES:
+            return False
+        return not bool(self._folder.whole(name).any())
 
     def _adds_bias(self, name: str) -> bool:
         weight = _BIAS.sub(".weight", name)

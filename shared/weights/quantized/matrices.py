@@ -5,17 +5,17 @@ Loads torch only when a matrix is read.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ....kernels.block_formats import MXFP4, Q4_0, Q8_0, BlockFormat, Offset, Scale, group_format
 from ...errors import ModelError
 from ...models.quantization import Quantization
 from ..safetensors_folder import SafetensorsFolder
+from .quant_state import LONGEST, QuantState, read_quant_state
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,8 @@ _FP8, _REMEDY = "F8_E4M3", "download the model again, or use another version of 
 _SCALES = ("F16", "BF16", "F32")
 # Values that a longer group's scale is repeated after, so that ranks can cut between them.
 _LONGEST_RUN = 128
+# Far above any model's, each of which takes memory before its weights are read.
+_MOST_EXPERTS = 1 << 14
 # The experts of a layer in one tensor, in MLX's names.
 _MLX_EXPERTS = re.compile(r"\.switch_mlp\.")
 
@@ -93,9 +95,11 @@ class _Finder:
         if bits not in (2, 3, 4, 8) or height * 32 != inputs * bits:
             raise self._wrong(words, f"{inputs} inputs, of {how.key}: bits {how.bits}")
         count = self._matrix(scales, *_SCALES, width=outputs)[0]
-        size = inputs if how.group_size == -1 else how.group_size
+        size = self._group_size(inputs)
         if count != -(-inputs // size):
             raise self._wrong(scales, f"{-(-inputs // size)} groups of {size} inputs")
+        if outputs * bits % 32:
+            raise self._wrong(words, f"outputs in whole words of {bits} bits each")
         self._matrix(zeros, "I32", height=count, width=outputs * bits // 32)
         if has_groups:
             self._expect(groups, "I32", (inputs,))
@@ -125,11 +129,10 @@ class _Finder:
         return Matrix((outputs, inputs), format, (words, zeros, scales, groups), blocks, order)
 
     def _awq(self, stem: str) -> Matrix:
-        how = self._how
         words, zeros, scales = (f"{stem}.{each}" for each in ("qweight", "qzeros", "scales"))
         inputs, width = self._matrix(words, "I32")
         outputs = 8 * width
-        size = inputs if how.group_size == -1 else how.group_size
+        size = self._group_size(inputs)
         count = -(-inputs // size)
         self._matrix(scales, *_SCALES, height=count, width=outputs)
         self._matrix(zeros, "I32", height=count, width=width)
@@ -163,11 +166,15 @@ class _Finder:
         if bits == 0:
             raise self._wrong(words, f"no integers, by {how.key}")
         count = self._matrix(scales, *_SCALES, height=outputs)[1]
-        inputs = self._inputs_of_words(shape, width * 32 // bits)
-        if -(-inputs * bits // 32) != width or not count:
+        inputs = self._inputs_of_words(shape, words, width * 32 // bits)
+        if -(-inputs * bits // 32) != width:
             raise self._wrong(words, f"{inputs} inputs in {bits} bits")
         size = -(-inputs // count)
+        if -(-inputs // size) != count:
+            raise self._wrong(scales, f"equal groups of {inputs} inputs")
         has_zeros, has_groups = zeros in self._names, groups in self._names
+        if has_groups:
+            self._expect(groups, "I32", (inputs,))
         format = self._integers(bits, size, inputs, scales, symmetric=not has_zeros)
 
         def order() -> torch.Tensor | None:
@@ -189,12 +196,16 @@ class _Finder:
             (outputs, inputs), format, (words, scales, zeros, shape, groups), blocks, order
         )
 
-    def _inputs_of_words(self, shape: str, most: int) -> int:
+    def _inputs_of_words(self, shape: str, words: str, most: int) -> int:
         """The inputs that the last word of a row may have more room than; of a header without the
         rest of a file, so many."""
         self._expect(shape, self._dtype(shape, "I64", "I32"), (2,))
-        inputs = int(self._folder.whole(shape)[1])
-        return inputs or most
+        outputs, inputs = (int(each) for each in self._folder.whole(shape))
+        if not outputs and not inputs:
+            return most
+        if outputs != self._folder.shape(words)[0]:
+            raise self._wrong(words, f"{outputs} outputs, by {shape}")
+        return inputs
 
     def _zero_points(
         self, name: str, shape: tuple[int, int], bits: int, first: int, end: int
@@ -249,7 +260,7 @@ class _Finder:
             expected = (-(-outputs // height), -(-inputs // size))
             if squeezed != tuple(each for each in expected if each != 1):
                 raise self._wrong(scales, f"{list(expected)}, by {self._how.key}")
-        elif len(shape) == 2 and shape[0] == outputs and inputs % shape[1] == 0:
+        elif len(shape) == 2 and shape[0] == outputs and shape[1] and inputs % shape[1] == 0:
             height, size = 1, inputs // shape[1]
         else:
             raise self._wrong(
@@ -281,7 +292,7 @@ class _Finder:
                 f"{names[1]} beside it: {_REMEDY}"
             )
         turned = self._is_turned(stem)
-        experts, *sides = self._folder.shape(weight)
+        experts, *sides = self._experts(weight)
         outputs, inputs = sides[::-1] if turned else sides
         height, size, grid = self._stacked_scales(scales, experts, outputs, inputs, turned)
         format = self._e4m3(size, inputs)
@@ -362,13 +373,15 @@ class _Finder:
         outputs, inputs = self._matrix(weight, "I8")
         shape = self._folder.shape(scales)
         self._dtype(scales, *_SCALES)
-        each = prod(shape) > 1
-        if each and (shape[0] != outputs or inputs % (prod(shape) // outputs)):
+        each = prod(shape) != 1
+        count = max(1, prod(shape) // outputs)
+        if each and (shape[0] != outputs or prod(shape) != outputs * count or inputs % count):
             raise self._wrong(scales, f"one for all, or for each of {outputs} outputs")
-        count = prod(shape) // outputs if each else 1
         has_zeros = zeros in self._names
-        if has_zeros and prod(self._folder.shape(zeros)) != prod(shape):
-            raise self._wrong(zeros, f"as many as {scales}")
+        if has_zeros:
+            self._dtype(zeros, "I8")
+            if prod(self._folder.shape(zeros)) != prod(shape):
+                raise self._wrong(zeros, f"as many as {scales}")
         format = self._integers(8, inputs // count, inputs, scales, symmetric=not has_zeros)
 
         def of(name: str, first: int, end: int) -> torch.Tensor:
@@ -392,8 +405,12 @@ class _Finder:
     def _nvfp4(self, weight: str, scales: str, whole: str) -> Matrix:
         outputs, width = self._matrix(weight, "U8")
         inputs = 2 * width
+        if inputs % 16:
+            raise self._wrong(weight, "groups of 16 inputs in 4 bits")
         self._matrix(scales, _FP8, height=outputs, width=inputs // 16)
         self._dtype(whole, "F32")
+        if prod(self._folder.shape(whole)) != 1:
+            raise self._wrong(whole, "one number")
         format = group_format("e2m1", 4, 16, "F32")
         divides = whole.endswith("weight_global_scale")
 
@@ -431,22 +448,25 @@ class _Finder:
         return Matrix((outputs, inputs), format, (weight, scales, kind), blocks)
 
     def _four_bits(self, weight: str) -> Matrix:
-        state, kind = self._state(weight)
-        shape, size = state["shape"], state["blocksize"]
-        outputs, inputs = shape
-        self._dtype(weight, "U8")
-        if 2 * prod(self._folder.shape(weight)) != outputs * inputs or inputs % 2:
-            raise self._wrong(weight, f"{outputs} x {inputs} values of 4 bits")
         absmax, levels = f"{weight}.absmax", f"{weight}.quant_map"
         nested, more = f"{weight}.nested_absmax", f"{weight}.nested_quant_map"
-        count = -(-outputs * inputs // size)
         is_nested = nested in self._names
+        self._dtype(weight, "U8")
+        self._dtype(absmax, "U8" if is_nested else "F32")
+        state, kind = self._state(weight, is_nested)
+        (outputs, inputs), size = state.shape, state.blocksize
+        shape = self._folder.shape(weight)
+        if 2 * prod(shape) != outputs * inputs or prod(shape[1:]) != 1 or inputs % 2:
+            raise self._wrong(weight, f"{outputs} x {inputs} values of 4 bits")
+        count = -(-outputs * inputs // size)
         self._expect(absmax, "U8" if is_nested else "F32", (count,))
         self._expect(levels, "F32", (16,))
         if is_nested:
             self._expect(more, "F32", (256,))
-            self._expect(nested, "F32", (-(-count // state["nested_blocksize"]),))
+            self._expect(nested, "F32", (-(-count // state.nested_blocksize),))
         run = _run(size, inputs)
+        if run % 2:
+            raise self._wrong(absmax, f"scales of whole bytes, not of {size} values of 4 bits")
         format = group_format(kind, 4, run, "F32")
 
         def blocks(first: int, end: int) -> torch.Tensor:
@@ -464,49 +484,40 @@ class _Finder:
             codes = codes.unflatten(1, (-1, 2)).flip(-1).flatten(1)
             largest = self._folder.whole(absmax)
             if is_nested:
-                outer = self._folder.whole(nested).repeat_interleave(state["nested_blocksize"])
+                outer = self._folder.whole(nested)[torch.arange(count) // state.nested_blocksize]
                 inner = self._folder.whole(more)[largest.int()]
-                largest = inner * outer[:count] + state["nested_offset"]
+                largest = inner * outer + state.nested_offset
             return pack(format, codes, 4, run, of_flat(largest, size, first, end, inputs, run))
 
         tensors = (weight, absmax, levels, nested, more, f"{weight}.{_STATE}{kind}")
         return Matrix((outputs, inputs), format, tensors, blocks)
 
-    def _state(self, weight: str) -> tuple[dict[str, Any], Any]:
-        for kind in ("nf4", "fp4"):
+    def _state(self, weight: str, is_nested: bool) -> tuple[QuantState, Literal["nf4", "fp4"]]:
+        kinds: tuple[Literal["nf4", "fp4"], ...] = ("nf4", "fp4")
+        for kind in kinds:
             name = f"{weight}.{_STATE}{kind}"
             if name not in self._names:
                 continue
             self._dtype(name, "U8")
+            shape = self._folder.shape(name)
+            if len(shape) != 1 or shape[0] > LONGEST:
+                raise self._wrong(name, f"a text of up to {LONGEST} bytes")
             content = bytes(self._folder.whole(name).tolist())
             if not any(content) and not self._folder.whole(f"{weight}.absmax").any():
                 return self._state_of_header(weight), kind
-            try:
-                state = json.loads(content)
-                shape, size = [int(each) for each in state["shape"]], int(state["blocksize"])
-                if len(shape) != 2 or min(*shape, size) <= 0:
-                    raise ValueError("shape")
-                numbers = {"nested_blocksize": 256, "nested_offset": 0.0} | state
-                return {**numbers, "shape": shape, "blocksize": size}, kind
-            except (ValueError, KeyError, TypeError) as error:
-                raise ModelError(
-                    f"{self._folder.path}: {name} is not a valid description ({error}): {_REMEDY}"
-                ) from error
+            return read_quant_state(content, f"{self._folder.path}: {name}", kind, is_nested), kind
         raise self._lacks(weight, f"weight.{_STATE}nf4")
 
-    def _state_of_header(self, weight: str) -> dict[str, Any]:
+    def _state_of_header(self, weight: str) -> QuantState:
         """What a header without the rest of a file tells: how many neighbours share a scale, which
         is a power of two, but not how long the rows are of a matrix that is stored flat."""
         values = 2 * prod(self._folder.shape(weight))
         count = prod(self._folder.shape(f"{weight}.absmax"))
         nested = f"{weight}.nested_absmax"
         outer = prod(self._folder.shape(nested)) if nested in self._names else 1
-        return {
-            "shape": [1, values],
-            "blocksize": _power_of_two(values, count),
-            "nested_blocksize": _power_of_two(count, outer),
-            "nested_offset": 0.0,
-        }
+        return QuantState(
+            (1, values), _power_of_two(values, count), _power_of_two(count, outer), 0.0
+        )
 
     def _mlx(self, stem: str) -> Iterator[tuple[str, Matrix]]:
         weight, scales = f"{stem}.weight", f"{stem}.scales"
@@ -520,7 +531,7 @@ class _Finder:
             return
         if len(shape) != 3 or not _MLX_EXPERTS.search(stem):
             raise self._wrong(weight, "two dimensions")
-        for index in range(shape[0]):
+        for index in range(self._experts(weight)[0]):
             name = _MLX_EXPERTS.sub(f".experts.{index}.", stem)
             yield f"{name}.weight", self._mlx_matrix(stem, index)
 
@@ -562,7 +573,7 @@ class _Finder:
         shape = self._folder.shape(codes)
         if len(shape) != 4 or shape[-1] != 16:
             raise self._wrong(codes, "experts, outputs, groups of 16 bytes")
-        experts, outputs, groups, _ = shape
+        experts, outputs, groups, _ = self._experts(codes)
         self._dtype(codes, "U8")
         self._expect(scales, "U8", (experts, outputs, groups))
         before, _, name = stem.rpartition(".")
@@ -581,6 +592,11 @@ class _Finder:
             )
 
     # What tensors must be.
+
+    def _group_size(self, inputs: int) -> int:
+        """The inputs of a row that share a scale."""
+        size = self._how.group_size
+        return inputs if size == -1 else min(size, inputs)
 
     def _integers(
         self, bits: int, size: int, inputs: int, scales: str, symmetric: bool
@@ -621,9 +637,18 @@ class _Finder:
         self._dtype(name, *dtypes)
         shape = self._folder.shape(name)
         if len(shape) != 2 or height not in (None, shape[0]) or width not in (None, shape[1]):
-            known = [each if each is not None else "..." for each in (height, width)]
-            raise self._wrong(name, str(known))
+            known = ["..." if each is None else str(each) for each in (height, width)]
+            raise self._wrong(name, f"[{', '.join(known)}]")
+        if 0 in shape:
+            raise self._wrong(name, "some outputs and inputs")
         return shape[0], shape[1]
+
+    def _experts(self, name: str) -> tuple[int, ...]:
+        """The shape of the weights of several experts."""
+        shape = self._folder.shape(name)
+        if 0 in shape or shape[0] > _MOST_EXPERTS:
+            raise self._wrong(name, f"up to {_MOST_EXPERTS} experts that have weights")
+        return shape
 
     def _expect(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         self._dtype(name, dtype)

@@ -16,7 +16,9 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [n, I] of words [n, W], one after the other from the lowest bit on."""
-    return stream(words.contiguous().view(torch.uint8), bits)
+    # Of a single column, contiguous() keeps any stride.
+    count, width = words.shape
+    return stream(words.flatten().view(torch.uint8).view(count, width * words.element_size()), bits)
 
 
 def gptq_zeros(words: torch.Tensor, bits: int, *, less_one: bool) -> torch.Tensor:
@@ -51,10 +53,9 @@ def pack(
     in the dtypes that blocks have them in."""
     codes = codes.contiguous().view(torch.uint8).unflatten(1, (-1, format.values))
     count = codes.shape[1]
+    groups = torch.arange(count) * format.values // group
     fields = [
-        each.repeat_interleave(group // format.values, dim=1)[:, :count, None]
-        .contiguous()
-        .view(torch.uint8)
+        each.index_select(1, groups)[..., None].view(torch.uint8)
         for each in (scales, offsets)
         if each is not None
     ]

@@ -3,7 +3,7 @@ V."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,18 @@ class CanaryOfRunners:
             exact_layers=exact_layers or layers_before_routing(spec),
         )
         return worst_difference(cache, compare).ratio
+
+
+def ratios(
+    senders: Iterable[ModelRunner], receiver: ModelRunner, formats: Iterable[str]
+) -> list[float]:
+    """That of each sender beside a receiver whose weights are in ``formats``."""
+    found = []
+    for sender in senders:
+        canary = CanaryOfRunners(sender, receiver)
+        canary.formats += formats
+        found.append(canary.ratio())
+    return found
 
 
 @pytest.mark.parametrize("there", ATOL)

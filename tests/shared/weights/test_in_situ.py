@@ -10,6 +10,7 @@ import torch
 
 from tandem.kernels.block_formats import BLOCK_FORMATS, Q8_0
 from tandem.shared.config import EngineConfig
+from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.errors import ModelError
 from tandem.shared.models.layers.linear_method import QuantizedMethod
 from tandem.shared.models.parallel import TensorParallel
@@ -18,7 +19,7 @@ from tandem.shared.weights.in_situ import InSitu
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import open_source, read_spec
-from tandem.tests.shared.models.test_kv_formats import CanaryOfRunners
+from tandem.tests.shared.models.test_kv_formats import ratios
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_quantized
@@ -119,26 +120,12 @@ def test_rows_of_no_whole_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_canary_allows_for_one_side_that_is_quantised(tmp_path: Path, kind: str) -> None:
-    for seed in (0, 1):
-        tiny_models.build(
-            "qwen3", tmp_path / str(seed), seed=seed, dtype="bfloat16", num_hidden_layers=12, **WIDE
-        )
-    same, other, quantised = (
-        build_runner(path, dtype="bfloat16", block_size=size, num_blocks=24, isq=isq)
-        for path, size, isq in (
-            (tmp_path / "0", 8, None),
-            (tmp_path / "1", 8, None),
-            (tmp_path / "0", 4, kind),
-        )
-    )
-    ratios = []
-    for sender in (same, other):
-        canary = CanaryOfRunners(sender, quantised)
-        canary.formats += InSitu(kind, read_spec(tmp_path / "0")).names()
-        ratios.append(canary.ratio())
-    print(kind, ratios)
-    assert ratios[0] < 1 < ratios[1]
+def test_the_canary_allows_for_one_side_that_is_quantised(
+    deep: Path, senders: tuple[ModelRunner, ModelRunner], kind: str
+) -> None:
+    quantised = build_runner(deep, dtype="bfloat16", block_size=4, num_blocks=24, isq=kind)
+    same, other = ratios(senders, quantised, InSitu(kind, read_spec(deep)).names())
+    assert same < 1 < other
 
 
 def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:

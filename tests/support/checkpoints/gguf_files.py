@@ -19,6 +19,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file, save_file
 
+from tandem.kernels.block_codes import IQ4
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.random_blocks import random_weight
@@ -236,8 +237,8 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str
 
 
 def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
-    if kind is Type.Q6_K:
-        return quantise_q6_k(weight)
+    if own := _QUANTISERS.get(kind):
+        return own(weight)
     try:
         return np.array(gguf.quants.quantize(weight, kind))
     except NotImplementedError:
@@ -263,6 +264,34 @@ def quantise_q6_k(weight: np.ndarray) -> np.ndarray:
     highs = np.bitwise_or.reduce(high << shifts, axis=2).reshape(-1, 64)
     parts = [lows, highs, scales.astype(np.int8).view(np.uint8), scale[:, None].view(np.uint8)]
     return np.concatenate(parts, axis=1).reshape(*weight.shape[:-1], -1)
+
+
+def quantise_iq4_nl(weight: np.ndarray) -> np.ndarray:
+    """IQ4_NL by the largest value of each 32, which gets the code of the least number."""
+    groups = weight.reshape(-1, 32)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[:, None], 1)
+    scale = (largest / IQ4[0]).astype(np.float16)
+    codes = np.abs(groups[..., None] - scale[..., None] * np.array(IQ4, np.float32)).argmin(-1)
+    halves = codes[:, :16] | codes[:, 16:] << 4
+    blocks = np.concatenate([scale.view(np.uint8), halves.astype(np.uint8)], axis=1)
+    return blocks.reshape(*weight.shape[:-1], -1)
+
+
+def quantise_q1_0(weight: np.ndarray) -> np.ndarray:
+    """Q1_0: signs, and the mean of 128 values without theirs."""
+    groups = weight.reshape(-1, 128)
+    scale = np.abs(groups).mean(-1, keepdims=True).astype(np.float16)
+    signs = np.packbits(groups >= 0, axis=1, bitorder="little")
+    blocks = np.concatenate([scale.view(np.uint8), signs], axis=1)
+    return blocks.reshape(*weight.shape[:-1], -1)
+
+
+# Of types that the library only reads.
+_QUANTISERS = {
+    Type.Q6_K: quantise_q6_k,
+    Type.IQ4_NL: quantise_iq4_nl,
+    Type.Q1_0: quantise_q1_0,
+}
 
 
 def _numbers(tensor: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.shared.handoff.plane.canary import (
     Difference,
     canary_prompt,
@@ -144,6 +145,8 @@ def test_the_coarsest_format_counts_and_one_that_is_not_known_has_four_bits() ->
     assert coarsest(["bfloat16", "Q8_0", "Q6_K"]) == "Q6_K"
     assert coarsest(["float32", "IQ4_XS"]) == "Q4_0"
     assert coarsest(["Q4_1", "Q2_K", "NF4"]) == "Q2_K"
+    for name, format in BLOCK_FORMATS.items():
+        assert 8 * format.nbytes / format.values > 4 or coarsest([name, "Q4_0"]) == name
 
 
 def test_the_prompt_is_the_same_everywhere_and_fits() -> None:

@@ -102,6 +102,11 @@ NEW: dict[str, dict[str, Any]] = {
     "stablelm_parallel": {},
     "starcoder2": {"sliding_window": None},
 }
+WIDE_EXPERTS: dict[str, Any] = {
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 1,
+}
 LLAMA3 = tiny_models.MODELS["llama"][1]["rope_parameters"]
 
 
@@ -197,15 +202,29 @@ def test_a_file_is_the_model_of_its_folder(tmp_path: Path, name: str) -> None:
     assert_logits(file, folder)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "gpt_oss", "mixtral"])
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    ("name", "kind", "sizes"),
+    [
+        *((name, "Q8_0", {}) for name in ("deepseek_v2", "gpt_oss", "mixtral")),
+        *((name, "Q4_0", {}) for name in ("deepseek_v2", "gpt_oss", "mixtral")),
+        ("gpt_oss", "MXFP4", {"intermediate_size": 64}),
+        ("qwen3_moe", "Q4_K", WIDE_EXPERTS),
+        ("qwen3_moe", "IQ3_XXS", WIDE_EXPERTS),
+    ],
+)
 def test_a_quantised_file_has_the_logits_of_its_weights(
-    tmp_path: Path, name: str, kind: str
+    tmp_path: Path, name: str, kind: str, sizes: dict[str, Any]
 ) -> None:
-    """Where tensors are put together, or experts have biases: against the same file in numbers."""
+    """Where tensors are put together, or experts are stacked or have biases: against the same file
+    in numbers."""
     folder = tmp_path / name
-    tiny_models.build(name, folder, **NEW[name])
-    file = write_gguf(folder, tmp_path / "quantised.gguf", kind)
+    tiny_models.build(name, folder, **NEW.get(name, {}) | sizes)
+    # gpt-oss is published so: its experts in MXFP4.
+    others = {"attn": "Q8_0", "token_embd": "Q8_0", "output": "Q8_0"} if kind == "MXFP4" else {}
+    file = write_gguf(folder, tmp_path / "quantised.gguf", kind, others=others)
+    with open_source(file) as source:
+        matrices = [each for each in source.names() if "ffn_up" in each and "weight" in each]
+        assert {source.dtype(each) for each in matrices} == {kind}
     plain = in_numbers(file, tmp_path / "plain.gguf")
     prompt = list(range(40))
     torch.testing.assert_close(

@@ -13,10 +13,17 @@ from safetensors.torch import load_file, save_file
 
 from tandem.shared.errors import ModelError
 from tandem.shared.weights.load import load_model
+from tandem.tests.shared.weights.gguf.test_models import logits_of
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.checkpoints.quantized_folders import METHODS, Tensors, write_quantized
+from tandem.tests.support.checkpoints.quantized_folders import (
+    FP8,
+    METHODS,
+    Tensors,
+    write_quantized,
+)
 
 Q = "model.layers.0.self_attn.q_proj"
+STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +39,22 @@ def drop(ending: str) -> Callable[[Tensors], None]:
 
 def put(ending: str, value: torch.Tensor) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({f"{Q}.{ending}": value})
+
+
+def state(text: str | None = None, /, **values: Any) -> Callable[[Tensors], None]:
+    """The text of a quant state, or some of its values."""
+
+    def change(tensors: Tensors) -> None:
+        name = f"{Q}.{STATE}"
+        known = json.loads(bytes(tensors[name].tolist()))
+        content = text or json.dumps(known | values)
+        tensors[name] = torch.tensor(list(content.encode()), dtype=torch.uint8)
+
+    return change
+
+
+def both(*changes: Callable[[Tensors], None]) -> Callable[[Tensors], None]:
+    return lambda tensors: void([change(tensors) for change in changes])
 
 
 def void(_: object) -> None:
@@ -73,8 +96,39 @@ def nothing(_: Tensors) -> None:
             "nf4",
             put("weight.quant_state.bitsandbytes__nf4", torch.zeros(9, dtype=torch.uint8)),
             {},
-            "is not a valid description",
+            "quant_state.bitsandbytes__nf4 is not JSON (",
         ),
+        ("nf4", state("[" * 4000), {}, f"{STATE} is not JSON (maximum recursion depth exceeded"),
+        ("nf4", state("[]"), {}, f"{STATE} holds a list, not an object"),
+        ("nf4", state(" " * 5000), {}, f"{STATE} has shape [5000], but "),
+        ("nf4", put(STATE, torch.zeros(2, 2, 2).byte()), {}, f"{STATE} has shape [2, 2, 2], but "),
+        ("nf4", state(quant_type="fp4"), {}, f"{STATE}: quant_type is 'fp4'; supported: 'nf4'"),
+        ("nf4", state(shape=[1e999, 2]), {}, f"{STATE}: shape: outputs is inf; supported: a pos"),
+        ("nf4", state(shape=8192), {}, f"{STATE}: shape is 8192; supported: a list of two sizes"),
+        ("nf4", state(blocksize=1e999), {}, f"{STATE}: blocksize is inf; supported: a positive"),
+        ("nf4", state(blocksize=0), {}, f"{STATE}: blocksize is 0; supported: a positive integer"),
+        ("nf4 nested", state(nested_blocksize=0), {}, f"{STATE}: nested_blocksize is 0; support"),
+        ("nf4 nested", state(nested_blocksize=None), {}, f"{STATE}: nested_blocksize is None; "),
+        ("nf4 nested", state(nested_blocksize=1 << 41), {}, "supported: a positive integer up to"),
+        ("nf4 nested", state(nested_offset="x"), {}, f"{STATE}: nested_offset is 'x'; supported"),
+        ("nf4 nested", state(nested_offset=1e999), {}, "nested_offset is inf; supported: a finite"),
+        ("nf4", put("weight", torch.zeros(64, 64).byte()), {}, "imply 128 x 64 values of 4 bits"),
+        (
+            "nf4",
+            both(state(blocksize=1), put("weight.absmax", torch.ones(128 * 64))),
+            {},
+            "weight.absmax has shape [8192], but the weights beside it and ",
+        ),
+        ("compressed w8a8", put("weight_scale", torch.ones(0, 5)), {}, "imply one for all, or for"),
+        ("compressed w8 zeros", put("weight_zero_point", torch.ones(128, 2)), {}, "saved in F32, "),
+        ("modelopt nvfp4", put("weight_scale_2", torch.ones(2)), {}, "[2], but the weights beside"),
+        ("modelopt nvfp4", put("weight_scale_2", torch.ones(0)), {}, "imply one number"),
+        ("fp8 tensor", put("weight", torch.ones(1, 0).to(FP8)), {}, "imply some outputs and input"),
+        ("fp8 channel", put("weight_scale", torch.ones(128, 0)), {}, "one for all, or for each of"),
+        ("compressed int4", put("weight_scale", torch.ones(128, 50)), {}, "equal groups of 64 inp"),
+        ("compressed int4", put("weight_shape", torch.tensor([5, 64])), {}, "imply 5 outputs, by "),
+        ("compressed int4", nothing, {"sparsity_config": [1]}, "sparsity_config is [1]; supported"),
+        ("fp8 tensor", nothing, {"quant_method": "x\n"}, r"method 'x\n'), "),
         ("int8", put("SCB", torch.ones(3)), {}, "imply [128]"),
         ("mlx 4", drop("scales"), {}, f"{Q}.weight is saved in U32 and has no .scales beside it"),
         ("mlx 4", drop("biases"), {}, f"lacks {Q}.biases, by "),
@@ -101,6 +155,38 @@ def test_a_wrong_folder_is_refused_in_one_line(
         load_model(coded)
     told = str(caught.value)
     assert words in told and "\n" not in told and str(coded) in told
+
+
+def allocated(folder: Path) -> int:
+    """Bytes that torch allocates while a folder is loaded, those that it frees as well."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        load_model(folder)
+    events = profile.profiler.kineto_results.events()
+    return sum(max(0, each.nbytes()) for each in events if each.name() == "[memory]")
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "config"),
+    [
+        ("nf4 nested", state(nested_blocksize=200_000_000), {}),
+        ("gptq 8", nothing, {"group_size": 1 << 40}),
+    ],
+)
+def test_groups_beyond_the_weights_are_all_of_them(
+    tmp_path: Path, folder: Path, method: str, change: Callable[[Tensors], None], config: Any
+) -> None:
+    """And take no memory for what is beyond."""
+    coded, _ = write_quantized(folder, tmp_path, METHODS[method])
+    prompt = list(range(40))
+    expected, needed = logits_of(coded, prompt), allocated(coded)
+    tensors = load_file(coded / "model.safetensors")
+    change(tensors)
+    save_file(tensors, coded / "model.safetensors")
+    values = json.loads((coded / "config.json").read_text())
+    values[METHODS[method].key] |= config
+    (coded / "config.json").write_text(json.dumps(values))
+    assert torch.equal(logits_of(coded, prompt), expected)
+    assert allocated(coded) < 1.1 * needed
 
 
 def test_scales_of_a_cache_in_8_bits_are_passed_over(tmp_path: Path, folder: Path) -> None:

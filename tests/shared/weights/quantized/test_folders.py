@@ -34,6 +34,7 @@ IN_PANELS = (
     *("fp8 blocks", "gptq 4 order", "gptq 8 zeros", "awq", "compressed int4", "nf4 nested"),
     *("compressed nvfp4", "int8", "mlx 4"),
 )
+ONE_HEAD = {"head_dim": 8, "num_key_value_heads": 1, "num_hidden_layers": 1}
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 320}
 
 
@@ -126,6 +127,8 @@ def header_sizes(folder: Path, target: Path) -> list[ParameterSize]:
         ("deepseek_v3", "fp8 tensor", {}),
         ("phi3", "awq", {"num_hidden_layers": 1}),
         ("llama", "mlx 4", {}),
+        # Eight outputs, whose zeros fit into a word.
+        ("llama", "compressed int4 zeros", ONE_HEAD),
     ],
 )
 def test_experts_and_latents_are_those_of_their_numbers(

@@ -1,0 +1,33 @@
+"""A deep model, and runners whose KV is compared with that of its quantised versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.shared.engine.rank.runner import ModelRunner
+from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.runners import build_runner
+
+_DEEP: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12}
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deep") / "model"
+    tiny_models.build("qwen3", folder, dtype="bfloat16", **_DEEP)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def senders(deep: Path) -> tuple[ModelRunner, ModelRunner]:
+    """Of that model, and of one with other weights."""
+    other = deep.with_name("other")
+    tiny_models.build("qwen3", other, seed=1, dtype="bfloat16", **_DEEP)
+    same, different = (
+        build_runner(folder, dtype="bfloat16", block_size=8, num_blocks=24)
+        for folder in (deep, other)
+    )
+    return same, different
