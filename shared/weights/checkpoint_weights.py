@@ -27,7 +27,7 @@ from ..models.weight_names import (
     names_of,
 )
 from .in_situ import InSitu
-from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
+from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, check_complete, tensor_origins
 from .safetensors_folder import torch_dtype
 from .source import WeightSource
 
@@ -46,7 +46,8 @@ class CheckpointWeights:
         in_situ: InSitu | None = None,
         operators: Operators | None = None,
     ) -> None:
-        """``in_situ`` quantises numbers, by the ``operators``."""
+        """``in_situ`` quantises numbers, by the ``operators``. Raises ``ModelError`` for tensors
+        that are missing or unknown."""
         self._source = source
         self._operators = operators or Operators()
         self._in_situ = in_situ
@@ -55,6 +56,8 @@ class CheckpointWeights:
         self._origins = tensor_origins(
             source.names(), names, spec, source.path, family.more_layers, family.wrapped
         )
+        # False for a checkpoint that can embed but not generate.
+        self.has_head = check_complete(self._origins, names, spec, source.path, family.wrapped)
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter, in the checkpoint or once it is loaded; ``None`` for
@@ -74,20 +77,9 @@ class CheckpointWeights:
         origin = self._origins.get(name)
         return None if origin is None else self._source.order(origin.tensor)
 
-    @property
-    def has_head(self) -> bool:
-        """False for a checkpoint that can embed but not generate."""
-        return not lacks_head(self._origins, self._spec, self._source.path)
-
     def fill(self, part: Part) -> None:
-        """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
+        """Fill the slots of a part. Raises ``ModelError`` for wrong tensors."""
         slots = part.weight_slots()
-        missing = sorted(name for name in slots if name not in self._origins)
-        if missing:
-            raise ModelError(
-                f"{self._source.path} lacks {len(missing)} weights ({', '.join(missing[:3])}): "
-                f"{REMEDY}"
-            )
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
