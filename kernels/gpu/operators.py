@@ -9,7 +9,7 @@ import torch
 from ..activations import Activation
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import batched_attention, log_fallback
-from ..block_formats import CODEBOOK_FORMATS
+from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
@@ -19,7 +19,7 @@ from ..scaled import CachedKV
 from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
 from . import decode_trial, quantized_trial, slot_copy_trial
 from .grouped_experts import TritonExperts, stack, stackable
-from .packed_codes import PackedCodes, pack
+from .packed_codes import PackedCodes, pack, takes
 from .scaled_linear import scaled_linear
 
 
@@ -62,6 +62,10 @@ class GpuOperators(Operators):
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
+
+    def has_product(self, format: BlockFormat) -> bool:
+        """Where Triton works."""
+        return takes(format)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
