@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..shared.config import EngineConfig
 from ..shared.engine.device_memory import report
+from ..shared.engine.rank.device import operators_for
+from ..shared.errors import StartupError
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice
 from ..shared.process.cores import share_of_cores
 from ..shared.version import install_command, version
+from ..shared.weights.footprint import ParameterSize
 from ..shared.weights.transfer import in_words
 
 # A package of each extra, by which it is known to be there.
@@ -51,9 +58,7 @@ class Machine:
 
 
 def this_machine(config: EngineConfig) -> Machine:
-    """Look at this machine. torch is loaded for it."""
-    import torch
-
+    """Look at this machine."""
     visible = device_count()
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cpu = report(torch.device(CPU))
@@ -83,13 +88,38 @@ def this_machine(config: EngineConfig) -> Machine:
     )
 
 
-def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, str]:
-    """The kernels that a server here would use, and on a CPU those that it could."""
+def kernels(
+    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize] = ()
+) -> dict[str, Any]:
+    """The kernels that a server here would use, and on a CPU those that it could; also for each
+    format of the parameters that are ``multiplied``. Raises ``StartupError``."""
     if on_gpu:
         triton = find_spec("triton") is not None and config.decode_kernel != "torch"
-        return {"gpu": "triton" if triton else "torch"}
+        used = {"gpu": "triton" if triton else "torch"}
+        return used | _by_format("formats", CUDA, "torch", used["gpu"], multiplied)
     compiled = "compiled" if find_spec("numba") else f"torch only; {install_command('cpu')}"
-    return {"cpu": config.cpu_kernels, "cpu_available": compiled}
+    used = {"cpu": config.cpu_kernels, "cpu_available": compiled}
+    used |= _by_format("formats", CPU, config.cpu_kernels, config.cpu_kernels, multiplied)
+    if config.cpu_kernels == "torch" and find_spec("numba"):
+        with suppress(StartupError):  # numba's library may not load
+            used |= _by_format("formats_available", CPU, "compiled", "compiled", multiplied)
+    return used
+
+
+def _by_format(
+    key: str, device: str, cpu_kernels: str, own: str, multiplied: Iterable[ParameterSize]
+) -> dict[str, Any]:
+    """What multiplies weights of each format: kernels of one's ``own``, or torch."""
+    formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
+    if not formats:
+        return {}
+    operators = operators_for(torch.device(device), cpu_kernels=cpu_kernels)
+    return {
+        key: {
+            name: own if operators.has_product(format) else "torch"
+            for name, format in formats.items()
+        }
+    }
 
 
 def as_text(machine: Machine) -> str:
@@ -117,16 +147,27 @@ def as_text(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def in_sentence(used: dict[str, str]) -> str:
+def in_sentence(used: dict[str, Any]) -> str:
     """The kernels in words."""
+    others = _in_torch(used, "formats")
+    in_torch = f"; torch's for {others}" if others else ""
     if "gpu" in used:
-        triton = "Triton's, compiled on the first start"
-        return triton if used["gpu"] == "triton" else "torch's; Triton's need the extra kernels"
+        if used["gpu"] == "triton":
+            return f"Triton's, compiled on the first start{in_torch}"
+        return "torch's; Triton's need the extra kernels"
     if used["cpu"] == "compiled":
-        return "compiled ones, by numba"
+        return f"compiled ones, by numba{in_torch}"
     if used["cpu_available"] == "compiled":
-        return "torch's; --cpu-kernels compiled has faster ones"
+        without = _in_torch(used, "formats_available")
+        lacking = f", but none for {without} on this CPU" if without else ""
+        return f"torch's; --cpu-kernels compiled has faster ones{lacking}"
     return f"torch's; --cpu-kernels compiled needs {install_command('cpu')}"
+
+
+def _in_torch(used: dict[str, Any], key: str) -> str:
+    """The formats that torch multiplies."""
+    found = [name for name, kind in used.get(key, {}).items() if kind == "torch"]
+    return " and ".join(found) if len(found) < 3 else ", ".join(found)
 
 
 def _installed(package: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..shared.config import EngineConfig
+from ..shared.text.tokenizer import Tokenizer
 from ..shared.weights.obtain import obtain_model
 from ..shared.weights.transfer import in_words
 
@@ -13,7 +14,7 @@ def pull(config: EngineConfig) -> str:
     """Download a model as a server would, once it is known that it can be served. Returns where it
     is, and its size. Raises ``ModelError``."""
     model = obtain_model(config)
-    model.source.tokenizer_files()
+    Tokenizer.load(model.source.tokenizer_files())  # as every router does
     folder = model.path if model.path.is_dir() else model.path.parent
     weights = [folder / file for file in model.source.weight_files()]
     return f"{model.path}  {in_words(size_of(model.path, weights))}"

@@ -53,7 +53,7 @@ SPEC = DecoderSpec(
     tie_embeddings=False,
     max_position=16,
 )
-ATTENTIONS = (
+ATTENTIONS: tuple[AttentionSpec | MLASpec, ...] = (
     LATENT,
     replace(LATENT, q_lora_rank=4),
     replace(ATTENTION, qkv_bias=True, o_bias=True, sinks=True),
@@ -62,7 +62,7 @@ ATTENTIONS = (
     *(replace(ATTENTION, qk_norm=norm, kv_of=0) for norm in (None, QKNorm.HEAD)),
 )
 ROUTER = RouterSpec(experts=2, chosen=1, bias=True, correction=True, expert_scale=True)
-FEED_FORWARDS = (
+FEED_FORWARDS: tuple[DenseSpec | MoESpec, ...] = (
     replace(DENSE, gated=False, bias=True),
     EXPERTS,
     replace(EXPERTS, router=replace(ROUTER, input_norm=True), expert=replace(DENSE, bias=True)),
