@@ -88,38 +88,38 @@ def this_machine(config: EngineConfig) -> Machine:
     )
 
 
-def kernels(
-    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize] = ()
-) -> dict[str, Any]:
-    """The kernels that a server here would use, and on a CPU those that it could; also for each
-    format of the parameters that are ``multiplied``. Raises ``StartupError``."""
+def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
+    """The kernels that a server here would use, and on a CPU those that it could."""
     if on_gpu:
         triton = find_spec("triton") is not None and config.decode_kernel != "torch"
-        used = {"gpu": "triton" if triton else "torch"}
-        return used | _by_format("formats", CUDA, "torch", used["gpu"], multiplied)
+        return {"gpu": "triton" if triton else "torch"}
     compiled = "compiled" if find_spec("numba") else f"torch only; {install_command('cpu')}"
-    used = {"cpu": config.cpu_kernels, "cpu_available": compiled}
-    used |= _by_format("formats", CPU, config.cpu_kernels, config.cpu_kernels, multiplied)
-    if config.cpu_kernels == "torch" and find_spec("numba"):
-        with suppress(StartupError):  # numba's library may not load
-            used |= _by_format("formats_available", CPU, "compiled", "compiled", multiplied)
-    return used
+    return {"cpu": config.cpu_kernels, "cpu_available": compiled}
 
 
-def _by_format(
-    key: str, device: str, cpu_kernels: str, own: str, multiplied: Iterable[ParameterSize]
+def kernels_of(
+    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize]
 ) -> dict[str, Any]:
-    """What multiplies weights of each format: kernels of one's ``own``, or torch."""
+    """As ``kernels``, and what multiplies each format of a model's parameters. Raises
+    ``StartupError`` for kernels that no server here would start with."""
+    used = kernels(config, on_gpu=on_gpu)
+    device = torch.device(CUDA if on_gpu else CPU)
     formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
-    if not formats:
-        return {}
-    operators = operators_for(torch.device(device), cpu_kernels=cpu_kernels)
-    return {
-        key: {
+
+    def by_format(cpu_kernels: str, own: str) -> dict[str, str]:
+        operators = operators_for(
+            device, cpu_kernels=cpu_kernels, decode_kernel=config.decode_kernel
+        )
+        return {
             name: own if operators.has_product(format) else "torch"
             for name, format in formats.items()
         }
-    }
+
+    used["formats"] = by_format(config.cpu_kernels, used["gpu"] if on_gpu else config.cpu_kernels)
+    if formats and used.get("cpu") == "torch" and used["cpu_available"] == "compiled":
+        with suppress(StartupError):  # numba's library may not load
+            used["formats_available"] = by_format("compiled", "compiled")
+    return used
 
 
 def as_text(machine: Machine) -> str:

@@ -36,7 +36,7 @@ from ..shared.weights.obtain import check_files, check_tensors, quantised
 from ..shared.weights.remote_headers import absent_files, with_headers
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
-from .machine import Machine, in_sentence, kernels
+from .machine import Machine, in_sentence, kernels_of
 
 # Parts of a model by what is in the names of their parameters; the first counts.
 _PARTS = (
@@ -72,6 +72,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         tokenizer = _tokenizer(source)
+        used = kernels_of(config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec))
         devices = (machine.cpu,) if on_cpu else machine.gpus
         fits = [_fit(source, spec, dtype, kv_dtype, each, devices, config) for each in devices]
     experts = sum(each.values for each in sizes if _part(each.name) == "experts")
@@ -99,7 +100,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         "kv_dtype": kv_dtype,
         "kv_bytes_per_token": token_bytes(kv_layout(spec, kv_dtype)),
         "fits": fits,
-        "kernels": kernels(config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec)),
+        "kernels": used,
     }
     return ModelReport(about, tuple(_lines(about)))
 
