@@ -64,7 +64,7 @@ class UnsupportedWeightsError(ModelError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return ": ".join(self.args)
+        return "; ".join(self.args)
 
 
 class RequestError(TandemError):

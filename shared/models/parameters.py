@@ -1,7 +1,7 @@
 """The parameters of a decoder by name, as its parts have them. No torch.
 
-The loader refuses a checkpoint without one of them before it builds anything, and fails for one
-that a part has or lacks otherwise: this list and the parts cannot differ.
+A checkpoint without one of them is refused where no torch is loaded. The loader asserts that its
+parts have these and no others.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
 from ..models.layers.part import Part
 from ..models.parallel import WeightSlot
+from ..models.parameters import parameters_of
 from ..models.registry import Family
 from ..models.spec import AttentionSpec, DecoderSpec, LayerSpec
 from ..models.weight_names import (
@@ -58,6 +59,7 @@ class CheckpointWeights:
         )
         # False for a checkpoint that can embed but not generate.
         self.has_head = check_complete(self._origins, names, spec, source.path, family.wrapped)
+        self._unfilled = set(parameters_of(spec, has_head=self.has_head))
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter, in the checkpoint or once it is loaded; ``None`` for
@@ -80,6 +82,8 @@ class CheckpointWeights:
     def fill(self, part: Part) -> None:
         """Fill the slots of a part. Raises ``ModelError`` for wrong tensors."""
         slots = part.weight_slots()
+        assert slots.keys() <= self._unfilled, "parameters_of lists what parts have"
+        self._unfilled -= slots.keys()
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
@@ -89,6 +93,7 @@ class CheckpointWeights:
 
     def finish(self) -> None:
         """Raise ``ModelError`` if a tensor has filled nothing."""
+        assert not self._unfilled, "parts have what parameters_of lists"
         for origin in self._origins.values():
             if not self._source.spare(origin.tensor):
                 raise self._misplaced(origin.tensor)

@@ -198,7 +198,7 @@ def of_type(content: bytes, tensor: str, number: int) -> bytes:
 
 def test_a_file_of_the_same_repository_is_named_that_would_work(hub: FakeHub, gguf: bytes) -> None:
     old = of_type(gguf, "output.weight", 31)
-    problem = f"{NAME}/m-Q4_0.gguf: output.weight is of type Q4_0_4_4, which is not supported: use "
+    problem = f"{NAME}/m-Q4_0.gguf: output.weight is of type Q4_0_4_4, which is not supported; use "
     files = {"m-Q4_0.gguf": old, "m-Q4_0_4_4.gguf": old}
     hub.put(NAME, files)
     assert refusal() == problem + "a file of the same model in one of these types: " + ", ".join(
@@ -226,7 +226,7 @@ def test_a_gguf_file_beside_safetensors_is_named(
     config = json.loads(files["config.json"]) | changes
     files["gguf/m-Q8_0.gguf"] = gguf
     hub.put(NAME, files | {"config.json": config})
-    assert words in (told := refusal()) and told.endswith(f": use {NAME}:Q8_0")
+    assert words in (told := refusal()) and told.endswith(f"; use {NAME}:Q8_0")
     hub.put("owner/opt", files | {"config.json": config | {"architectures": ["OPTForCausalLM"]}})
     told = refusal("owner/opt")
     assert words in told and "Q8_0" not in told, "no GGUF files of the family are read"
@@ -238,13 +238,13 @@ def test_files_of_the_same_folder_are_named(gguf: bytes, root: Path, tmp_path: P
     bad = folder / "m-Q4_0.gguf"
     bad.write_bytes(of_type(gguf, "output.weight", 31))
     (folder / "other-Q8_0.gguf").write_bytes(gguf)
-    assert ": use a file of the same model in one of these types: F32, " in refusal(str(bad))
+    assert "; use a file of the same model in one of these types: F32, " in refusal(str(bad))
     (folder / "m-Q6_K.gguf").write_bytes(gguf)
-    assert refusal(str(bad)).endswith(f": use {folder}/m-Q6_K.gguf")
+    assert refusal(str(bad)).endswith(f"; use {folder}/m-Q6_K.gguf")
     config = json.loads((folder / "config.json").read_text())
     quip = {"quantization_config": {"quant_method": "quip"}}
     (folder / "config.json").write_text(json.dumps(config | quip))
-    assert refusal(str(folder)).endswith(f": use {folder}/m-Q4_0.gguf")
+    assert refusal(str(folder)).endswith(f"; use {folder}/m-Q4_0.gguf")
 
 
 def test_what_a_repository_lacks_is_told_with_what_it_has(hub: FakeHub, gguf: bytes) -> None:
