@@ -67,29 +67,6 @@ def choose(files: Collection[str], place: str, tag: str | None) -> list[str]:
     return whole(models[types[wanted][0]], place)
 
 
-def another(files: Iterable[str], refused: str = "") -> str | None:
-    """The first file of a model in a type that can be loaded by its name, the preferred one, if the
-    file ``refused`` cannot be: another version of the same model, if there is one."""
-    known = [
-        first
-        for first in models_of(files)
-        if type_of(first) != type_of(refused) and loadable(type_of(first))
-    ]
-    best = sorted(known, key=_preference)
-    same = [each for each in best if stem_of(each) == stem_of(refused)]
-    return next(iter(same or best), None)
-
-
-def _preference(file: str) -> int:
-    kind = type_of(file)
-    return _PREFERRED.index(kind) if kind in _PREFERRED else len(_PREFERRED)
-
-
-def stem_of(file: str) -> str:
-    """The name of a model without its quantisation."""
-    return _TYPE.sub("", _PART.sub("", file.rpartition("/")[2]).removesuffix(".gguf")).lower()
-
-
 def whole(parts: list[str], place: str) -> list[str]:
     """All parts of a file. Raises ``ModelError`` if some are missing."""
     numbered = [found for part in parts if (found := _PART.search(part))]
@@ -111,6 +88,29 @@ def loadable(kind: str) -> bool:
     base = re.sub("^UD-|_(XS|XXS|NL|S|M|L|XL|MOE)$", "", kind)
     known = {each.name for each in TENSOR_TYPES.values()}
     return bool({kind, base} & known)
+
+
+def another(files: Iterable[str], refused: str = "") -> str | None:
+    """The first file of a model in a type that can be loaded by its name, the preferred one, if the
+    file ``refused`` cannot be: another version of the same model, if there is one."""
+    known = [
+        first
+        for first in models_of(files)
+        if type_of(first) != type_of(refused) and loadable(type_of(first))
+    ]
+    best = sorted(known, key=_preference)
+    same = [each for each in best if stem_of(each) == stem_of(refused)]
+    return next(iter(same or best), None)
+
+
+def _preference(file: str) -> int:
+    kind = type_of(file)
+    return _PREFERRED.index(kind) if kind in _PREFERRED else len(_PREFERRED)
+
+
+def stem_of(file: str) -> str:
+    """The name of a model without its quantisation."""
+    return _TYPE.sub("", _PART.sub("", file.rpartition("/")[2]).removesuffix(".gguf")).lower()
 
 
 def _wanted(
