@@ -22,6 +22,7 @@ from ..shared.kv.planning import CPU, CUDA, RankDevice
 from ..shared.process.cores import share_of_cores
 from ..shared.version import install_command, version
 from ..shared.weights.footprint import ParameterSize
+from ..shared.weights.load import DTYPES
 from ..shared.weights.transfer import in_words
 
 # A package of each extra, by which it is known to be there.
@@ -98,10 +99,10 @@ def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
 
 
 def kernels_of(
-    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize]
+    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize], dtype: str
 ) -> dict[str, Any]:
-    """As ``kernels``, and what multiplies each format of a model's parameters. Raises
-    ``StartupError`` for kernels that no server here would start with."""
+    """As ``kernels``, and what multiplies each format of a model's parameters with activations of
+    ``dtype``. Raises ``StartupError`` for kernels that no server here would start with."""
     used = kernels(config, on_gpu=on_gpu)
     device = torch.device(CUDA if on_gpu else CPU)
     formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
@@ -111,7 +112,7 @@ def kernels_of(
             device, cpu_kernels=cpu_kernels, decode_kernel=config.decode_kernel
         )
         return {
-            name: own if operators.has_product(format) else "torch"
+            name: own if operators.has_product(format, DTYPES[dtype]) else "torch"
             for name, format in formats.items()
         }
 

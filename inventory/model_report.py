@@ -72,7 +72,9 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         tokenizer = _tokenizer(source)
-        used = kernels_of(config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec))
+        used = kernels_of(
+            config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec), dtype=dtype
+        )
         devices = (machine.cpu,) if on_cpu else machine.gpus
         fits = [_fit(source, spec, dtype, kv_dtype, each, devices, config) for each in devices]
     experts = sum(each.values for each in sizes if _part(each.name) == "experts")

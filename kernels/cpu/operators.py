@@ -88,7 +88,7 @@ class CompiledOperators(Operators):
         wide = bias.float()
         return lambda x: packed(x).add_(wide)
 
-    def has_product(self, format: BlockFormat) -> bool:
+    def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
         return _in_panels_here(format) or format in DECODED
 
     def prepare_quantized(

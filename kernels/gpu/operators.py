@@ -19,7 +19,7 @@ from ..scaled import CachedKV
 from ..signatures import Experts, QuantizedLinear, SlotCopies, Weight
 from . import decode_trial, quantized_trial, slot_copy_trial
 from .grouped_experts import TritonExperts, stack, stackable
-from .packed_codes import PackedCodes, pack, takes
+from .packed_codes import PackedCodes, pack
 from .scaled_linear import scaled_linear
 
 
@@ -63,9 +63,9 @@ class GpuOperators(Operators):
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
 
-    def has_product(self, format: BlockFormat) -> bool:
+    def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
         """Where Triton works."""
-        return takes(format)
+        return quantized_trial.has_kernel(format, dtype)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype

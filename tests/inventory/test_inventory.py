@@ -279,7 +279,7 @@ def test_the_kernels_of_each_format(root: Path, monkeypatch: pytest.MonkeyPatch)
     file = str(write_gguf(folder, root / "formats.gguf", "Q8_0", others=kinds))
     for operators, own in ((CompiledOperators, ("Q5_0", "Q4_1")), (GpuOperators, ("Q8_0",))):
         monkeypatch.setattr(
-            operators, "has_product", lambda self, format, own=own: format.name in own
+            operators, "has_product", lambda self, format, dtype, own=own: format.name in own
         )
     monkeypatch.setattr(machine, "find_spec", lambda name: name)
     in_torch = {"Q8_0": "torch", "Q5_0": "torch", "Q4_1": "torch"}

@@ -16,7 +16,6 @@ from tandem.kernels.block_formats import (
     Q4_0,
     Q4_1,
     Q6_K,
-    Q8_0,
     group_format,
 )
 from tandem.kernels.cpu import jit
@@ -261,9 +260,12 @@ def test_a_backend_says_which_formats_it_multiplies(monkeypatch: pytest.MonkeyPa
             kind = BLOCK_FORMATS[name]
             weight = random_weight(kind, OUTPUTS, INPUTS // kind.values)
             product = compiled.prepare_quantized(weight, None, torch.float32)
-            assert compiled.has_product(kind) == (not isinstance(product, DecodedLinear))
-    assert compiled.has_product(Q8_0) and not compiled.has_product(BLOCK_FORMATS["IQ2_S"])
-    assert not Operators().has_product(Q8_0)
+            assert compiled.has_product(kind, torch.float32) == (
+                not isinstance(product, DecodedLinear)
+            )
+        in_panels = newest and jit.multiplies_bytes()
+        assert compiled.has_product(BLOCK_FORMATS["IQ2_S"], torch.float32) == in_panels
+    assert not Operators().has_product(BLOCK_FORMATS["Q8_0"], torch.float32)
 
 
 def test_other_widths_have_no_panels() -> None:
