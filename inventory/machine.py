@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..shared.config import EngineConfig
 from ..shared.engine.device_memory import report
+from ..shared.engine.rank.device import operators_for
+from ..shared.errors import StartupError
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice
 from ..shared.process.cores import share_of_cores
 from ..shared.version import install_command, version
+from ..shared.weights.footprint import ParameterSize
+from ..shared.weights.load import DTYPES
 from ..shared.weights.transfer import in_words
 
 # A package of each extra, by which it is known to be there.
@@ -51,9 +59,7 @@ class Machine:
 
 
 def this_machine(config: EngineConfig) -> Machine:
-    """Look at this machine. torch is loaded for it."""
-    import torch
-
+    """Look at this machine."""
     visible = device_count()
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cpu = report(torch.device(CPU))
@@ -83,13 +89,38 @@ def this_machine(config: EngineConfig) -> Machine:
     )
 
 
-def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, str]:
+def kernels(config: EngineConfig, *, on_gpu: bool) -> dict[str, Any]:
     """The kernels that a server here would use, and on a CPU those that it could."""
     if on_gpu:
         triton = find_spec("triton") is not None and config.decode_kernel != "torch"
         return {"gpu": "triton" if triton else "torch"}
     compiled = "compiled" if find_spec("numba") else f"torch only; {install_command('cpu')}"
     return {"cpu": config.cpu_kernels, "cpu_available": compiled}
+
+
+def kernels_of(
+    config: EngineConfig, *, on_gpu: bool, multiplied: Iterable[ParameterSize], dtype: str
+) -> dict[str, Any]:
+    """As ``kernels``, and what multiplies each format of a model's parameters with activations of
+    ``dtype``. Raises ``StartupError`` for kernels that no server here would start with."""
+    used = kernels(config, on_gpu=on_gpu)
+    device = torch.device(CUDA if on_gpu else CPU)
+    formats = {each.blocks.name: each.blocks for each in multiplied if each.blocks is not None}
+
+    def by_format(cpu_kernels: str, own: str) -> dict[str, str]:
+        operators = operators_for(
+            device, cpu_kernels=cpu_kernels, decode_kernel=config.decode_kernel
+        )
+        return {
+            name: own if operators.has_product(format, DTYPES[dtype]) else "torch"
+            for name, format in formats.items()
+        }
+
+    used["formats"] = by_format(config.cpu_kernels, used["gpu"] if on_gpu else config.cpu_kernels)
+    if formats and used.get("cpu") == "torch" and used["cpu_available"] == "compiled":
+        with suppress(StartupError):  # numba's library may not load
+            used["formats_available"] = by_format("compiled", "compiled")
+    return used
 
 
 def as_text(machine: Machine) -> str:
@@ -117,16 +148,27 @@ def as_text(machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def in_sentence(used: dict[str, str]) -> str:
+def in_sentence(used: dict[str, Any]) -> str:
     """The kernels in words."""
+    others = _in_torch(used, "formats")
+    in_torch = f"; torch's for {others}" if others else ""
     if "gpu" in used:
-        triton = "Triton's, compiled on the first start"
-        return triton if used["gpu"] == "triton" else "torch's; Triton's need the extra kernels"
+        if used["gpu"] == "triton":
+            return f"Triton's, compiled on the first start{in_torch}"
+        return "torch's; Triton's need the extra kernels"
     if used["cpu"] == "compiled":
-        return "compiled ones, by numba"
+        return f"compiled ones, by numba{in_torch}"
     if used["cpu_available"] == "compiled":
-        return "torch's; --cpu-kernels compiled has faster ones"
+        without = _in_torch(used, "formats_available")
+        lacking = f", but none for {without} on this CPU" if without else ""
+        return f"torch's; --cpu-kernels compiled has faster ones{lacking}"
     return f"torch's; --cpu-kernels compiled needs {install_command('cpu')}"
+
+
+def _in_torch(used: dict[str, Any], key: str) -> str:
+    """The formats that torch multiplies."""
+    found = [name for name, kind in used.get(key, {}).items() if kind == "torch"]
+    return " and ".join(found) if len(found) < 3 else ", ".join(found)
 
 
 def _installed(package: str) -> bool:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..shared.config import EngineConfig
 from ..shared.config.kv_dtypes import kv_dtype_of
+from ..shared.engine.rank.device import device_named
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
-from ..shared.kv.planning import NodeDevice, RankDevice, RankMemory
+from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
+from ..shared.models.model_config import ModelConfig
 from ..shared.models.registry import spec_of
 from ..shared.models.spec import (
     AttentionSpec,
@@ -31,14 +30,14 @@ from ..shared.models.spec import (
 from ..shared.text.tokenizer import Tokenizer
 from ..shared.text.tokenizer_files import DEFAULT
 from ..shared.text.vocabulary.files import kind_of
-from ..shared.weights.footprint import parameter_sizes
-from ..shared.weights.header_files import write_safetensors_header
-from ..shared.weights.locate import Download, FoundModel, find_model, is_gguf
-from ..shared.weights.obtain import check_files, quantised
-from ..shared.weights.remote_files import Listing
+from ..shared.weights.alternatives import told_with_alternatives
+from ..shared.weights.footprint import ParameterSize, parameter_sizes
+from ..shared.weights.locate import FoundModel, find_model, is_gguf
+from ..shared.weights.obtain import check_files, check_tensors, quantised
+from ..shared.weights.remote_headers import absent_files, with_headers
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
-from .machine import Machine, in_sentence, kernels
+from .machine import Machine, in_sentence, kernels_of
 
 # Parts of a model by what is in the names of their parameters; the first counts.
 _PARTS = (
@@ -65,24 +64,22 @@ class ModelReport:
 
 def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
     """Describe a model. Of one on a hub, only what says what it is and the headers of its weights
-    are downloaded. Raises ``ModelError``."""
-    with find_model(config.model) as found, ExitStack() as until_end:
-        source = open_source(found.path, config.config_overrides)
-        values = source.config()
-        spec = spec_of(values, config.ignored_config_keys, config.max_model_len)
-        spec = quantised(spec, config)
-        check_files(source, found)
-        source = _with_headers(config, found, source, until_end)
+    are downloaded. Raises ``StartupError``, also for what no server would start with here."""
+    device = CUDA if machine.gpus else CPU
+    if config.device != "auto" and config.device != device:
+        device = device_named(config.device, 0).type  # raises without a GPU
+    with _judged(config) as (found, source, values, spec):
         files, size = _weights(found, source)
-        on_cpu = not machine.gpus or config.device == "cpu"
+        on_cpu = device == CPU
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
         tokenizer = _tokenizer(source)
+        used = kernels_of(
+            config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec), dtype=dtype
+        )
         devices = (machine.cpu,) if on_cpu else machine.gpus
-        fits = [
-            _fit(source, spec, dtype, kv_dtype, device, devices, config.isq) for device in devices
-        ]
+        fits = [_fit(source, spec, dtype, kv_dtype, each, devices, config) for each in devices]
     experts = sum(each.values for each in sizes if _part(each.name) == "experts")
     active = sum(each.values for each in sizes) - experts + _active(spec, experts)
     about = {
@@ -109,7 +106,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         "kv_dtype": kv_dtype,
         "kv_bytes_per_token": token_bytes(kv_layout(spec, kv_dtype)),
         "fits": fits,
-        "kernels": kernels(config, on_gpu=not on_cpu),
+        "kernels": used,
     }
     return ModelReport(about, tuple(_lines(about)))
 
@@ -119,23 +116,43 @@ def as_json(report: ModelReport, machine: Machine) -> str:
     return json.dumps({**report.about, "machine": machine.about}, indent=2)
 
 
-def _with_headers(
-    config: EngineConfig, found: FoundModel, source: WeightSource, until_end: ExitStack
-) -> WeightSource:
-    """The source of a model whose files of weights have their headers at least."""
-    download = found.download
-    if download is None or not found.path.is_dir():
-        return source
-    missing = [file for file in source.weight_files() if not (found.path / file).is_file()]
-    if not missing:
-        return source
-    if download.listing is None or any(file not in download.listing.sizes for file in missing):
+@contextmanager
+def _judged(
+    config: EngineConfig,
+) -> Iterator[tuple[FoundModel, WeightSource, ModelConfig, DecoderSpec]]:
+    """The model, if nothing but its tensors and its tokenizer may speak against it, with the
+    headers of its weights at least."""
+    overrides = config.config_overrides
+    with find_model(config.model) as found, told_with_alternatives(config.model, found):
+        source = open_source(found.path, overrides)
+        values = source.config()
+        spec = spec_of(values, config.ignored_config_keys, config.max_model_len)
+        check_context(config, spec.max_position)
+        spec = quantised(spec, config)
+        check_files(source, found)
+        absent = _absent(config, found, source)
+        if absent:
+            check_tensors(source, spec, by_index=True)
+        with with_headers(found, source, absent, overrides) as headers:
+            yield found, headers, values, spec
+
+
+def _multiplied(sizes: Sequence[ParameterSize], spec: DecoderSpec) -> list[ParameterSize]:
+    """The parameters that are more than tables of embeddings."""
+    tables = {"token_inputs.table.weight"} | (set() if spec.tie_embeddings else {"embed.weight"})
+    return [each for each in sizes if each.name not in tables]
+
+
+def _absent(config: EngineConfig, found: FoundModel, source: WeightSource) -> list[str]:
+    """The files of weights of which only the headers are read. Raises ``ModelError`` if the hub
+    does not have them."""
+    absent = absent_files(found, source)
+    listing = found.download.listing if found.download else None
+    if absent and (listing is None or any(file not in listing.sizes for file in absent)):
         raise ModelError(
-            f"{config.model!r} is not whole in the hub's cache, which lacks {missing[0]}"
+            f"{config.model!r} is not whole in the hub's cache, which lacks {absent[0]}"
         )
-    folder = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
-    _fetch_headers(found, download, download.listing, missing, folder)
-    return open_source(folder, config.config_overrides)
+    return absent
 
 
 def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
@@ -147,20 +164,6 @@ def _weights(found: FoundModel, source: WeightSource) -> tuple[int, int]:
     return len(paths), sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _fetch_headers(
-    found: FoundModel, download: Download, listing: Listing, missing: Sequence[str], folder: Path
-) -> None:
-    for path in found.path.iterdir():
-        (folder / path.name).symlink_to(path)
-
-    def fetch(file: str) -> None:
-        read = partial(download.hub.read, download.name, listing.commit, file)
-        write_safetensors_header(read, listing.size_of(file), folder / file)
-
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as threads:
-        list(threads.map(fetch, missing))
-
-
 def _fit(
     source: WeightSource,
     spec: DecoderSpec,
@@ -168,20 +171,21 @@ def _fit(
     kv_dtype: str,
     device: RankDevice,
     devices: Sequence[RankDevice],
-    isq: str | None,
+    config: EngineConfig,
 ) -> dict[str, Any]:
-    """Whether a model fits a device, and with how many tokens of KV; if it does not, over how many
-    such GPUs it would be split."""
+    """Whether a model fits a device, and with how many tokens of KV, which a sequence of
+    ``--max-model-len`` needs; if it does not, over how many such GPUs it would be split."""
     most = len(devices) if device.kind != "cpu" else 1
     for ranks in range(1, max(most, _MOST_RANKS if device.kind != "cpu" else 1) + 1):
         if tensor_parallel_problem(spec, ranks):
             continue
-        weights = sum(each.nbytes for each in parameter_sizes(source, spec, dtype, ranks, isq))
+        sizes = parameter_sizes(source, spec, dtype, ranks, config.isq)
+        weights = sum(each.nbytes for each in sizes)
         node = NodeDevice((device,) * ranks)
         left = device.free_bytes - weights
         room = node.cache_bytes([RankMemory(max(0, left), weights, 0)] * ranks)
         tokens = int(room * node.cache_fraction) // token_bytes(kv_layout(spec, kv_dtype, 0, ranks))
-        if left > 0 and tokens >= 2:
+        if left > 0 and tokens >= (config.max_model_len or 2):
             return {"device": device.name, "ranks": ranks, "fits": ranks <= most, "tokens": tokens}
     return {"device": device.name, "ranks": 1, "fits": False, "tokens": 0}
 

@@ -65,6 +65,11 @@ class Operators:
         ``dtype``; its inputs are in order. Kernels are compiled and tried here."""
         return quantized_linear.DecodedLinear(weight, bias)
 
+    def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
+        """Return whether a kernel of this backend multiplies activations of ``dtype`` with the
+        codes of a format. Without one, weights are decoded for each product."""
+        return False
+
     def prepare_ordered(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:

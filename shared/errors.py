@@ -6,6 +6,7 @@
     ├── UsageError             invalid command line or config file               exit code 2
     ├── StartupError           a process cannot start                            exit code 1
     │   └── ModelError         the model folder is missing, broken, unsupported
+    │       └── UnsupportedWeightsError   ... other weights of the same model may not be
     ├── RequestError           the request is invalid                            HTTP 400
     ├── OverloadedError        no room now; retry later                          HTTP 503
     ├── UnavailableError       no node can serve it                              HTTP 503
@@ -56,6 +57,20 @@ class StartupError(TandemError):
 
 class ModelError(StartupError):
     """The model folder is missing, broken, or asks for something that is not implemented."""
+
+
+class UnsupportedWeightsError(ModelError):
+    """The weights are in a form that is not loaded; the same model may be there in another one.
+
+    ``problem`` is followed by the ``remedy``.
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem, remedy)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
 
 
 class RequestError(TandemError):

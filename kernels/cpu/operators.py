@@ -39,7 +39,7 @@ from ..signatures import (
 )
 from . import pointwise
 from .block_copy import CompiledBlockCopies
-from .block_layouts import BLOCK, has_layout
+from .block_layouts import BLOCK, has_layout, layout_of
 from .byte_products import PanelLinear
 from .cached_kv import cached_arrays
 from .chunk_attention import chunk_attention
@@ -88,6 +88,9 @@ class CompiledOperators(Operators):
             return packed
         wide = bias.float()
         return lambda x: packed(x).add_(wide)
+
+    def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
+        return _in_panels_here(format) or format in DECODED
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
@@ -333,9 +336,14 @@ def _compile_linear(dtype: torch.dtype) -> None:
 
 def has_panels(weight: QuantizedWeight) -> bool:
     """Return whether a weight is multiplied in panels."""
-    if not multiplies_bytes() or not has_layout(weight):
+    return has_layout(weight) and _in_panels_here(weight.format)
+
+
+def _in_panels_here(format: BlockFormat) -> bool:
+    """Return whether this CPU multiplies weights of a format in panels."""
+    if not multiplies_bytes() or layout_of(format) is None:
         return False
-    return moves_bits() or weight.format not in CODEBOOK_FORMATS
+    return moves_bits() or format not in CODEBOOK_FORMATS
 
 
 @cache

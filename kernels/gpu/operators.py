@@ -9,7 +9,7 @@ import torch
 from ..activations import Activation
 from ..attention_metadata import AttentionConfig, AttentionMetadata, AttentionParams
 from ..batched_decode import batched_attention, log_fallback
-from ..block_formats import CODEBOOK_FORMATS
+from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..grouped_codes import GroupedCodes
 from ..operators import Operators
 from ..quantized import QuantizedWeight, grouped_codes
@@ -62,6 +62,10 @@ class GpuOperators(Operators):
 
     def __init__(self, *, triton_required: bool = False) -> None:
         self._triton_required = triton_required
+
+    def has_product(self, format: BlockFormat, dtype: torch.dtype) -> bool:
+        """Where Triton works."""
+        return quantized_trial.has_kernel(format, dtype)
 
     def prepare_quantized(
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype

@@ -26,6 +26,11 @@ def triton_multiply(x: torch.Tensor, weight: PackedCodes) -> torch.Tensor:
     return multiply(x, weight)
 
 
+def has_kernel(kind: BlockFormat, dtype: torch.dtype) -> bool:
+    """Return whether there is a kernel for activations of this dtype and weights of a format."""
+    return takes(kind) and dtype in (torch.float16, torch.bfloat16)
+
+
 @cache
 def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the product compiles and is correct on this device; log why if it is not.
@@ -33,7 +38,7 @@ def works(kind: BlockFormat, dtype: torch.dtype, device: torch.device) -> bool:
     Tries a kernel for each number of rows that has one of its own, and the one that decodes: no
     step compiles another.
     """
-    if device.type == "cpu" or not takes(kind) or dtype not in (torch.float16, torch.bfloat16):
+    if device.type == "cpu" or not has_kernel(kind, dtype):
         return False
 
     def trial() -> str:

@@ -119,6 +119,15 @@ class ResolvedEngine:
     prefix_cache_max_blocks: int | None
 
 
+def check_context(config: EngineConfig, context: int) -> None:
+    """Raise ``StartupError`` if ``--max-model-len`` exceeds the model's own limit in tokens."""
+    if config.max_model_len is not None and config.max_model_len > context:
+        raise StartupError(
+            f"--max-model-len {config.max_model_len} exceeds the model's context of {context} "
+            f"tokens; lower it"
+        )
+
+
 def resolve_engine(
     config: EngineConfig,
     *,
@@ -133,11 +142,7 @@ def resolve_engine(
     rank, and ``free_bytes`` is what its cache may take. Raises ``StartupError`` when not even one
     sequence of two tokens fits.
     """
-    if config.max_model_len is not None and config.max_model_len > context:
-        raise StartupError(
-            f"--max-model-len {config.max_model_len} exceeds the model's context of {context} "
-            f"tokens; lower it"
-        )
+    check_context(config, context)
     length = config.max_model_len or context
     share, fixed = _cache_share(config, device)
     affordable = int(free_bytes * share) // bytes_per_block

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ModelError, in_line
+from ..errors import ModelError, UnsupportedWeightsError, in_line
 from .config import Config
 
 # Keys of a config.json: of transformers, of MLX, and of older compressed-tensors.
@@ -63,7 +63,8 @@ class Quantization:
 def read_quantization(config: Config, remedy: str) -> Quantization | None:
     """The description in a config.json or a file beside it; ``None`` for a checkpoint of numbers.
 
-    Raises ``ModelError`` for a method that is not supported; ``remedy`` says what to use instead.
+    Raises ``UnsupportedWeightsError`` for a method, or values of one, that are not supported;
+    ``remedy`` says what to use instead.
     """
     found = [(key, how) for key in (*_KEYS, *QUANTIZATION_FILES) if (how := config.get(key))]
     if not found:
@@ -73,13 +74,17 @@ def read_quantization(config: Config, remedy: str) -> Quantization | None:
     place = str(file) if key in QUANTIZATION_FILES else f"{file}: {key}"
     name = _name(key, how)
     if name not in _READERS:
-        raise ModelError(
+        raise UnsupportedWeightsError(
             f"{file}: the weights are quantized ({key}, method {_described(key, how)}), which is "
-            f"not supported: {remedy}"
+            f"not supported",
+            remedy,
         )
     inner = how.get("quantization")
     table = Config({**how, **(inner if isinstance(inner, dict) else {})}, place)
-    return _READERS[name](table)
+    try:
+        return _READERS[name](table)
+    except ModelError as error:
+        raise UnsupportedWeightsError(str(error), remedy) from error
 
 
 def _name(key: str, how: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError, shown
+from ..errors import ModelError, UnsupportedWeightsError, shown
 from .config import Config
 from .families import (
     bert,
@@ -269,8 +269,7 @@ def spec_of(
     if family.wrapped:
         config = dataclasses.replace(config, values=_of_text_part(family, config.values))
     values = Config(config.values, config.file, ignored_keys, max_model_len, origins=config.origins)
-    or_gguf = "" if family.architecture in NOT_IN_GGUF else _OR_GGUF
-    quantization = read_quantization(values, _NUMBERS + or_gguf)
+    quantization = _quantization(values, family)
     values = values.without(QUANTIZATION_KEYS)
     head = None if family.head is None else family.head(values)
     if head is not None:
@@ -293,6 +292,15 @@ def spec_of(
         eos_token_ids=tuple(dict.fromkeys(spec.eos_token_ids + more)),
         kv_dtype="" if quantization is None else quantization.kv_dtype,
     )
+
+
+def _quantization(values: Config, family: Family) -> Quantization | None:
+    if family.architecture not in NOT_IN_GGUF:
+        return read_quantization(values, _NUMBERS + _OR_GGUF)
+    try:
+        return read_quantization(values, _NUMBERS)
+    except UnsupportedWeightsError as error:  # nor are there others of it that would do
+        raise ModelError(str(error)) from error
 
 
 def quantization_of(config: ModelConfig) -> Quantization | None:

@@ -183,10 +183,15 @@ def pattern_of(theirs: str) -> str:
     return _NUMBER.sub(lambda number: f"{{{next(letters, '')}}}", theirs)
 
 
+def numbers_in(name: str) -> list[str]:
+    """The numbers that ``pattern_of`` has letters for."""
+    return _NUMBER.findall(name)
+
+
 def target_of(theirs: str, names: WeightNames, origin: object) -> Target:
     """The parameters of a tensor of ``origin``; numbers in its name are those of the layer and the
     expert. Raises ``ModelError`` if the name is unknown."""
-    numbers, pattern = _NUMBER.findall(theirs), pattern_of(theirs)
+    numbers, pattern = numbers_in(theirs), pattern_of(theirs)
     if pattern not in names:
         cause = next((cause for sign, cause in _SIGNS if re.search(sign, theirs)), "")
         raise ModelError(

@@ -13,6 +13,7 @@ from ...kernels.quantized import QuantizedWeight, dequantize
 from ..errors import ModelError
 from ..models.layers.part import Part
 from ..models.parallel import WeightSlot
+from ..models.parameters import parameters_of
 from ..models.registry import Family
 from ..models.spec import AttentionSpec, DecoderSpec, LayerSpec
 from ..models.weight_names import (
@@ -27,7 +28,7 @@ from ..models.weight_names import (
     names_of,
 )
 from .in_situ import InSitu
-from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, lacks_head, tensor_origins
+from .origins import EMBEDDING, HEAD, REMEDY, TensorOrigin, check_complete, tensor_origins
 from .safetensors_folder import torch_dtype
 from .source import WeightSource
 
@@ -46,7 +47,8 @@ class CheckpointWeights:
         in_situ: InSitu | None = None,
         operators: Operators | None = None,
     ) -> None:
-        """``in_situ`` quantises numbers, by the ``operators``."""
+        """``in_situ`` quantises numbers, by the ``operators``. Raises ``ModelError`` for tensors
+        that are missing or unknown."""
         self._source = source
         self._operators = operators or Operators()
         self._in_situ = in_situ
@@ -55,6 +57,9 @@ class CheckpointWeights:
         self._origins = tensor_origins(
             source.names(), names, spec, source.path, family.more_layers, family.wrapped
         )
+        # False for a checkpoint that can embed but not generate.
+        self.has_head = check_complete(self._origins, names, spec, source.path, family.wrapped)
+        self._unfilled = set(parameters_of(spec, has_head=self.has_head))
 
     def format_of(self, name: str) -> BlockFormat | None:
         """The block format of a parameter, in the checkpoint or once it is loaded; ``None`` for
@@ -74,20 +79,11 @@ class CheckpointWeights:
         origin = self._origins.get(name)
         return None if origin is None else self._source.order(origin.tensor)
 
-    @property
-    def has_head(self) -> bool:
-        """False for a checkpoint that can embed but not generate."""
-        return not lacks_head(self._origins, self._spec, self._source.path)
-
     def fill(self, part: Part) -> None:
-        """Fill the slots of a part. Raises ``ModelError`` for missing and wrong tensors."""
+        """Fill the slots of a part. Raises ``ModelError`` for wrong tensors."""
         slots = part.weight_slots()
-        missing = sorted(name for name in slots if name not in self._origins)
-        if missing:
-            raise ModelError(
-                f"{self._source.path} lacks {len(missing)} weights ({', '.join(missing[:3])}): "
-                f"{REMEDY}"
-            )
+        assert slots.keys() <= self._unfilled, "parameters_of lists what parts have"
+        self._unfilled -= slots.keys()
         for name, slot in slots.items():
             self._fill_slot(name, slot, self._origins[name], slots)
         if EMBEDDING in slots and self._spec.tie_embeddings and HEAD in self._origins:
@@ -97,6 +93,7 @@ class CheckpointWeights:
 
     def finish(self) -> None:
         """Raise ``ModelError`` if a tensor has filled nothing."""
+        assert not self._unfilled, "parts have what parameters_of lists"
         for origin in self._origins.values():
             if not self._source.spare(origin.tensor):
                 raise self._misplaced(origin.tensor)

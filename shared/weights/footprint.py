@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 
+from ...kernels.block_formats import BlockFormat
 from ..models.decoder import Decoder
 from ..models.layers.part import Part
 from ..models.parallel import TensorParallel, WeightPlacement
@@ -21,12 +22,13 @@ from .source import WeightSource
 @dataclass(frozen=True, slots=True)
 class ParameterSize:
     """A parameter of a model: its values, and the bytes that one rank keeps it in, as numbers or
-    in a block ``format``."""
+    in a block ``format``, which is ``blocks``."""
 
     name: str
     values: int
     nbytes: int
     format: str
+    blocks: BlockFormat | None = None
 
 
 def parameter_sizes(
@@ -41,7 +43,7 @@ def parameter_sizes(
             target = slot.target
             kept = slot.format.name if slot.format else str(target.dtype).removeprefix("torch.")
             nbytes = target.numel() * target.element_size()
-            sizes.append(ParameterSize(name, prod(slot.shape), nbytes, kept))
+            sizes.append(ParameterSize(name, prod(slot.shape), nbytes, kept, slot.format))
 
     config = source.config()
     place = WeightPlacement(DTYPES[dtype], torch.device("meta"), TensorParallel(size=ranks))

@@ -102,6 +102,29 @@ def loadable(kind: str) -> bool:
     return bool({kind, base} & known)
 
 
+def another(files: Iterable[str], refused: str = "") -> str | None:
+    """The first file of a model in a type that can be loaded by its name, the preferred one, if the
+    file ``refused`` cannot be: another version of the same model, if there is one."""
+    known = [
+        first
+        for first in models_of(files)
+        if type_of(first) != type_of(refused) and loadable(type_of(first))
+    ]
+    best = sorted(known, key=_preference)
+    same = [each for each in best if stem_of(each) == stem_of(refused)]
+    return next(iter(same or best), None)
+
+
+def _preference(file: str) -> int:
+    kind = type_of(file)
+    return _PREFERRED.index(kind) if kind in _PREFERRED else len(_PREFERRED)
+
+
+def stem_of(file: str) -> str:
+    """The name of a model without its quantisation."""
+    return _TYPE.sub("", _PART.sub("", file.rpartition("/")[2]).removesuffix(".gguf")).lower()
+
+
 def _wanted(
     types: dict[str, list[str]], place: str, tag: str | None, models: dict[str, list[str]]
 ) -> str:

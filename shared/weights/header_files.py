@@ -7,11 +7,14 @@ takes the space of the header only, and is read like any other.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from ..errors import ModelError
 from .gguf.header import MAGIC, MAX_HEADER, GGUFHeader, read_header
+from .transfer import FULL
 
 # Reads the bytes from a first one to before a last one.
 ReadRange = Callable[[int, int], bytes]
@@ -23,6 +26,27 @@ _FIRST_SAFETENSORS = 1 << 17
 _MAX_SAFETENSORS = 100 << 20
 _FACTORS = "rope_"
 _MAX_FACTORS = 1 << 16
+
+
+@contextmanager
+def header_folder(repository: str) -> Iterator[Path]:
+    """A folder for headers, which errors name as the repository that they are of."""
+    with TemporaryDirectory(prefix="tandem-headers-") as folder:
+        try:
+            yield Path(folder)
+        except ModelError as error:
+            said = (str(each).replace(folder, repository) for each in error.args)
+            raise type(error)(*said) from error
+
+
+def no_room(model: str, error: OSError) -> ModelError:
+    """The error for headers of ``model`` that cannot be kept."""
+    if error.errno in FULL:
+        return ModelError(
+            f"model {model!r}: the disk of {gettempdir()} is full, where its header is kept for a "
+            f"moment: free some space, or name another folder by TMPDIR"
+        )
+    return ModelError(f"model {model!r} cannot be read: {error.strerror}")
 
 
 def write_gguf_header(read: ReadRange, size: int, target: Path) -> None:
@@ -61,7 +85,7 @@ def write_safetensors_header(read: ReadRange, size: int, target: Path) -> None:
     if length > _MAX_SAFETENSORS:
         end = len(data)  # the library says what is wrong
     if end > len(data):
-        data += read(len(data), end)
+        data = read(0, end)  # some mirrors give no file from its middle on
     _write(target, data[:end], size)
 
 

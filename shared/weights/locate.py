@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
@@ -16,9 +15,8 @@ from ..version import install_command
 from .folder_kind import INDEX, SINGLE, without_config
 from .gguf.parts import without_part
 from .gguf_choice import choose, models_of
-from .header_files import write_gguf_header
+from .header_files import header_folder, no_room, write_gguf_header
 from .remote_files import Listing, ModelHub
-from .transfer import FULL
 
 BUILTIN = "builtin"
 # SmolLM2-135M-Instruct, which comes from a package index.
@@ -47,12 +45,14 @@ class Download:
 class FoundModel:
     """A folder or a GGUF file, and the files in the folder; ``None`` if the hub does not tell which
     they are. Of a model to ``download``, everything but the weights is there; of a GGUF file, its
-    header. ``version`` is the name of the very version on a hub, if that is known."""
+    header. ``version`` is the name of the very version on a hub, if that is known; ``listed`` are
+    all files of that."""
 
     path: Path
     files: tuple[str, ...] | None = ()
     download: Download | None = None
     version: HubName | None = None
+    listed: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -66,13 +66,8 @@ def find_model(name: str) -> Iterator[FoundModel]:
     with ExitStack() as until_end:
         try:
             found = _found(name, until_end)
-        except OSError as error:
-            if error.errno in FULL:  # a GGUF file's header is all that is written here
-                raise ModelError(
-                    f"model {name!r}: the disk of {gettempdir()} is full, where its header is kept "
-                    f"for a moment: free some space, or name another folder by TMPDIR"
-                ) from error
-            raise ModelError(f"model {name!r} cannot be read: {error.strerror}") from error
+        except OSError as error:  # a GGUF file's header is all that is written here
+            raise no_room(name, error) from error
         yield found
 
 
@@ -143,23 +138,24 @@ def _on_hub(name: HubName, until_end: ExitStack) -> FoundModel:
             raise error
         return found
     version = replace(name, revision=listing.commit) if listing.commit else None
+    listed = tuple(listing.sizes)
     if name.tag is not None or _only_ggufs(listing.sizes):
         parts = tuple(choose(listing.sizes, repr(name.repository), name.tag))
         folder = hub.cached(name, listing.commit)
         if folder is not None and all((folder / part).is_file() for part in parts):
-            return FoundModel(folder / parts[0], version=version)
-        headers = Path(until_end.enter_context(TemporaryDirectory(prefix="tandem-headers-")))
+            return FoundModel(folder / parts[0], version=version, listed=listed)
+        headers = until_end.enter_context(header_folder(name.repository))
         for part in parts:
             read = partial(hub.read, name, listing.commit, part)
             write_gguf_header(read, listing.size_of(part), headers / part)
         download = Download(hub, name, listing, weights=parts)
-        return FoundModel(headers / parts[0], (), download, version)
+        return FoundModel(headers / parts[0], (), download, version, listed)
     files = listing.belonging()
     if not {"config.json", "tokenizer.json"} & set(files):
         kind = without_config(files, name.repository)
         raise ModelError(f"{str(name)!r} on the hub has no config.json: {kind}")
     folder = hub.download_description(name, listing)
-    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder), version)
+    return FoundModel(folder, tuple(files), Download(hub, name, listing, folder), version, listed)
 
 
 def _in_cache(hub: ModelHub, name: HubName) -> FoundModel | None:

@@ -8,11 +8,16 @@ from pathlib import Path
 from ..config import EngineConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError
+from ..kv.planning import check_context
+from ..models.model_config import ModelConfig
 from ..models.registry import family_of, spec_of
 from ..models.spec import QUANTIZED, DecoderSpec, Scoring, tensor_parallel_problem
+from ..text.tokenizer import Tokenizer
+from .alternatives import told_with_alternatives
 from .folder_kind import INDEX, SINGLE
 from .locate import FoundModel, find_model
-from .origins import lacks_head, tensor_origins
+from .origins import check_complete, lacks_head, tensor_origins
+from .remote_headers import absent_files, with_headers
 from .safetensors_folder import without_loadable_weights
 from .source import WeightSource, check_format, open_source
 
@@ -38,12 +43,13 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
     """Find a model, and download its weights once nothing else speaks against it; with random
     weights, it needs none.
 
-    Raises ``ModelError``.
+    Raises ``ModelError``, or ``StartupError`` for a context that the model does not have.
     """
-    with find_model(config.model) as found:
+    with find_model(config.model) as found, told_with_alternatives(config.model, found):
         name = str(found.version or config.model)
         source = open_source(found.path, config.config_overrides)
         spec = spec_of(source.config(), config.ignored_config_keys, config.max_model_len)
+        check_context(config, spec.max_position)
         if problem := tensor_parallel_problem(spec, config.world_size):
             raise ModelError(
                 f"{found.path} cannot be split over {config.world_size} ranks: {problem}"
@@ -56,13 +62,29 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
         if config.load_format != "dummy":
             check_format(source, config.load_format)
         check_files(source, found)
-        generates = _check_tensors(source, spec)
-        if found.download is None:
-            return ObtainedModel(name, found.path, source, spec, generates)
-        source.tokenizer_files()  # no router could serve the model without them
-        downloaded = found.download(source.weight_files())
-        source = open_source(downloaded, config.config_overrides)
-    return ObtainedModel(name, source.path, source, spec, _check_tensors(source, spec))
+        if found.download is not None:
+            _judge(found, source, spec, config)
+            downloaded = found.download(source.weight_files())
+            source = open_source(downloaded, config.config_overrides)
+    return ObtainedModel(name, source.path, source, spec, check_tensors(source, spec))
+
+
+def _judge(
+    found: FoundModel, source: WeightSource, spec: DecoderSpec, config: EngineConfig
+) -> None:
+    """Refuse a model on a hub by its tokenizer, and by the headers of the weights that are not
+    here. Raises ``ModelError``."""
+    absent = absent_files(found, source)
+    listing = found.download.listing if found.download else None
+    if found.path.is_dir() and not absent:
+        return  # nothing will be downloaded
+    Tokenizer.load(source.tokenizer_files())  # as every router does
+    if absent:
+        check_tensors(source, spec, by_index=True)
+    if listing is None or not all(map(listing.sizes.get, absent)):
+        return  # the hub does not tell enough to read headers
+    with with_headers(found, source, absent, config.config_overrides) as headers:
+        check_tensors(headers, spec, source.config())
 
 
 def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
@@ -101,13 +123,22 @@ def check_files(source: WeightSource, found: FoundModel) -> None:
         )
 
 
-def _check_tensors(source: WeightSource, spec: DecoderSpec) -> bool:
-    """Refuse tensors that are not the model's, as far as they are known. Returns whether the model
-    can generate."""
-    config, names = source.config(), source.tensor_names()
+def check_tensors(
+    source: WeightSource,
+    spec: DecoderSpec,
+    config: ModelConfig | None = None,
+    *,
+    by_index: bool = False,
+) -> bool:
+    """Refuse tensors that are missing or not the model's. Returns whether the model can generate.
+    ``config`` is by default that of the source. An index may leave out tensors that its files have,
+    so that none is missing ``by_index``. Raises ``ModelError``."""
+    config, names = config or source.config(), source.tensor_names()
     if names is None:
         return True
-    family = family_of(config.values, config.file)
+    family, path = family_of(config.values, config.file), source.path
     known = source.weight_names(family)
-    origins = tensor_origins(names, known, spec, source.path, family.more_layers, family.wrapped)
-    return not lacks_head(origins, spec, source.path)
+    origins = tensor_origins(names, known, spec, path, family.more_layers, family.wrapped)
+    if by_index:
+        return not lacks_head(origins, spec, path)
+    return check_complete(origins, known, spec, path, family.wrapped)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ModelError
 from ..models.families.wrappers import unwrapped
+from ..models.parameters import parameters_of
 from ..models.spec import DecoderSpec, MoESpec
 from ..models.weight_names import (
     Stacked,
@@ -15,6 +16,8 @@ from ..models.weight_names import (
     WeightNames,
     layer_of,
     names_of,
+    numbers_in,
+    pattern_of,
     renamed,
     target_of,
     without_body,
@@ -30,6 +33,9 @@ _OF_ACTIVATIONS = re.compile(
     r"\.(input_scale|input_scale_inv|input_scale_ub|activation_scale|input_zero_point"
     r"|input_global_scale|output_scale|prob_output_scale|[qkv]_scale|[kv]_zero_point|kv_scale)$"
 )
+# The number of a matrix that a GGUF file has in one tensor with others.
+_OF_STACKED = re.compile(r"(?<=_exps)\.\d+(?=\.)")
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ def _has_no_part(name: str, spec: DecoderSpec) -> bool:
     )
 
 
-def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: object) -> bool:
+def lacks_head(origins: Mapping[str, TensorOrigin], spec: DecoderSpec, origin: object) -> bool:
     """Return whether a checkpoint is that of a base model, which embeds and cannot generate.
 
     Raises ``ModelError`` for one of a whole model, with the embedding under its full name.
@@ -124,10 +130,73 @@ def lacks_head(origins: dict[str, TensorOrigin], spec: DecoderSpec, origin: obje
     if spec.tie_embeddings or HEAD in origins:
         return False
     embedding = origins.get(EMBEDDING)
-    if embedding is not None and embedding.tensor != without_body(embedding.tensor):
+    if embedding is not None and _has_body(embedding.tensor):
         raise ModelError(
             f"{origin} lacks lm_head.weight, and tie_word_embeddings is false, or left out and "
             f"false for this family: if the head is the embedding, set tie_word_embeddings to "
             f"true in config.json"
         )
     return embedding is not None
+
+
+def check_complete(
+    origins: Mapping[str, TensorOrigin],
+    names: WeightNames,
+    spec: DecoderSpec,
+    origin: object,
+    wrapped: bool = False,
+) -> bool:
+    """Refuse a checkpoint that lacks a tensor, by the name that its files would have for it.
+    Returns whether the model can generate. Raises ``ModelError``."""
+    generates = not lacks_head(origins, spec, origin)
+    missing = [name for name in parameters_of(spec, has_head=generates) if name not in origins]
+    if not missing:
+        return generates
+    known = _NamesInFiles(names, [each.tensor for each in origins.values()], wrapped)
+    tensors = list(dict.fromkeys(map(known.of, missing)))
+    listed = ", ".join(tensors[:_MOST_NAMED])
+    if len(tensors) > _MOST_NAMED:
+        listed += f" and {len(tensors) - _MOST_NAMED} more tensors"
+    raise ModelError(f"{origin} lacks {listed}: {REMEDY}")
+
+
+class _NamesInFiles:
+    """The names that the files of a checkpoint have for parameters. Of several that a family knows,
+    those that are like the ones of other ``tensors``."""
+
+    def __init__(self, names: WeightNames, tensors: Iterable[str], wrapped: bool) -> None:
+        self._patterns: dict[str, list[str]] = {}
+        for pattern, target in names.items():
+            for name in names_of(target):
+                self._patterns.setdefault(name, []).append(pattern)
+        self._seen: set[str] = set()
+        self._prefixes: dict[str, str] = {}
+        for tensor in tensors:
+            text = unwrapped(tensor) if wrapped else tensor
+            if text is None:
+                continue
+            self._seen.add(pattern_of(text))
+            rest = text.removeprefix(_first(text))
+            self._prefixes.setdefault(_first(text), tensor.removesuffix(rest))
+        self._with_body = any(map(_has_body, self._seen))
+
+    def of(self, parameter: str) -> str:
+        """The name of a parameter's tensor."""
+        known = self._patterns.get(pattern_of(parameter))
+        if known is None:
+            return parameter
+        pattern = max(known, key=self._likeness)  # of equal ones the first
+        text = pattern.format(**dict(zip("ij", numbers_in(parameter), strict=False)))
+        first = _first(text)
+        return _OF_STACKED.sub("", self._prefixes.get(first, first) + text.removeprefix(first))
+
+    def _likeness(self, pattern: str) -> tuple[bool, bool]:
+        return pattern in self._seen, _has_body(pattern) == self._with_body
+
+
+def _first(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _has_body(name: str) -> bool:
+    return without_body(name) != name

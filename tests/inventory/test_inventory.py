@@ -10,15 +10,18 @@ from typing import Any
 
 import click
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save
 
 from tandem.__main__ import cli
 from tandem.commands.help_page import HelpfulCommand
 from tandem.inventory import machine
 from tandem.inventory.cached_models import as_table, cached_models
 from tandem.inventory.model_report import describe_model
+from tandem.kernels.cpu import jit
+from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.config import EngineConfig
-from tandem.shared.errors import ModelError, UsageError
+from tandem.shared.errors import ModelError, StartupError, UsageError
 from tandem.shared.kv.planning import RankDevice
 from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
@@ -177,6 +180,48 @@ def test_info_refuses_what_cannot_be_served(hub: FakeHub, root: Path) -> None:
     assert not hub.weights_given and not hub.ranges
 
 
+def test_info_refuses_what_no_server_would_start_with(hub: FakeHub, root: Path) -> None:
+    folder = tiny_models.cached("qwen3", root)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    hub.put(NAME, files | {"model.safetensors": save(weights)})
+    with pytest.raises(ModelError, match=f"^{NAME} lacks model.norm.weight: "):
+        describe(NAME)
+    with pytest.raises(StartupError, match=r"^--device cuda: .* use --device cpu$"):
+        describe(str(folder), device="cuda")
+    with pytest.raises(StartupError, match="--cpu-kernels compiled is for CPUs"):
+        describe(str(folder), *GPUS, cpu_kernels="compiled")
+    context = describe(str(folder))["context"]
+    with pytest.raises(StartupError, match=f"exceeds the model's context of {context} tokens"):
+        describe(str(folder), max_model_len=context + 1)
+    tokens = describe(str(folder), max_model_len=context)["fits"][0]["tokens"]
+    needed = context * describe(str(folder))["kv_bytes_per_token"]
+    memory = describe(str(folder))["memory"]
+    small = RankDevice("cpu", "CPU", 64 << 30, memory + 3 * needed)
+    assert tokens > context and describe(str(folder), cpu=small)["fits"][0]["fits"]
+    assert not describe(str(folder), cpu=small, max_model_len=context)["fits"][0]["fits"]
+
+
+def test_headers_are_kept_apart_from_the_cache(hub: FakeHub, root: Path) -> None:
+    """Also those of layers over vectors, which are in folders."""
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    hidden = json.loads(files["config.json"])["hidden_size"]
+    modules = [{"type": f"models.{kind}", "path": f"1_{kind}"} for kind in ("Pooling", "Dense")]
+    dense: dict[str, Any] = {"in_features": hidden, "out_features": 8, "bias": False}
+    dense["activation_function"] = "torch.nn.modules.linear.Identity"
+    linear = save({"linear.weight": torch.ones(8, hidden)})
+    made: dict[str, Any] = {"modules.json": json.dumps(modules), "1_Dense/config.json": dense}
+    hub.put(NAME, files | made | {"1_Dense/model.safetensors": linear})
+    about = describe(NAME)
+    assert (
+        about["parameters"]
+        == describe(str(tiny_models.cached("qwen3", root)))["parameters"] + 8 * hidden
+    )
+    path = obtain_model(EngineConfig(model=NAME)).path
+    assert (path / "1_Dense" / "model.safetensors").read_bytes() == linear
+
+
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -260,6 +305,33 @@ def test_the_kernels_that_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None
     assert machine.in_sentence(machine.kernels(compiled, on_gpu=False)) == "compiled ones, by numba"
 
 
+def test_the_kernels_of_each_format(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the operators have them, which know the CPU; none are asked about tables."""
+    jit.prepare()
+    from tandem.kernels.cpu.operators import CompiledOperators
+
+    kinds = {"ffn_up": "Q5_0", "output.": "Q4_1", "token_embd": "Q5_1"}
+    folder = tiny_models.cached("qwen3", root)
+    file = str(write_gguf(folder, root / "formats.gguf", "Q8_0", others=kinds))
+    for operators, own in ((CompiledOperators, ("Q5_0", "Q4_1")), (GpuOperators, ("Q8_0",))):
+        monkeypatch.setattr(
+            operators, "has_product", lambda self, format, dtype, own=own: format.name in own
+        )
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
+    in_torch = {"Q8_0": "torch", "Q5_0": "torch", "Q4_1": "torch"}
+    here = in_torch | {"Q5_0": "compiled", "Q4_1": "compiled"}
+    compiled = describe(file, cpu_kernels="compiled")["kernels"]
+    assert compiled["formats"] == here
+    assert machine.in_sentence(compiled) == "compiled ones, by numba; torch's for Q8_0"
+    slow = describe(file)["kernels"]
+    assert (slow["formats"], slow["formats_available"]) == (in_torch, here)
+    assert machine.in_sentence(slow).endswith("has faster ones, but none for Q8_0 on this CPU")
+    gpu = describe(file, *GPUS)["kernels"]
+    assert gpu["formats"] == in_torch | {"Q8_0": "triton"}
+    assert "on the first start; torch's for " in machine.in_sentence(gpu)
+    assert describe(file, *GPUS, decode_kernel="torch")["kernels"]["formats"] == in_torch
+
+
 # -- pull and list -----------------------------------------------------------------------------
 
 
@@ -292,6 +364,24 @@ def test_what_is_not_whole_is_listed_as_such(hub: FakeHub, root: Path) -> None:
     next(path.glob("model-*.safetensors")).unlink()
     assert [model.whole for model in cached_models()] == [False]
     assert "safetensors, not whole" in as_table(cached_models())
+
+
+def test_a_model_is_not_pulled_that_no_router_could_serve(
+    hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither if it is here."""
+    folder = tiny_models.cached("qwen3", root)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.put(NAME, files)
+    path = Path(run(capsys, "pull", NAME).split()[0])
+    given = len(hub.weights_given)
+    hub.put("owner/broken", files | {"tokenizer.json": b'{"model": '})
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer.json").write_bytes(b'{"model": ')
+    for name in ("owner/broken", str(path)):
+        with pytest.raises(ModelError, match=r"tokenizer.json: not a tokenizer"):
+            run(capsys, "pull", name)
+    assert len(hub.weights_given) == given
 
 
 def test_a_model_that_is_here_needs_no_pull(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,13 +19,15 @@ from tandem.kernels.block_formats import (
     group_format,
 )
 from tandem.kernels.cpu import jit
+from tandem.kernels.operators import Operators
 from tandem.kernels.quantized import QuantizedWeight, dequantize
+from tandem.kernels.reference.quantized_linear import DecodedLinear
 from tandem.tests.support.random_blocks import GROUPS, random_weight
 from tandem.tests.support.rounded_operators import rounded, rounded_for
 
 jit.prepare()
 
-from tandem.kernels.cpu import byte_products, byte_tile, float_tile  # noqa: E402
+from tandem.kernels.cpu import byte_products, byte_tile, float_tile, operators  # noqa: E402
 from tandem.kernels.cpu.block_layouts import (  # noqa: E402
     BLOCK,
     LANES,
@@ -36,6 +38,7 @@ from tandem.kernels.cpu.block_layouts import (  # noqa: E402
 )
 from tandem.kernels.cpu.block_packing import pack, tables_of  # noqa: E402
 from tandem.kernels.cpu.byte_products import PanelLinear  # noqa: E402
+from tandem.kernels.cpu.operators import CompiledOperators  # noqa: E402
 from tandem.kernels.cpu.panel_rows import PanelRows  # noqa: E402
 
 KINDS = {
@@ -246,6 +249,23 @@ def test_numbers_in_bf16_are_multiplied_in_panels(
         assert torch.equal(product(x[first:end]), whole[first:end])
     byte_products._compiled.cache_clear()
     byte_tile.tile_product.cache_clear()
+
+
+def test_a_backend_says_which_formats_it_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of the format is then multiplied by a kernel, and any other one decoded."""
+    compiled = CompiledOperators()
+    for newest in sorted({jit.moves_bits(), False}, reverse=True):
+        monkeypatch.setattr(operators, "moves_bits", lambda newest=newest: newest)
+        for name in ("Q8_0", "Q4_K", "IQ2_S"):
+            kind = BLOCK_FORMATS[name]
+            weight = random_weight(kind, OUTPUTS, INPUTS // kind.values)
+            product = compiled.prepare_quantized(weight, None, torch.float32)
+            assert compiled.has_product(kind, torch.float32) == (
+                not isinstance(product, DecodedLinear)
+            )
+        in_panels = newest and jit.multiplies_bytes()
+        assert compiled.has_product(BLOCK_FORMATS["IQ2_S"], torch.float32) == in_panels
+    assert not Operators().has_product(BLOCK_FORMATS["Q8_0"], torch.float32)
 
 
 def test_other_widths_have_no_panels() -> None:

@@ -226,3 +226,10 @@ def test_operators_take_any_number_of_rows(
     torch.testing.assert_close(
         product.rows(chosen), dequantize(weight)[chosen], atol=1e-3, rtol=1e-3
     )
+
+
+def test_a_gpu_says_which_formats_it_multiplies() -> None:
+    """Activations are of half types."""
+    gpu, kind = GpuOperators(), BLOCK_FORMATS["Q4_K"]
+    assert gpu.has_product(kind, torch.bfloat16) and gpu.has_product(kind, torch.float16)
+    assert not gpu.has_product(kind, torch.float32)

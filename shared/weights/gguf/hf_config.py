@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ....kernels.block_formats import CODEBOOK_FORMATS
-from ...errors import ModelError, shown
+from ...errors import ModelError, UnsupportedWeightsError, shown
 from ...models.spec import QUANTIZED
 from ...version import install_command
 from .architectures import ARCHITECTURES, Architecture, architecture
@@ -204,9 +204,11 @@ def _refuse_types(header: GGUFHeader, origin: object) -> None:
     """Refuse tensors whose types are not read."""
     if header.unsupported:
         found = " and ".join(f"{name} is of type {of}" for of, name in header.unsupported.items())
+        are = "are" if len(header.unsupported) > 1 else "is"
         known = ", ".join(each.name for each in TENSOR_TYPES.values())
-        raise ModelError(
-            f"{origin}: {found}; supported: {known}: use a file of the same model in one of them"
+        raise UnsupportedWeightsError(
+            f"{origin}: {found}, which {are} not supported",
+            f"use a file of the same model in one of these types: {known}",
         )
 
 

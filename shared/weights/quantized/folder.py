@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,13 +65,21 @@ class QuantizedFolder:
         return self._folder.end_tokens()
 
     def weight_names(self, family: Family) -> WeightNames:
-        """See ``WeightSource``. Those of biases that change nothing as well."""
+        """See ``WeightSource``. Those of biases that change nothing as well; unless it is open, of
+        all that may change nothing."""
+        if self._names:
+            return self._with_spare(family, self.spare)
+        if (known := self._by_headers) is None:
+            return self._folder.weight_names(family)
+        return known._with_spare(family, known._adds_bias)
+
+    def _with_spare(self, family: Family, is_spare: Callable[[str], bool]) -> WeightNames:
         table = self._folder.weight_names(family)
         spare: dict[str, bool] = {}
         for name in self._names:
             text = unwrapped(name) if family.wrapped else name
             if text is not None and (pattern := pattern_of(text)) not in table:
-                spare[pattern] = spare.get(pattern, True) and self.spare(name)
+                spare[pattern] = spare.get(pattern, True) and is_spare(name)
         return {**table, **dict.fromkeys(pattern for pattern, each in spare.items() if each)}
 
     def weight_files(self) -> list[str]:
@@ -78,11 +88,15 @@ class QuantizedFolder:
 
     def tensor_names(self) -> list[str] | None:
         """See ``WeightSource``."""
+        return None if self._by_headers is None else self._by_headers.names()
+
+    @cached_property
+    def _by_headers(self) -> QuantizedFolder | None:
+        """The names of tensors and matrices, if all files are here."""
         if any(not (self.path / file).is_file() for file in self.weight_files()):
             return None
         with QuantizedFolder(SafetensorsFolder(self.path, "np"), self._how) as opened:
-            # Whether biases are spare is known when they are read.
-            return [name for name in opened.names() if not opened._adds_bias(name)]
+            return opened
 
     def names(self) -> list[str]:
         """See ``WeightSource``."""

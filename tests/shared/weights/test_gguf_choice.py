@@ -6,7 +6,7 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.weights import gguf_choice
-from tandem.shared.weights.gguf_choice import choose, loadable, type_of
+from tandem.shared.weights.gguf_choice import another, choose, loadable, type_of
 
 SPLIT = [f"Q8_0/m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 
@@ -83,3 +83,24 @@ def test_the_quantisation_in_a_name(file: str, kind: str) -> None:
 def test_what_can_be_loaded() -> None:
     assert all(map(loadable, ("Q8_0", "Q6_K", "Q6_K_L", "F16", "BF16", "UD-Q6_K_XL")))
     assert not any(map(loadable, ("Q4_0_8_8", "Q4_0_4_4", "")))
+
+
+@pytest.mark.parametrize(
+    ("files", "refused", "expected"),
+    [
+        (("m-Q4_0.gguf", "m-Q8_0.gguf", "m-F16.gguf"), "m-Q4_0.gguf", "m-Q8_0.gguf"),
+        (("m-Q4_0.gguf", "other-Q4_K_M.gguf", "m-F16.gguf"), "m-Q4_0.gguf", "m-F16.gguf"),
+        (("m-Q4_0.gguf", "a/other-Q4_K_M.gguf"), "m-Q4_0.gguf", "a/other-Q4_K_M.gguf"),
+        (("m-Q4_0.gguf", "mmproj-F16.gguf", "m.gguf"), "m-Q4_0.gguf", None),
+        (("model.safetensors", "m-IQ4_XS.gguf", "m-Q5_K_M.gguf"), "", "m-Q5_K_M.gguf"),
+        (
+            ("m-Q8_0-00002-of-00002.gguf", "m-Q8_0-00001-of-00002.gguf"),
+            "m-Q4_0.gguf",
+            "m-Q8_0-00001-of-00002.gguf",
+        ),
+        ((), "", None),
+    ],
+)
+def test_what_may_be_used_instead(files: tuple[str, ...], refused: str, expected: str) -> None:
+    """By its name, in another type, and of the same model if there is one."""
+    assert another(files, refused) == expected

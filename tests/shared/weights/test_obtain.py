@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 from tandem.shared.config import EngineConfig
-from tandem.shared.errors import ModelError
+from tandem.shared.errors import ModelError, StartupError
 from tandem.shared.models.spec import TokenScoreSpec
+from tandem.shared.weights.hub import HuggingFaceHub
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
+from tandem.shared.weights.remote_files import Listing
 from tandem.tests.support import fake_hub
 from tandem.tests.support.checkpoints import rerankers, tiny_models
 from tandem.tests.support.fake_hub import FakeHub, used_here
@@ -255,10 +257,72 @@ def test_no_weights_are_downloaded_if_other_files_speak_against_it(
     assert not hub.weights_given
 
 
+def test_nor_if_headers_do(hub: FakeHub, root: Path) -> None:
+    """Those of a single file, which no index describes, and of all files of several."""
+    single, several = files_of(root, "qwen3"), files_of(root)
+    weights = load(single["model.safetensors"])
+    up = "model.layers.0.mlp.up_proj.weight"
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    words = up.replace("weight", "qweight")
+
+    def with_weights(**tensors: torch.Tensor) -> dict[str, bytes]:
+        return single | {"model.safetensors": save(tensors)}
+
+    shard = json.loads(several[INDEX])["weight_map"][up]
+    kept = {name: value for name, value in load(several[shard]).items() if name != up}
+    index = json.loads(several[INDEX])["weight_map"]
+    unlisted = without(index, up)
+    cases = {
+        "missing": (with_weights(**without(weights, up)), f"model.safetensors lacks {up}: "),
+        "shard": (
+            changed(several, INDEX, weight_map=unlisted) | {shard: save(kept)},
+            f" lacks {up}: configuration and weights do not belong together",
+        ),
+        "more": (with_weights(**weights, strange=torch.zeros(2)), "tensor strange is unknown"),
+        "shapes": (
+            changed(
+                with_weights(**without(weights, up), **{words: torch.zeros(2, 2).int()}),
+                quantization_config=gptq,
+            ),
+            f"lacks {words.replace('qweight', 'scales')}, by owner/shapes/config.json",
+        ),
+        "other": (single | {"model.safetensors": b"<html>"}, "is truncated or not a safetensors"),
+        "words": (changed(single, "tokenizer.json", model=1), "tokenizer.json: not a tokenizer"),
+    }
+    for number, (content, told) in cases.items():
+        name = f"owner/{number}"
+        hub.put(name, content)
+        assert told.replace("model.safetensors lacks", f"{name} lacks") in (said := refusal(name))
+        assert "tandem-headers" not in said
+    assert not hub.weights_given
+
+
+def test_an_index_may_leave_out_what_its_files_have(hub: FakeHub, root: Path) -> None:
+    files = files_of(root)
+    weights = without(json.loads(files[INDEX])["weight_map"], "model.norm.weight")
+    hub.put(NAME, changed(files, INDEX, weight_map=weights))
+    assert obtain().generates
+
+
+def test_headers_are_not_read_of_what_is_here_or_has_no_size(
+    hub: FakeHub, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.put(NAME, files_of(root, "qwen3"))
+    obtain()
+    ranges = len(hub.ranges)
+    assert ranges and obtain().generates and len(hub.ranges) == ranges
+    listing = Listing(dict.fromkeys(hub.repositories[NAME]), fake_hub.COMMIT)
+    monkeypatch.setattr(HuggingFaceHub, "listing", lambda self, name: listing)
+    next(obtain().path.glob("*.safetensors")).unlink()
+    assert obtain().generates and len(hub.ranges) == ranges
+
+
 def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     assert "cannot be split over 3 ranks" in refusal(tensor_parallel_size=3)
     assert "load format gguf does not fit" in refusal(load_format="gguf")
+    with pytest.raises(StartupError, match=r"--max-model-len 9999 exceeds the model's context of"):
+        obtain(max_model_len=9999)
     assert not hub.weights_given
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
 import pty
 import re
 import shutil
+import struct
 import sys
 import termios
 import warnings
@@ -22,7 +24,8 @@ from huggingface_hub import constants, file_download
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import header_files, kept_parts, locate, transfer
+from tandem.shared.weights import header_files, kept_parts, locate, remote_headers, transfer
+from tandem.shared.weights.gguf.tensor_types import TENSOR_TYPES
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
 from tandem.shared.weights.source import open_source
@@ -167,6 +170,88 @@ def test_a_gguf_file_of_an_unsupported_model_is_refused_by_its_header(
     assert hub.given == []
 
 
+def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_its_header(
+    hub: FakeHub, root: Path, tmp_path: Path
+) -> None:
+    """The error names the file in its repository, for there is none here."""
+
+    def change(made: Any) -> None:
+        made.tensors[0].pop("blk.1.attn_q.weight")
+
+    file = write_gguf(tiny_models.cached("qwen3", root), tmp_path / "m.gguf", change=change)
+    hub.put(NAME, {"sub/m-F32.gguf": file.read_bytes(), "sub/m-F16.gguf": b"GGUF" + bytes(99)})
+    assert refusal(f"{NAME}:F32").startswith(
+        f"{NAME}/sub/m-F32.gguf lacks blk.1.attn_q.weight: configuration and weights do not"
+    )
+    assert refusal(f"{NAME}:F16").startswith(f"{NAME}/sub/m-F16.gguf is a GGUF file")
+    with pytest.raises(ModelError, match="lacks blk"):
+        obtain_model(EngineConfig(model=str(file)))
+    assert hub.given == []
+
+
+# -- what to use instead -----------------------------------------------------------------------
+
+
+def of_type(content: bytes, tensor: str, number: int) -> bytes:
+    """A GGUF file whose header says that a tensor is of another type."""
+    name = struct.pack("<Q", len(tensor)) + tensor.encode()
+    at = content.index(name) + len(name)
+    (dimensions,) = struct.unpack_from("<I", content, at)
+    at += 4 + 8 * dimensions
+    return content[:at] + struct.pack("<I", number) + content[at + 4 :]
+
+
+def test_a_file_of_the_same_repository_is_named_that_would_work(hub: FakeHub, gguf: bytes) -> None:
+    old = of_type(gguf, "output.weight", 31)
+    problem = f"{NAME}/m-Q4_0.gguf: output.weight is of type Q4_0_4_4, which is not supported; use "
+    files = {"m-Q4_0.gguf": old, "m-Q4_0_4_4.gguf": old}
+    hub.put(NAME, files)
+    assert refusal() == problem + "a file of the same model in one of these types: " + ", ".join(
+        kind.name for kind in TENSOR_TYPES.values()
+    )
+    hub.put(NAME, files | {"m-Q8_0.gguf": gguf, "other-Q6_K.gguf": gguf, "m-Q2_K.gguf": gguf})
+    assert refusal() == f"{problem}{NAME}:Q8_0"
+    assert refusal(f"{NAME}:Q4_0@v1") == f"{problem}{NAME}:Q8_0@v1"
+    hub.put(NAME, files | {"m-Q8_0.gguf": gguf, "sub/m-Q8_0.gguf": gguf})
+    assert refusal() == f"{problem}{NAME} --f m-Q8_0.gguf"
+    assert hub.given == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"quantization_config": {"quant_method": "quip"}}, "method quip), which is not supported"),
+        ({"quantization": {"bits": 7, "group_size": 64}}, "bits is 7; supported: 2 or 3 or 4 or 5"),
+    ],
+)
+def test_a_gguf_file_beside_safetensors_is_named(
+    hub: FakeHub, root: Path, gguf: bytes, changes: dict[str, Any], words: str
+) -> None:
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    config = json.loads(files["config.json"]) | changes
+    files["gguf/m-Q8_0.gguf"] = gguf
+    hub.put(NAME, files | {"config.json": config})
+    assert words in (told := refusal()) and told.endswith(f"; use {NAME}:Q8_0")
+    hub.put("owner/opt", files | {"config.json": config | {"architectures": ["OPTForCausalLM"]}})
+    told = refusal("owner/opt")
+    assert words in told and "Q8_0" not in told, "no GGUF files of the family are read"
+    assert not hub.weights_given
+
+
+def test_files_of_the_same_folder_are_named(gguf: bytes, root: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_models.cached("qwen3", root), tmp_path / "model"))
+    bad = folder / "m-Q4_0.gguf"
+    bad.write_bytes(of_type(gguf, "output.weight", 31))
+    (folder / "other-Q8_0.gguf").write_bytes(gguf)
+    assert "; use a file of the same model in one of these types: F32, " in refusal(str(bad))
+    (folder / "m-Q6_K.gguf").write_bytes(gguf)
+    assert refusal(str(bad)).endswith(f"; use {folder}/m-Q6_K.gguf")
+    config = json.loads((folder / "config.json").read_text())
+    quip = {"quantization_config": {"quant_method": "quip"}}
+    (folder / "config.json").write_text(json.dumps(config | quip))
+    assert refusal(str(folder)).endswith(f"; use {folder}/m-Q4_0.gguf")
+
+
 def test_what_a_repository_lacks_is_told_with_what_it_has(hub: FakeHub, gguf: bytes) -> None:
     hub.put(NAME, {"m-Q8_0.gguf": gguf, "m-F16.gguf": b"x"})
     assert "'owner/model' has no GGUF file in Q5_K_M; it has F16, Q8_0" in refusal(f"{NAME}:Q5_K_M")
@@ -217,7 +302,7 @@ class FullDisk:
         return len(data)
 
 
-@pytest.mark.parametrize("kind", ["large", "small", "tokenizer", "header"])
+@pytest.mark.parametrize("kind", ["large", "small", "tokenizer", "header", "headers"])
 def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
     hub: FakeHub, root: Path, gguf: bytes, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -237,7 +322,11 @@ def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
     with monkeypatch.context() as full, warnings.catch_warnings(record=True) as warned:
         full.setattr(file_download, "http_get", fails)
         full.setattr(locate, "write_gguf_header", fails_at_once)
-        if kind == "header":
+        if kind == "headers":
+            full.setattr(file_download, "http_get", get)
+            full.setattr(remote_headers, "write_safetensors_header", fails_at_once)
+            assert f"the disk of {gettempdir()} is full" in refusal() and not hub.weights_given
+        elif kind == "header":
             hub.put(NAME, {"m-Q8_0.gguf": gguf})
             assert f"the disk of {gettempdir()} is full" in refusal() and not hub.given
         else:

@@ -19,6 +19,7 @@ import torch
 from tandem.shared.models.decoder import Decoder
 from tandem.shared.models.layers.part import Part
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
+from tandem.shared.models.parameters import parameters_of
 from tandem.shared.models.registry import FAMILIES, family_of
 from tandem.shared.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MoESpec
 from tandem.shared.models.weight_names import with_short_names, without_body
@@ -295,6 +296,7 @@ def test_published_tensors_fill_every_parameter(model: str) -> None:
     spec, family = read(values), family_of(values)
     known, names = with_short_names(family.weights), expanded(TENSORS[model], spec)
     expected = parameters(spec)
+    assert sorted(parameters_of(spec)) == sorted(expected)
     for each in (names, [without_body(name) for name in names]):
         origins = tensor_origins(each, known, spec, model, family.more_layers, family.wrapped)
         # A head beside an embedding that it is tied to is compared with that.

@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
+from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
 from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.footprint import ParameterSize, parameter_sizes
 from tandem.shared.weights.header_files import write_safetensors_header
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.shared.weights.gguf.test_models import compiled_operators, logits_of
 from tandem.tests.support.checkpoints import tiny_models
@@ -100,6 +102,18 @@ def test_compiled_kernels_have_the_logits_of_rounded_rows(
             total += mlp.partial(x)
         sums.append(total)
     torch.testing.assert_close(sums[1], sums[0], atol=0.02 * float(sums[0].abs().max()), rtol=0)
+
+
+def test_biases_of_the_model_are_no_additions_of_gptq(tmp_path: Path, llama: Path) -> None:
+    """Those of the model are not taken for missing."""
+    coded, _ = write_quantized(llama, tmp_path, METHODS["gptq 4"])
+    file, config = coded / "model.safetensors", EngineConfig(model=str(coded))
+    assert obtain_model(config).generates
+    tensors, bias = load_file(file), "model.layers.1.self_attn.q_proj.bias"
+    assert bias in tensors
+    save_file({each: value for each, value in tensors.items() if each != bias}, file)
+    with pytest.raises(ModelError, match=f"lacks {bias}: "):
+        obtain_model(config)
 
 
 def write_header(data: bytes, target: Path) -> None:
