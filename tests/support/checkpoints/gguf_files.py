@@ -236,6 +236,8 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, kind: str
 def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
     if kind is Type.Q6_K:
         return quantise_q6_k(weight)
+    if kind is Type.Q4_K:
+        return quantise_q4_k(weight)
     try:
         return np.array(gguf.quants.quantize(weight, kind))
     except NotImplementedError:
@@ -260,6 +262,29 @@ def quantise_q6_k(weight: np.ndarray) -> np.ndarray:
     shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
     highs = np.bitwise_or.reduce(high << shifts, axis=2).reshape(-1, 64)
     parts = [lows, highs, scales.astype(np.int8).view(np.uint8), scale[:, None].view(np.uint8)]
+    return np.concatenate(parts, axis=1).reshape(*weight.shape[:-1], -1)
+
+
+def quantise_q4_k(weight: np.ndarray) -> np.ndarray:
+    """Q4_K by the range of each 32, which the library only reads."""
+    groups = weight.reshape(-1, 8, 32)
+    least = np.minimum(groups.min(-1), 0)
+    each = (groups.max(-1) - least) / 15
+    wholes = [(part.max(-1) / 63).astype(np.float16) for part in (each, -least)]
+    wide, wide_least = (np.maximum(whole.astype(np.float32), 1e-8)[:, None] for whole in wholes)
+    scales, minimums = np.round(each / wide).clip(1, 63), np.round(-least / wide_least).clip(0, 63)
+    steps, offsets = (scales * wide)[..., None], (minimums * wide_least)[..., None]
+    codes = np.round((groups + offsets) / steps).clip(0, 15).astype(np.uint8)
+    # [blocks, quarter, half, 32]
+    pairs = codes.reshape(-1, 4, 2, 32)
+    (s, s_high), (m, m_high) = (
+        (part[:, :4], part[:, 4:]) for part in (scales.astype(np.uint8), minimums.astype(np.uint8))
+    )
+    parts = [
+        *(whole[:, None].view(np.uint8) for whole in wholes),
+        *(s | s_high >> 4 << 6, m | m_high >> 4 << 6, s_high & 15 | (m_high & 15) << 4),
+        (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128),
+    ]
     return np.concatenate(parts, axis=1).reshape(*weight.shape[:-1], -1)
 
 
