@@ -1,5 +1,5 @@
-"""What rounded weights do to KV, as docs/handoff.md derives it, beside what they do to random
-models' and beside the canary's limits."""
+"""What rounded weights do to KV: as docs/handoff.md derives it, in random models, and beside the
+canary's limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModelRunner]:
 def test_kv_differs_as_derived_and_less_than_the_limits(
     exact: tuple[Path, ModelRunner], name: str
 ) -> None:
-    """Of which there is room for: the largest difference is up to twice the mean."""
+    """The limits are for the largest difference in a layer, which is up to twice the mean."""
     folder, sender = exact
     receiver = build_runner(folder, dtype="float32", block_size=4, num_blocks=24, isq=name.lower())
     canary, error = CanaryOfRunners(sender, receiver), rounding(FORMATS[name])
