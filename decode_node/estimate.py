@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..shared.telemetry.prefill_origin import LocalReason
 
-# Threshold until this node's rate is measured: for less, a round trip costs more than it saves.
+# Threshold until this node's rate is measured: for less, a round trip costs more than it saves. A
+# longer prompt is then read here only if the link is too slow even beside the bound.
 DEFAULT_TOKENS = 64
 # Opening, the first bytes, the confirmation of the last, and the step that waits for it.
 ROUND_TRIPS = 4
@@ -20,11 +21,18 @@ ROUND_TRIPS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEstimate:
-    """This node's speed and load. ``tokens_per_second`` is 0 until measured."""
+    """This node's speed and load. ``tokens_per_second`` is 0 until it has read a longer prompt, and
+    ``at_least`` a lower bound, which short ones show."""
 
     tokens_per_second: float
+    at_least: float = 0.0
     queued_tokens: int = 0
     running: int = 0
+
+    @property
+    def rate(self) -> float:
+        """What is known of the speed; 0 if nothing is."""
+        return self.tokens_per_second or self.at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +64,28 @@ def why_local(
     """
     if not missing:
         return LocalReason.NOTHING_MISSING
+    least = threshold
     if threshold is None and here.tokens_per_second <= 0:
-        threshold = DEFAULT_TOKENS
-    if threshold is not None and missing < threshold:
+        least = DEFAULT_TOKENS
+    if least is not None and missing < least:
         return LocalReason.SHORT
-    if not (here.tokens_per_second or there.tokens_per_second):
-        return ""  # nothing is measured
     seconds_there = _seconds_there(here, there, prompt, missing)
-    if threshold is None and _seconds_here(here, missing) <= seconds_there:
+    if threshold is None and here.rate and _seconds_here(here, missing) <= seconds_there:
         return LocalReason.FASTER_HERE
     return LocalReason.TOO_LATE_THERE if seconds_there > seconds else ""
 
 
 def _seconds_here(here: LocalEstimate, missing: int) -> float:
-    own = (here.queued_tokens + missing) / here.tokens_per_second
+    own = (here.queued_tokens + missing) / here.rate
     # At least one: a stream that arrives during the prefill waits for it too.
-    others = max(1, here.running) * missing / here.tokens_per_second
+    others = max(1, here.running) * missing / here.rate
     return own + others
 
 
 def _seconds_there(here: LocalEstimate, there: RemoteEstimate, prompt: int, missing: int) -> float:
     rate = there.tokens_per_second or here.tokens_per_second
+    queued = there.queued_tokens / rate if rate else 0.0
     # Whether the node there has the prefix that is cached here is unknown.
-    computing = prompt / rate
+    computing = prompt / rate if rate else 0.0
     moving = missing / there.link_tokens_per_second if there.link_tokens_per_second else 0.0
-    return ROUND_TRIPS * there.round_trip + there.queued_tokens / rate + max(computing, moving)
+    return ROUND_TRIPS * there.round_trip + queued + max(computing, moving)

@@ -169,6 +169,7 @@ class Transfers:
         load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
+            at_least=core.least_prefill_tokens_per_second,
             queued_tokens=load.queued_prefill_tokens,
             running=load.running,
         )

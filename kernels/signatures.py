@@ -24,8 +24,10 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 Weight = tuple[torch.Tensor | QuantizedWeight, ...]
 # cos and sin of a step, fp32 [T, 1, rotated dimensions]; sin is negated in its first half.
 CosSin = tuple[torch.Tensor, torch.Tensor]
-# A layer's part of the KV cache, a tensor for each component: keys and values, or latents.
+# A memory of the KV cache, a tensor for each component: keys and values, or latents.
 LayerKV = tuple[CachedKV, ...]
+# Those of one layer.
+Memories = Sequence[LayerKV]
 
 
 @runtime_checkable

@@ -142,6 +142,11 @@ class EngineCore:
         """The measured rate of prompt tokens; 0 until known."""
         return self._prefill_rate.tokens_per_second
 
+    @property
+    def least_prefill_tokens_per_second(self) -> float:
+        """A lower bound of this rate, known sooner; 0 until then."""
+        return self._prefill_rate.at_least
+
     def prefix_changes(self, version: int) -> Changes | None:
         """Changes of the prefix index since ``version`` (0: all of it); ``None`` without one."""
         pool = self._scheduler.pool

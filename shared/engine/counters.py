@@ -47,11 +47,13 @@ class EngineCounters:
 class PrefillRate:
     """Prompt tokens per second, as a running mean over chunks.
 
-    The duration of a chunk below ``MIN_CHUNK`` says more about the step than about its tokens.
+    The duration of a chunk below ``MIN_CHUNK`` says more about the step than about its tokens, so
+    that the rate is ``at_least`` what such chunks show.
     """
 
     def __init__(self) -> None:
         self.tokens_per_second = 0.0
+        self.at_least = 0.0
         self._held_up = 0.0  # seconds of steps without prompts since the last chunk
 
     def measured(self, chunk: int, seconds: float, *, limit: int | None) -> None:
@@ -61,7 +63,9 @@ class PrefillRate:
         """
         if not chunk and limit == 0:
             self._held_up += seconds
-        if seconds > 0 and chunk >= MIN_CHUNK:
+        if seconds > 0 and chunk < MIN_CHUNK:
+            self.at_least = max(self.at_least, chunk / seconds)
+        elif seconds > 0:
             rate, known = chunk / (seconds + self._held_up), self.tokens_per_second
             self.tokens_per_second = (1 - _NEWEST) * known + _NEWEST * rate if known else rate
         if chunk:

@@ -17,6 +17,7 @@ from ...kernels.signatures import (
     FeedForward,
     LayerKV,
     LayerParts,
+    Memories,
     OutputHead,
     Queries,
 )
@@ -204,36 +205,37 @@ class Layer(Part):
             self.parts = LayerParts(self._queries, self._feed_forward, attention.params, sinks)
 
     def write_kv(
-        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
     ) -> torch.Tensor:
-        """Write the rows' KV to the cache; return their queries."""
+        """Write the rows' KV to the layer's memories; return their queries."""
         if self._queries is not None:
-            return self._queries(x, cos_sin, cache, batch.attention.slots)
+            (kv,) = memories
+            return self._queries(x, cos_sin, kv, batch.attention.slots)
         normed = x if self.attention_norm is None else self.attention_norm(x)
-        return self.attention.project(normed, batch, cos_sin, cache)
+        return self.attention.project(normed, batch, cos_sin, memories)
 
     def complete(
         self,
         x: torch.Tensor,
         q: torch.Tensor,
         batch: ForwardBatch,
-        cache: LayerKV,
+        memories: Memories,
         token_input: torch.Tensor | None,
     ) -> torch.Tensor:
         """Attention and feed-forward, and what the layer has of the rows' tokens."""
-        x = self._halves(x, q, batch, cache)
+        x = self._halves(x, q, batch, memories)
         if self.token_gate is not None:
             assert token_input is not None
             x = self.token_gate(x, token_input)
         return x if self.output_scale is None else x * self.output_scale.weight
 
     def _halves(
-        self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV
+        self, x: torch.Tensor, q: torch.Tensor, batch: ForwardBatch, memories: Memories
     ) -> torch.Tensor:
         if self._feed_forward is not None:
             assert isinstance(self.attention, Attention)
-            return self._feed_forward(self.attention.attended(q, batch, cache), x)
-        attended = self.attention.attend(q, batch, cache)
+            return self._feed_forward(self.attention.attended(q, batch, memories), x)
+        attended = self.attention.attend(q, batch, memories)
         if self.parallel:
             norm = self.mlp_norm or self.attention_norm
             assert norm is not None and not isinstance(self.mlp, NormedMoE)
@@ -285,6 +287,7 @@ class LayerRun(NamedTuple):
     """Consecutive layers: some that decode in one call, or one that does not."""
 
     indices: range
+    memories: slice
     decode: DecodingLayers | None
 
 
@@ -352,14 +355,14 @@ class Decoder:
         self.head: VocabParallel | None = self.embed if tied else None
         if has_head and spec.has_head and not tied:
             self.head = self._table("head", load, embeds=False, is_head=True)
-        self._runs = self._layer_runs()
-        self._logits_run = self._run_to_logits()
-        self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
-        self._memory_of_layer = spec.memory_of_layer
+        self._memories = spec.memories_of_layer
         # The layer after which the cache has all of a step.
         self._last_written = max(
             index for index, layer in enumerate(spec.layers) if layer.attention.memories
         )
+        self._runs = self._layer_runs()
+        self._logits_run = self._run_to_logits()
+        self.ropes = {layer.rope: Rope(layer.rope, place.device) for layer in spec.layers}
         # Rounded as the embeddings are.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype).item()
 
@@ -395,12 +398,14 @@ class Decoder:
             indices = list(group)
             parts = [parts for index in indices if (parts := self.layers[index].parts) is not None]
             decode = self.place.operators.prepare_decoding(parts) if parts else None
-            runs.append(LayerRun(range(indices[0], indices[-1] + 1), decode))
+            first, last = indices[0], indices[-1]
+            memories = slice(self._memories[first].start, self._memories[last].stop)
+            runs.append(LayerRun(range(first, last + 1), memories, decode))
         return runs
 
     def _run_to_logits(self) -> LayerRun | None:
         """All layers, if one call computes them and the head."""
-        (indices, decode), *more = self._runs
+        (indices, memories, decode), *more = self._runs
         head, norm = self.head, self.norm
         if decode is None or more or head is None or head.tp.size > 1:
             return None
@@ -409,7 +414,7 @@ class Decoder:
         parts = [layer.parts for layer in self.layers if layer.parts is not None]
         output = OutputHead(norm.weight, norm.eps, head.method.runs())
         decode = self.place.operators.prepare_decoding(parts, output)
-        return None if decode is None else LayerRun(indices, decode)
+        return None if decode is None else LayerRun(indices, memories, decode)
 
     def decode(
         self, batch: ForwardBatch, cache: Sequence[LayerKV], on_layer: OnLayer | None = None
@@ -469,13 +474,13 @@ class Decoder:
                 x = decoded
                 continue
             for index in run.indices:
-                layer, kv = self.layers[index], cache[self._memory_of_layer[index]]
-                q = layer.write_kv(x, batch, rotation, kv)
+                layer, memories = self.layers[index], cache[self._memories[index]]
+                q = layer.write_kv(x, batch, rotation, memories)
                 self._announce(index, on_layer)
                 if index == self._last_written and not batch.needs_logits:
                     return x
                 token_input = None if inputs is None else inputs[:, index]
-                x = layer.complete(x, q, batch, kv, token_input)
+                x = layer.complete(x, q, batch, memories, token_input)
         return x
 
     def _decode(
@@ -492,8 +497,7 @@ class Decoder:
         decodes = batch.attention.decodes
         if run.decode is None or decodes is None or not _all_decode(batch):
             return None
-        caches = [cache[self._memory_of_layer[index]] for index in run.indices]
-        out = run.decode(x, cos_sin, caches, batch.attention.slots, decodes)
+        out = run.decode(x, cos_sin, cache[run.memories], batch.attention.slots, decodes)
         if out is not None and on_layer is not None:
             for index in run.indices:
                 self._announce(index, on_layer)
@@ -501,7 +505,9 @@ class Decoder:
 
     def _announce(self, index: int, on_layer: OnLayer | None) -> None:
         if on_layer is not None and self.spec.layers[index].attention.memories:
-            on_layer(self._memory_of_layer[index])
+            written = self._memories[index]
+            for memory in range(written.start, written.stop):
+                on_layer(memory)
 
     def projected(self, vectors: torch.Tensor) -> torch.Tensor:
         """Sums of hidden states as those of texts' vectors, in fp32."""
@@ -541,8 +547,8 @@ class Decoder:
         """Compile the kernels that attend for all decoding rows at once. Return whether any layer
         has one: each uses its own, and latent attention does without."""
         attentions = [
-            (layer.attention, layer.attention.config(cache[memory], block_size))
-            for layer, memory in zip(self.layers, self._memory_of_layer, strict=True)
+            (layer.attention, layer.attention.config(cache[memories], block_size))
+            for layer, memories in zip(self.layers, self._memories, strict=True)
             if isinstance(layer.attention, Attention)
         ]
         prepare = self.place.operators.prepare_batched_decode

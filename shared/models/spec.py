@@ -486,18 +486,18 @@ class DecoderSpec:
         return tuple(memory for layer in self.layers for memory in layer.attention.memories)
 
     @property
-    def memory_of_layer(self) -> tuple[int, ...]:
-        """The index in ``memories`` that each layer attends to."""
-        indices: list[int] = []
+    def memories_of_layer(self) -> tuple[slice, ...]:
+        """The part of ``memories`` that each layer reads: its own, or that of an earlier layer."""
+        parts: list[slice] = []
         count = 0
         for layer in self.layers:
             attention = layer.attention
             if isinstance(attention, AttentionSpec) and attention.kv_of is not None:
-                indices.append(indices[attention.kv_of])
+                parts.append(parts[attention.kv_of])
                 continue
-            indices.append(count)
-            count += len(attention.memories)
-        return tuple(indices)
+            parts.append(slice(count, count + len(attention.memories)))
+            count = parts[-1].stop
+        return tuple(parts)
 
     def dtype_for(self, wanted: str, *, on_cpu: bool) -> str:
         """The dtype to run in. ``auto`` is the checkpoint's own, except that float16 becomes

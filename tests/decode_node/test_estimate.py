@@ -48,6 +48,14 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (63, {}, BELOW),
         (64, {}, REMOTE),
         (64, {"queue": 10**6, "trip": 9.0}, REMOTE),
+        # Of this node, only that it is no slower: that may be enough to see that the link is.
+        (63, {"bound": 1000.0, "there": 9000.0}, BELOW),
+        (1000, {"bound": 1000.0, "there": 9000.0}, REMOTE),
+        (1000, {"bound": 1000.0, "there": 9000.0, "link": 600.0}, REMOTE),
+        (1000, {"bound": 1000.0, "there": 9000.0, "link": 400.0}, FASTER),
+        (1000, {"bound": 1000.0, "link": 400.0}, FASTER),
+        (1000, {"bound": 1000.0, "seconds": 1}, REMOTE),
+        (1000, EQUAL | {"bound": 9000.0, "link": 800.0}, REMOTE),
         # The operator's threshold overrides all measurements.
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
@@ -69,6 +77,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
     here = LocalEstimate(
         tokens_per_second=facts.get("rate", 0.0),
+        at_least=facts.get("bound", 0.0),
         queued_tokens=facts.get("own_queue", 0),
         running=facts.get("running", 0),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....kernels.attention_metadata import AttentionConfig, AttentionParams
-from ....kernels.signatures import CosSin, LayerKV
+from ....kernels.signatures import CosSin, Memories
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import AttentionSpec, QKNorm, QueryScale
@@ -70,7 +70,7 @@ class Attention(Part):
         self.batched_decode = False
 
     def project(
-        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
     ) -> torch.Tensor:
         """Write the rows' K and V to the cache; return their queries, [T, H, D]."""
         spec, operators = self.spec, self.operators
@@ -88,7 +88,7 @@ class Attention(Part):
             cos_sin = cos_sin[0][..., :0], cos_sin[1][..., :0]
         weight = None if self.head_norm is None else self.head_norm.weight
         if self.kv_heads:
-            slots = batch.attention.slots
+            (cache,), slots = memories, batch.attention.slots
             q = operators.rope_and_cache_kv(qkv, weight, self.eps, cos_sin, cache, slots)
         else:
             q = operators.rope_queries(qkv, weight, self.eps, cos_sin)
@@ -98,13 +98,13 @@ class Attention(Part):
         qk, v = qkv.split([qkv.shape[1] - self.kv_heads, self.kv_heads], dim=1)
         return torch.cat([qk, self.operators.rms_norm(v, ones, self.eps)], dim=1)
 
-    def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, batch: ForwardBatch, memories: Memories) -> torch.Tensor:
         """Attention and the output projection."""
-        return self.o(self.attended(q, batch, cache))
+        return self.o(self.attended(q, batch, memories))
 
-    def attended(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
+    def attended(self, q: torch.Tensor, batch: ForwardBatch, memories: Memories) -> torch.Tensor:
         """What the output projection takes, [T, H D]."""
-        keys, values = cache
+        ((keys, values),) = memories
         metadata = batch.attention if self.batched_decode else batch.attention.one_by_one()
         if batch.biases is not None:
             attended = self.operators.biased_attention(
@@ -115,9 +115,9 @@ class Attention(Part):
             attended = self.operators.paged_attention(q, keys, values, metadata, self.params, sinks)
         return attended.view(q.shape[0], -1)
 
-    def config(self, cache: LayerKV, block_size: int) -> AttentionConfig:
-        """The kind of attention over this cache, for which kernels are compiled."""
-        keys = cache[0]
+    def config(self, memories: Memories, block_size: int) -> AttentionConfig:
+        """The kind of attention over these memories, for which kernels are compiled."""
+        ((keys, _),) = memories
         return AttentionConfig(
             device=keys.device,
             dtype=self.activations,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels.signatures import CosSin, LayerKV
+from ....kernels.signatures import CosSin, Memories
 from ..batch import ForwardBatch
 from ..parallel import WeightPlacement, WeightSlot
 from ..spec import MLASpec
@@ -42,7 +42,7 @@ class LatentAttention(Part):
         self.heads = len(heads)
 
     def project(
-        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, cache: LayerKV
+        self, x: torch.Tensor, batch: ForwardBatch, cos_sin: CosSin, memories: Memories
     ) -> torch.Tensor:
         """Write the rows' latents to the cache; return their queries, [T, H, N + R]."""
         spec = self.spec
@@ -51,14 +51,14 @@ class LatentAttention(Part):
         if self.queries is not None:
             q = self.queries(q)
         q_THD = q.view(x.shape[0], self.heads, spec.qk_dim)
-        norm, slots = self.kv_norm, batch.attention.slots
+        (cache,), norm, slots = memories, self.kv_norm, batch.attention.slots
         return self.operators.rope_and_cache_latent(
             q_THD, kv, norm.weight, norm.eps, cos_sin, cache, slots
         )
 
-    def attend(self, q: torch.Tensor, batch: ForwardBatch, cache: LayerKV) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, batch: ForwardBatch, memories: Memories) -> torch.Tensor:
         """Attention and the output projection."""
-        (latents,) = cache
+        ((latents,),) = memories
         k_up, v_up = self.kv_up.halves
         scale = self.spec.softmax_scale
         attended = self.operators.latent_attention(q, latents, k_up, v_up, batch.attention, scale)

@@ -8,14 +8,17 @@ from ..parallel import WeightSlot
 
 
 class Part:
-    """A part of a decoder. Parts among its attributes, or in lists among them, are its children."""
+    """A part of a decoder. Parts among its attributes, or in lists, tuples and dicts among them,
+    are its children."""
 
     def children(self) -> Iterator[Part]:
         """The parts of this one."""
         for value in vars(self).values():
-            for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, Part):
-                    yield each
+            if isinstance(value, dict):
+                value = value.values()
+            elif not isinstance(value, (list, tuple)):
+                value = (value,)
+            yield from (each for each in value if isinstance(each, Part))
 
     def own_slots(self) -> dict[str, WeightSlot]:
         """The parameters that belong to no child, by name."""
@@ -26,9 +29,11 @@ class Part:
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """All parameters by name, for the loader."""
-        slots = self.own_slots()
+        slots = dict(self.own_slots())
         for child in self.children():
-            slots |= child.weight_slots()
+            for name, slot in child.weight_slots().items():
+                assert name not in slots, f"two parts have a parameter {name}"
+                slots[name] = slot
         return slots
 
     def finish_loading(self) -> None:

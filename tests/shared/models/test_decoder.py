@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ from tandem.kernels.cpu import jit
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.cache import KVCache
+from tandem.shared.models import decoder
 from tandem.shared.models.batch import build_batch
+from tandem.shared.models.layers.attention import Attention
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
+from tandem.shared.models.spec import AttentionSpec, KVSpec
 from tandem.shared.weights.load import random_decoder
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
@@ -42,6 +47,65 @@ def test_on_layer_sees_the_keys_and_values_of_its_layer(model_root: Path) -> Non
         (2, [True, True, True]),
     ]
     assert hidden.shape == (0, 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwiceSpec(AttentionSpec):
+    """Attention that keeps the same KV in two memories."""
+
+    @property
+    def memories(self) -> tuple[KVSpec, ...]:
+        return self.kv, self.kv
+
+
+class Twice(Attention):
+    """Writes both memories, and attends to the second."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.only_rotates = False  # no operator does both
+
+    def project(self, x: Any, batch: Any, cos_sin: Any, memories: Any) -> torch.Tensor:
+        first, second = memories
+        super().project(x, batch, cos_sin, [first])
+        return super().project(x, batch, cos_sin, [second])
+
+    def attended(self, q: Any, batch: Any, memories: Any) -> torch.Tensor:
+        _, second = memories
+        return super().attended(q, batch, [second])
+
+
+def test_a_layer_may_keep_several_memories(
+    model_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets all of its own and no other, and each is announced."""
+    spec = read_spec(tiny_models.cached("qwen3", model_root))
+    first, second, last = spec.layers
+    twice = replace(second, attention=TwiceSpec(**vars(second.attention)))
+    place = WeightPlacement(torch.float32, torch.device("cpu"), TensorParallel())
+    made = decoder._attention
+    monkeypatch.setattr(
+        decoder,
+        "_attention",
+        lambda place, spec, *more: (
+            Twice(place, spec, *more) if isinstance(spec, TwiceSpec) else made(place, spec, *more)
+        ),
+    )
+    steps = [SequenceStep(1, [1, 2, 3], 0, [1], True), SequenceStep(1, [4], 3, [1], True)]
+    found, caches, announced = [], [], []
+    for each in (spec, replace(spec, layers=(first, twice, last))):
+        model = random_decoder(each, place, seed=0)
+        cache = KVCache(each, num_blocks=4, block_size=4, dtype=torch.float32)
+        seen: list[int] = []
+        with torch.inference_mode():
+            for step in steps:
+                batch = build_batch([step], 4, torch.device("cpu"))
+                found.append(model.forward(batch, cache.kv, seen.append))
+        caches.append(cache.layers)
+        announced.append(seen)
+    assert announced == [[0, 1, 2] * 2, [0, 1, 2, 3] * 2]
+    torch.testing.assert_close(found[2:], found[:2])
+    torch.testing.assert_close(caches[1], [caches[0][index] for index in (0, 1, 1, 2)])
 
 
 def test_a_forward_without_outputs_leaves_the_same_cache(model_root: Path) -> None:

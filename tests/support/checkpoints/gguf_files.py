@@ -286,8 +286,32 @@ def quantise_q1_0(weight: np.ndarray) -> np.ndarray:
     return blocks.reshape(*weight.shape[:-1], -1)
 
 
+def quantise_q4_k(weight: np.ndarray) -> np.ndarray:
+    """Q4_K by the range of each 32."""
+    groups = weight.reshape(-1, 8, 32)
+    least = np.minimum(groups.min(-1), 0)
+    each = (groups.max(-1) - least) / 15
+    wholes = [(part.max(-1) / 63).astype(np.float16) for part in (each, -least)]
+    wide, wide_least = (np.maximum(whole.astype(np.float32), 1e-8)[:, None] for whole in wholes)
+    scales, minimums = np.round(each / wide).clip(1, 63), np.round(-least / wide_least).clip(0, 63)
+    steps, offsets = (scales * wide)[..., None], (minimums * wide_least)[..., None]
+    codes = np.round((groups + offsets) / steps).clip(0, 15).astype(np.uint8)
+    # [blocks, quarter, half, 32]
+    pairs = codes.reshape(-1, 4, 2, 32)
+    (s, s_high), (m, m_high) = (
+        (part[:, :4], part[:, 4:]) for part in (scales.astype(np.uint8), minimums.astype(np.uint8))
+    )
+    parts = [
+        *(whole[:, None].view(np.uint8) for whole in wholes),
+        *(s | s_high >> 4 << 6, m | m_high >> 4 << 6, s_high & 15 | (m_high & 15) << 4),
+        (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128),
+    ]
+    return np.concatenate(parts, axis=1).reshape(*weight.shape[:-1], -1)
+
+
 # Of types that the library only reads.
 _QUANTISERS = {
+    Type.Q4_K: quantise_q4_k,
     Type.Q6_K: quantise_q6_k,
     Type.IQ4_NL: quantise_iq4_nl,
     Type.Q1_0: quantise_q1_0,

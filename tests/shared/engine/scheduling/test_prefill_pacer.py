@@ -197,3 +197,12 @@ def test_the_rate_of_prompts_counts_the_steps_that_go_without_them() -> None:
         rate.measured(0, 0.25, limit=0)
     rate.measured(100, 0.5, limit=100)
     assert rate.tokens_per_second == pytest.approx(0.7 * 200 + 0.3 * 100)
+
+
+def test_short_prompts_show_a_lower_bound_of_the_rate() -> None:
+    rate = PrefillRate()
+    for chunk, seconds in ((30, 0.5), (60, 0.3), (20, 0.1), (0, 0.1)):
+        rate.measured(chunk, seconds, limit=512)
+    assert (rate.tokens_per_second, rate.at_least) == (0, pytest.approx(200))
+    rate.measured(512, 1.0, limit=512)
+    assert rate.tokens_per_second == 512
