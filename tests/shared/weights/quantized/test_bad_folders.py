@@ -108,7 +108,7 @@ def nothing(_: Tensors) -> None:
         ("nf4", state(blocksize=1e999), {}, f"{STATE}: blocksize is inf; supported: a positive"),
         ("nf4", state(blocksize=0), {}, f"{STATE}: blocksize is 0; supported: a positive integer"),
         ("nf4 nested", state(nested_blocksize=0), {}, f"{STATE}: nested_blocksize is 0; support"),
-        ("nf4 nested", state(nested_blocksize=None), {}, f"{STATE}: nested_blocksize is None; "),
+        ("nf4 nested", state(nested_blocksize=None), {}, f"{STATE}: nested_blocksize is null; "),
         ("nf4 nested", state(nested_blocksize=1 << 41), {}, "supported: a positive integer up to"),
         ("nf4 nested", state(nested_offset="x"), {}, f"{STATE}: nested_offset is 'x'; supported"),
         ("nf4 nested", state(nested_offset=1e999), {}, "nested_offset is inf; supported: a finite"),
