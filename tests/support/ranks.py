@@ -28,6 +28,9 @@ from tandem.shared.models.parallel import TensorParallel
 from .runners import build_runner
 
 T = TypeVar("T")
+# From a prompt and the tokens after it to the logits of the prompt's last token and of those.
+Expected = Callable[[list[int], list[int]], torch.Tensor]
+DRAWN = 8
 
 
 class Meeting:
@@ -128,6 +131,13 @@ class Ranks:
         assert all(logits is None for rank in others for logits in rank)
         return torch.cat([logits for logits in first if logits is not None])
 
+    def draw(self, prompt: list[int], count: int, table: list[int]) -> torch.Tensor:
+        """The logits [1 + count, V] after a prompt, and after each of ``count`` greedy tokens."""
+        rows = [self.logits([prompt], 0, table)]
+        for at in range(len(prompt), len(prompt) + count):
+            rows.append(self.logits([[int(rows[-1].argmax())]], at, table))
+        return torch.cat(rows)
+
 
 def build_ranks(model: str | Path, size: int = 1, **options: Any) -> Ranks:
     """Load a model onto several ranks; ``options`` are those of ``build_runner``, by default in
@@ -153,3 +163,34 @@ def hand_over(sender: Ranks, receiver: Ranks, end: int, theirs: list[int], ours:
             out = bytearray(source.packed_bytes(layer, end - first, held))
             source.pack(layer, theirs, first, end, out, held)
             target.scatter(layer, ours, first, end, out, held)
+
+
+def check_on_ranks(
+    model: Path, prompt: list[int], expected: Expected, *, size: int = 2, atol: float = 1e-4
+) -> Ranks:
+    """A prompt's logits and those of the greedy tokens after it, on one rank and on several, to
+    which the first one hands over; in between, the several compute the prompt in chunks and hand it
+    over to the first. All are the expected ones, and so are the tokens. Returns the several."""
+    one, several = (
+        build_ranks(model, ranks, block_size=block, kv_dtype="float32")
+        for ranks, block in ((1, 4), (size, 8))
+    )
+    tables = {one: list(range(20, 40)), several: list(range(12))[::-1]}
+    others = {one: list(range(58, 40, -1)), several: list(range(12, 60, 3))}
+    found = one.draw(prompt, DRAWN, tables[one])
+    drawn = found.argmax(-1).tolist()
+    wanted = expected(prompt, drawn[:DRAWN])
+    assert wanted.argmax(-1).tolist() == drawn
+
+    def check(found: torch.Tensor, rows: int = DRAWN + 1) -> None:
+        torch.testing.assert_close(found, wanted[:rows], atol=atol, rtol=atol)
+        assert found.argmax(-1).tolist() == drawn[:rows]
+
+    check(found)
+    half, end = len(prompt) // 2, len(prompt) - 1
+    check(several.logits([prompt[:half], prompt[half:]], 0, tables[several])[1:], rows=1)
+    following = [prompt[end:], *([token] for token in drawn[:DRAWN])]
+    for sender, receiver in ((one, several), (several, one)):
+        hand_over(sender, receiver, end, tables[sender], others[receiver])
+        check(receiver.logits(following, end, others[receiver]))
+    return several
