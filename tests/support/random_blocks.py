@@ -102,8 +102,9 @@ def rescaled(weight: QuantizedWeight, deviation: float) -> QuantizedWeight:
             bits = int(number.view(np.uint16)) >> 4 * index & 0x0F
             data[..., place] = data[..., place] & 0x0F | bits << 4
     elif kind.name == "NVFP4":
-        scales = torch.from_numpy(data[..., :4].copy()).view(torch.float8_e4m3fn).float() * factor
-        data[..., :4] = scales.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        eights = torch.from_numpy(data[..., :4].copy()).view(torch.float8_e4m3fn)
+        eights = (eights.float() * factor).to(torch.float8_e4m3fn)
+        data[..., :4] = eights.view(torch.uint8).numpy()
     else:
         for at in PLACES.get(kind.name, (0,)):
             scales = np.ascontiguousarray(data[..., at : at + 2]).view(np.float16)
