@@ -10,6 +10,7 @@ import torch
 
 from tandem.kernels.block_formats import Q8_0
 from tandem.shared.config import EngineConfig
+from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.errors import ModelError
 from tandem.shared.models.layers.linear_method import QuantizedMethod
 from tandem.shared.models.parallel import TensorParallel
@@ -89,23 +90,15 @@ def test_rows_of_no_whole_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_canary_allows_for_one_side_that_is_quantised(tmp_path: Path, kind: str) -> None:
-    for seed in (0, 1):
-        tiny_models.build(
-            "qwen3", tmp_path / str(seed), seed=seed, dtype="bfloat16", num_hidden_layers=12, **WIDE
-        )
-    same, other, quantised = (
-        build_runner(path, dtype="bfloat16", block_size=size, num_blocks=24, isq=isq)
-        for path, size, isq in (
-            (tmp_path / "0", 8, None),
-            (tmp_path / "1", 8, None),
-            (tmp_path / "0", 4, kind),
-        )
-    )
+def test_the_canary_allows_for_one_side_that_is_quantised(
+    deep_models: list[Path], deep_senders: list[ModelRunner], kind: str
+) -> None:
+    path = deep_models[0]
+    quantised = build_runner(path, dtype="bfloat16", block_size=4, num_blocks=24, isq=kind)
     ratios = []
-    for sender in (same, other):
+    for sender in deep_senders:
         canary = CanaryOfRunners(sender, quantised)
-        canary.formats += InSitu(kind, read_spec(tmp_path / "0")).names()
+        canary.formats += InSitu(kind, read_spec(path)).names()
         ratios.append(canary.ratio())
     print(kind, ratios)
     assert ratios[0] < 1 < ratios[1]

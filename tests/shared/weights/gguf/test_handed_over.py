@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.fingerprint import model_fingerprint
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.shared.models.test_kv_formats import CanaryOfRunners
@@ -32,19 +33,13 @@ def test_a_folder_and_a_file_of_one_model_have_one_fingerprint(tmp_path: Path, n
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "Q4_1", "Q4_0"])
 def test_the_canary_allows_for_the_rounding_of_weights_and_for_no_other_weights(
-    tmp_path: Path, kind: str
+    deep_models: list[Path], deep_senders: list[ModelRunner], tmp_path: Path, kind: str
 ) -> None:
-    wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 12}
-    for seed in (0, 1):
-        tiny_models.build("qwen3", tmp_path / str(seed), seed=seed, dtype="bfloat16", **wide)
-    file = write_gguf(tmp_path / "0", tmp_path / "0.gguf", kind)
+    file = write_gguf(deep_models[0], tmp_path / "0.gguf", kind)
     assert kind in open_source(file).block_formats()
-    same, other, quantised = (
-        build_runner(path, dtype="bfloat16", block_size=size, num_blocks=24)
-        for path, size in ((tmp_path / "0", 8), (tmp_path / "1", 8), (file, 4))
-    )
+    quantised = build_runner(file, dtype="bfloat16", block_size=4, num_blocks=24)
     ratios = []
-    for sender in (same, other):
+    for sender in deep_senders:
         canary = CanaryOfRunners(sender, quantised)
         canary.formats.append(kind)
         ratios.append(canary.ratio())
