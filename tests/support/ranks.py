@@ -152,7 +152,11 @@ def build_ranks(model: str | Path, size: int = 1, **options: Any) -> Ranks:
 
 def hand_over(sender: Ranks, receiver: Ranks, end: int, theirs: list[int], ours: list[int]) -> None:
     """The KV of ``end`` tokens, in as many parts as the ranks of both sides make of it. Layers with
-    a window send no more than that."""
+    a window send no more than that; the receiver's blocks have nothing else."""
+    for runner in receiver.runners:
+        for components in runner.cache.layers:
+            for each in components:
+                each.unflatten(1, (-1, runner.cache.block_size))[:, ours] = 0
     firsts = first_tokens(receiver.spec, 0, end, end)
     for part in parts_of(receiver.heads, sender.heads):
         source, target = sender.runners[part.sender].cache, receiver.runners[part.receiver].cache
