@@ -27,6 +27,7 @@ OTHER_SCALES = {
     "NVFP4": (slice(0, 4), 0x0F, 0x00),
     "IQ1_M": (slice(49, None, 2), 0x0F, 0x10),
 }
+_IQ1_M_SCALE = 0x1111
 
 
 # Formats of other methods than GGUF.
@@ -88,3 +89,24 @@ def random_weight(kind: BlockFormat, outputs: int, blocks: int, seed: int = 0) -
             scales = (generator.standard_normal((outputs, blocks, 1)) * size).astype(np.float16)
             data[..., at : at + 2] = scales.view(np.uint8)
     return QuantizedWeight(kind, torch.from_numpy(data.reshape(outputs, -1)))
+
+
+def rescaled(weight: QuantizedWeight, deviation: float) -> QuantizedWeight:
+    """The same codes with scales with which the values have this standard deviation, about."""
+    kind = weight.format
+    factor = deviation / float(weight.values().std())
+    data = weight.blocks.numpy().reshape(weight.outputs, -1, kind.nbytes).copy()
+    if kind.name == "IQ1_M":  # four bits of an fp16 number are in each of four places
+        number = np.array(_IQ1_M_SCALE, np.uint16).view(np.float16) * np.float16(factor)
+        for index, place in enumerate(range(49, 56, 2)):
+            bits = int(number.view(np.uint16)) >> 4 * index & 0x0F
+            data[..., place] = data[..., place] & 0x0F | bits << 4
+    elif kind.name == "NVFP4":
+        eights = torch.from_numpy(data[..., :4].copy()).view(torch.float8_e4m3fn)
+        eights = (eights.float() * factor).to(torch.float8_e4m3fn)
+        data[..., :4] = eights.view(torch.uint8).numpy()
+    else:
+        for at in PLACES.get(kind.name, (0,)):
+            scales = np.ascontiguousarray(data[..., at : at + 2]).view(np.float16)
+            data[..., at : at + 2] = (scales * np.float16(factor)).view(np.uint8)
+    return QuantizedWeight(kind, torch.from_numpy(data.reshape(weight.outputs, -1)))

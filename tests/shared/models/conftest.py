@@ -14,7 +14,7 @@ def model_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.fixture(params=sorted({*tiny_models.MODELS, *tiny_models.WRAPPED}))
+@pytest.fixture(scope="module", params=sorted({*tiny_models.MODELS, *tiny_models.WRAPPED}))
 def folder(request: pytest.FixtureRequest, model_root: Path) -> Path:
     """A model of every kind."""
     return tiny_models.cached(request.param, model_root)

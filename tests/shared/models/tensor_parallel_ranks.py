@@ -1,6 +1,6 @@
 """The ranks of ``test_tensor_parallel.py``: forks of a program that has imported what they need.
 
-Reads a JSON object on standard input, writes what each rank drew to standard output.
+Reads groups as JSON on standard input, writes what each of their ranks drew to standard output.
 """
 
 from __future__ import annotations
@@ -48,12 +48,15 @@ def run_rank(rank: int, job: dict[str, Any]) -> list[dict[str, Any]]:
     return answers
 
 
-def main() -> None:
-    job = json.load(sys.stdin)
-    # Each process gets one rank: a rank waits for the others before it does anything.
+def run_group(job: dict[str, Any]) -> list[Any]:
+    """Each process gets one rank: a rank waits for the others before it does anything."""
     with multiprocessing.get_context("fork").Pool(job["size"]) as pool:
         ranks = [(rank, job) for rank in range(job["size"])]
-        json.dump(pool.starmap(run_rank, ranks, chunksize=1), sys.stdout)
+        return pool.starmap(run_rank, ranks, chunksize=1)
+
+
+def main() -> None:
+    json.dump([run_group(job) for job in json.load(sys.stdin)], sys.stdout)
 
 
 if __name__ == "__main__":

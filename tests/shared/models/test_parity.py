@@ -1,4 +1,5 @@
-"""Each family against transformers, in fp32: logits and greedy tokens."""
+"""Each family against transformers, in fp32: logits and greedy tokens, on one rank and on two, and
+after a prompt was handed over."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, S
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
 from tandem.tests.support.checkpoints import tiny_models
+from tandem.tests.support.ranks import Ranks, build_ranks, hand_over
 from tandem.tests.support.runners import build_runner
 
 STEPS = 16
+# Of these, by ranks and after a handoff.
+DECODED = 8
 BLOCK = 4
 # Prompts that tests share, by their lengths. None begins as another does.
 SEEDS = {50: 0, 1: 1, 33: 33}
@@ -182,6 +186,43 @@ def check_mixed_batch(folder: Path, operators: Operators) -> None:
         for sampled in runner.execute(StepPlan(step, sequences, added)).sampled:
             outputs[sampled.sequence_id].extend(sampled.tokens)
     assert outputs == {i: reference_run(folder, n, SEEDS[n])[0] for i, n in lengths.items()}
+
+
+@pytest.fixture(scope="module")
+def sides(folder: Path) -> dict[str, Ranks]:
+    """What may hand over to each other, by the number of ranks. The cache of the first one holds
+    what other tests left there."""
+    return {
+        "one": Ranks([one_runner(folder)]),
+        "another": build_ranks(folder, 1, block_size=2 * BLOCK),
+        "two": build_ranks(folder, 2, block_size=2 * BLOCK),
+    }
+
+
+def check_following(ranks: Ranks, folder: Path, start: int, table: list[int]) -> None:
+    """The logits and tokens after the prompt, whose KV is known up to ``start``."""
+    tokens, expected = reference_run(folder, 50)
+    parts = [prompt_of(50)[start:], *([token] for token in tokens[:DECODED])]
+    found = ranks.logits(parts, start, table)
+    torch.testing.assert_close(found, expected[: DECODED + 1], atol=1e-4, rtol=1e-4)
+    assert found.argmax(-1).tolist() == tokens[: DECODED + 1]
+
+
+def test_two_ranks_have_the_logits_of_transformers(folder: Path, sides: dict[str, Ranks]) -> None:
+    table = scattered(5, 70)
+    sides["two"].logits([prompt_of(50)[:31]], 0, table)
+    check_following(sides["two"], folder, 31, table)
+
+
+@pytest.mark.parametrize("senders, receivers", [("one", "another"), ("two", "one"), ("one", "two")])
+def test_the_receiver_of_a_prompt_has_the_logits_of_transformers(
+    folder: Path, sides: dict[str, Ranks], senders: str, receivers: str
+) -> None:
+    """Block tables and sizes differ, and a rank gets each head from one that has it."""
+    theirs, ours, end = [9, 2, 4, 30, 31, 7, 8, *range(40, 55)], scattered(5, 70), 49
+    sides[senders].logits([prompt_of(50)[:end]], 0, theirs)
+    hand_over(sides[senders], sides[receivers], end, theirs, ours)
+    check_following(sides[receivers], folder, end, ours)
 
 
 def test_a_chunk_longer_than_a_tile_matches(model_root: Path) -> None:

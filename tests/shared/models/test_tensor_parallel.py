@@ -1,4 +1,6 @@
-"""Two and four ranks give the tokens of one; they are processes that talk over gloo."""
+"""Ranks that are processes and talk over gloo give the tokens of one, and four ranks the logits of
+transformers. Each family is on two ranks in ``test_parity.py``, each format in the tests of
+``shared/weights``."""
 
 from __future__ import annotations
 
@@ -9,101 +11,65 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from tandem.tests.support.checkpoints import quantized_folders, tiny_models
+from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, write_gguf
 from tandem.tests.support.checkpoints.kv_scales import NAMINGS, write_kv_scales
-from tandem.tests.support.checkpoints.quantized_folders import write_quantized
+from tandem.tests.support.ranks import Meeting, ThreadRank, build_ranks
 
 from .test_kv_formats import rounded_run
-from .test_parity import prompt_of, reference_run
+from .test_parity import DECODED, check_following, prompt_of, reference_run, scattered
 
 RANKS = Path(__file__).with_name("tensor_parallel_ranks.py")
 
-
-# Two ranks have all of these in turn.
-OF_TWO = (*tiny_models.MODELS, "qwen3_vl_moe")
+# A vocabulary of no equal parts is gathered, norms of all heads are summed, and so are experts.
+OF_TWO = ("odd_vocabulary", "olmo2", "qwen3_moe")
 # With two KV heads, each is held by two ranks of four. A latent is held by all.
 OF_FOUR = (
     *("qwen3", "odd_vocabulary", "deepseek_v2_groups", "deepseek_v3_dense", "olmo2", "cohere"),
     *("gpt_oss", "hunyuan", "minimax_m2"),
 )
-# Ranks whose inputs begin within a block have that weight as numbers: half of 128 inputs, of heads,
-# is no multiple of 256. Those of a feed-forward get whole blocks, and not equally many.
-QUANTISED = {
-    "llama_bias": "Q4_1",
-    "qwen3_tied": "Q8_0",
-    "phi3": "Q4_0",
-    "qwen3_moe": "Q8_0",
-    "wide": "Q6_K",
-    "uneven": "Q4_K",
-}
-CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "odd_vocabulary": ("llama", {"vocab_size": 513}),
-    "wide": ("llama_bias", {"hidden_size": 256, "intermediate_size": 512}),
-    "uneven": ("llama_bias", {"hidden_size": 256, "intermediate_size": 768}),
-}
-
-# Blocks of all sizes, and inputs in another order, which are numbers where ranks share them.
-METHODS = ("fp8 blocks", "fp8 channel", "gptq 4 order", "gptq 8", "awq", "nf4", "mlx 3")
 
 # A checkpoint, a prompt, and the tokens that follow it.
 Model = tuple[str, list[int], list[int]]
 
 
 def folder_of(name: str, root: Path) -> Path:
-    if name not in CHANGES:
+    if name != "odd_vocabulary":
         return tiny_models.cached(name, root)
-    family, changes = CHANGES[name]
-    tiny_models.build(family, root / name, **changes)
+    if not (root / name).is_dir():
+        tiny_models.build("llama", root / name, vocab_size=513)
     return root / name
 
 
 def plain(name: str, root: Path) -> Model:
     folder = folder_of(name, root)
-    return str(folder), prompt_of(50), reference_run(folder, 50)[0]
+    return str(folder), prompt_of(50), reference_run(folder, 50)[0][:DECODED]
 
 
-def quantised(name: str, root: Path, folder: Path) -> Model:
-    whole = folder_of(name, root)
-    file = write_gguf(whole, folder / f"{name}.gguf", QUANTISED[name])
-    decoded = dequantised(whole, file, folder / f"{name}.plain")
-    return str(file), prompt_of(50), reference_run(decoded, 50)[0]
+def quantised(root: Path) -> Model:
+    """Three blocks of inputs, of which the second rank has two."""
+    folder = root / "uneven"
+    tiny_models.build("llama_bias", folder, hidden_size=256, intermediate_size=768)
+    file = write_gguf(folder, root / "uneven.gguf", "Q4_K")
+    decoded = dequantised(folder, file, root / "uneven.plain")
+    return str(file), prompt_of(50), reference_run(decoded, 50)[0][:DECODED]
 
 
-def coded(method: str, root: Path, folder: Path) -> Model:
-    """A checkpoint of another method than GGUF's, and what follows from its numbers."""
-    whole = folder_of("wide", root)
-    saved, decoded = write_quantized(whole, folder / method, quantized_folders.METHODS[method])
-    return str(saved), prompt_of(50), reference_run(decoded, 50)[0]
+def test_processes_give_the_tokens_of_one(model_root: Path, tmp_path: Path) -> None:
+    """And the log-probabilities of a prompt; one rank has them, the others nothing."""
+    of_two = [*(plain(name, model_root) for name in OF_TWO), quantised(tmp_path)]
+    groups = [(2, of_two), (4, [plain("qwen3", model_root)])]
+    for (_, models), (first, *others) in zip(groups, run_ranks(groups, tmp_path), strict=True):
+        assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
+        assert all(rank == [{"drawn": [], "scored": 0}] * len(models) for rank in others)
 
 
-def scaled(root: Path, folder: Path) -> Model:
-    """A checkpoint for KV in fp8, whose scales all ranks have."""
-    whole = folder_of("qwen3", root)
-    scales = write_kv_scales(whole, folder / "scaled", NAMINGS["modelopt"])
-    return str(folder / "scaled"), prompt_of(50), rounded_run(whole, prompt_of(50), scales)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_agree_with_one(size: int, model_root: Path, tmp_path: Path) -> None:
-    """Most of what ranks cost is their start, so two have all models, quantised ones as well."""
-    models = [plain(name, model_root) for name in {2: OF_TWO, 4: OF_FOUR}[size]]
-    if size == 2:
-        models += [quantised(name, model_root, tmp_path) for name in QUANTISED]
-        models += [coded(method, model_root, tmp_path) for method in METHODS]
-        models.append(scaled(model_root, tmp_path))
-    first, *others = run_ranks(size, models, tmp_path / "meet")
-    assert first == [{"drawn": tokens, "scored": 49} for _, _, tokens in models]
-    assert all(rank == [{"drawn": [], "scored": 0}] * len(models) for rank in others)
-
-
-def run_ranks(size: int, models: list[Any], rendezvous: Path) -> list[Any]:
-    """What each rank drew of each model."""
-    job = {"size": size, "models": models, "rendezvous": str(rendezvous)}
+def run_ranks(groups: list[tuple[int, list[Model]]], folder: Path) -> list[list[list[object]]]:
+    """What each rank of each group drew of each of its models."""
     ranks = subprocess.Popen(
         [sys.executable, str(RANKS)],
         stdin=subprocess.PIPE,
@@ -111,9 +77,42 @@ def run_ranks(size: int, models: list[Any], rendezvous: Path) -> list[Any]:
         text=True,
         start_new_session=True,
     )
+    jobs = [
+        {"size": size, "models": models, "rendezvous": str(folder / f"meet{size}")}
+        for size, models in groups
+    ]
     try:
-        return list(json.loads(ranks.communicate(json.dumps(job), timeout=90)[0]))
+        return list(json.loads(ranks.communicate(json.dumps(jobs), timeout=90)[0]))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(ranks.pid, signal.SIGKILL)
         ranks.wait()
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_ranks_have_the_logits_of_transformers(name: str, model_root: Path) -> None:
+    folder = folder_of(name, model_root)
+    check_following(build_ranks(folder, 4), folder, 0, scattered(5, 70))
+
+
+def test_two_ranks_have_the_scales_of_a_cache(model_root: Path, tmp_path: Path) -> None:
+    folder = tiny_models.cached("qwen3", model_root)
+    scales = write_kv_scales(folder, tmp_path / "scaled", NAMINGS["modelopt"])
+    expected = rounded_run(folder, prompt_of(50), scales)
+    parts = [prompt_of(50), *([token] for token in expected[:-1])]
+    found = build_ranks(tmp_path / "scaled", 2).logits(parts, 0, scattered(5, 70))
+    assert found.argmax(-1).tolist() == expected
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_threads_that_do_not_meet_fail(rank: int) -> None:
+    """What other tests rely on: neither a rank too few nor one too many goes unnoticed."""
+    meeting = Meeting(2)
+    ranks = [ThreadRank(each, 2, meeting) for each in range(2)]
+
+    def work(own: int) -> torch.Tensor:
+        x = ranks[own].all_reduce(torch.full((3,), own + 1.0))
+        return x if own == rank else ranks[own].all_reduce(x)
+
+    with pytest.raises(AssertionError, match=f"rank {1 - rank}"):
+        meeting.run(work)

@@ -13,7 +13,6 @@ from tandem.shared.config import EngineConfig
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.errors import ModelError
 from tandem.shared.models.layers.linear_method import QuantizedMethod
-from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.footprint import parameter_sizes
 from tandem.shared.weights.in_situ import InSitu
 from tandem.shared.weights.load import load_model
@@ -23,6 +22,7 @@ from tandem.tests.shared.models.test_kv_formats import ratios
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf
 from tandem.tests.support.checkpoints.quantized_folders import METHODS, write_quantized
+from tandem.tests.support.ranks import build_ranks
 from tandem.tests.support.runners import build_runner
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
@@ -100,17 +100,13 @@ def test_inputs_of_layers_are_quantised(tmp_path: Path, kind: str) -> None:
 
 
 def test_ranks_have_the_parts_of_one(wide: Path) -> None:
-    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0))
-    results = []
-    for size in (1, 2):
-        layers: list[Any] = [
-            load_model(wide, isq="q4k", tp=TensorParallel(rank, size)).layers[0]
-            for rank in range(size)
-        ]
-        assert all(isinstance(layer.mlp.down.method, QuantizedMethod) for layer in layers)
-        results.append(sum(layer.mlp.partial(x) for layer in layers))
-    largest = float(results[0].abs().max())
-    torch.testing.assert_close(results[1], results[0], atol=1e-5 * largest, rtol=1e-5)
+    one, two = (build_ranks(wide, size, isq="q4k") for size in (1, 2))
+    for rank in two.runners:
+        layer: Any = rank.model.layers[0]
+        assert isinstance(layer.mlp.down.method, QuantizedMethod)
+    parts, table = [list(range(30)), [7], [9]], list(range(10))
+    expected = one.logits(parts, 0, table)
+    torch.testing.assert_close(two.logits(parts, 0, table), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_rows_of_no_whole_blocks(tmp_path: Path) -> None:

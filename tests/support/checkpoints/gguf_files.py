@@ -1,7 +1,7 @@
 """GGUF files of tiny checkpoints, written with the ``gguf`` library as llama.cpp's converter would.
 
 The library is an oracle of its own: it names tensors, quantises, and reads the quantised back. In
-formats that it only reads, weights are random.
+formats that it only reads, weights are random, and as large as those that they stand for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from tandem.kernels.block_codes import IQ4
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.shared.weights.source import open_source
-from tandem.tests.support.random_blocks import random_weight
+from tandem.tests.support.random_blocks import random_weight, rescaled
 
 from .gguf_conversions import add_metadata, converted, with_usual_keys
 
@@ -75,6 +75,31 @@ _ONE_ADDED = ("gemma", "gemma2", "gemma3_text")
 # Whose metadata is all in the common part.
 _PLAIN = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3")
 CONTROL, UNUSED = 3, 5
+# llama.cpp's numbers of types that the library does not decode; one of them it does not know.
+_NOT_IN_LIBRARY = {"Q1_0": 41, "Q2_0": 42}
+
+
+def _make_known(name: str, number: int) -> None:
+    """Have the library write a type, and find it in a file."""
+    member = int.__new__(Type, number)
+    member._name_, member._value_ = name, number
+    Type._member_map_[name] = Type._value2member_map_[number] = member
+    gguf.GGML_QUANT_SIZES[member] = (BLOCK_FORMATS[name].values, BLOCK_FORMATS[name].nbytes)
+
+
+for _name, _number in _NOT_IN_LIBRARY.items():
+    if _name not in Type.__members__:
+        _make_known(_name, _number)
+
+
+def decoded(kind: str, blocks: np.ndarray) -> np.ndarray:
+    """The values of blocks in a type that the library does not decode, by its definition: a scale
+    in fp16, and bits or pairs of them, the lowest first."""
+    each = blocks.reshape(*blocks.shape[:-1], -1, 18)
+    scales = np.ascontiguousarray(each[..., :2]).view(np.float16).astype(np.float32)
+    bits = np.unpackbits(each[..., 2:], axis=-1, bitorder="little").astype(np.float32)
+    codes = 2 * bits - 1 if kind == "Q1_0" else bits[..., 0::2] + 2 * bits[..., 1::2] - 1
+    return (scales * codes).reshape(*blocks.shape[:-1], -1)
 
 
 def write_gguf(
@@ -244,7 +269,8 @@ def _quantised(name: str, weight: np.ndarray, kind: Type) -> np.ndarray:
     except NotImplementedError:
         format = BLOCK_FORMATS[kind.name]
         rows, seed = weight.size // weight.shape[-1], crc32(name.encode())
-        blocks = random_weight(format, rows, weight.shape[-1] // format.values, seed).blocks
+        made = random_weight(format, rows, weight.shape[-1] // format.values, seed)
+        blocks = rescaled(made, float(weight.std())).blocks
         return blocks.numpy().reshape(*weight.shape[:-1], -1)
 
 
@@ -319,6 +345,9 @@ _QUANTISERS = {
 
 
 def _numbers(tensor: Any) -> np.ndarray:
+    kind = Type(tensor.tensor_type).name
+    if kind in _NOT_IN_LIBRARY:
+        return decoded(kind, tensor.data)
     return np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
 
 

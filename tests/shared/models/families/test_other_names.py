@@ -13,18 +13,17 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tandem.tests.shared.models.test_kv_formats import logits
-from tandem.tests.shared.models.test_parity import BLOCK, consecutive, prompt_of
+from tandem.tests.shared.models.test_parity import prompt_of
 from tandem.tests.support.checkpoints import tiny_models
-from tandem.tests.support.runners import build_runner
+from tandem.tests.support.ranks import build_ranks
 
-LENGTH = 33
+LENGTH, DRAWN = 33, 8
 Weights = dict[str, torch.Tensor]
 
 
 def logits_of(folder: Path) -> torch.Tensor:
-    runner = build_runner(folder, dtype="float32", block_size=BLOCK, num_blocks=20)
-    return logits(runner, prompt_of(LENGTH), 0, consecutive(1, LENGTH))
+    """After a prompt, and after each of the greedy tokens that follow."""
+    return build_ranks(folder).draw(prompt_of(LENGTH), DRAWN, list(range(1, 12)))
 
 
 def renamed(weights: Weights, names: dict[str, str]) -> Weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from tandem.kernels.operators import Operators
 from tandem.kernels.reference.linear import multiplies
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.models.batch import build_batch
+from tandem.shared.models.layers.linear_method import DenseMethod, QuantizedMethod
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import YarnScaling
 from tandem.shared.weights.load import load_model
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.support.checkpoints import gguf_files, tiny_models
 from tandem.tests.support.checkpoints.gguf_files import dequantised, in_numbers, write_gguf
+from tandem.tests.support.ranks import build_ranks, check_on_ranks
 from tandem.tests.support.rounded_operators import RoundedOperators
 from tandem.tests.support.runners import build_runner
 
-# The library decodes all but these two.
-TYPES = ("F32", "F16", "BF16", *sorted({*BLOCK_FORMATS} - {"Q1_0", "Q2_0"}))
+TYPES = ("F32", "F16", "BF16", *sorted(BLOCK_FORMATS))
 FAMILIES = (
     "llama",
     "llama_bias",
@@ -185,10 +187,28 @@ def test_a_family_has_the_logits_of_transformers(root: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_has_the_logits_of_its_dequantised_weights(root: Path, kind: str) -> None:
-    folder = checkpoint(root, "llama_bias", hidden_size=256, intermediate_size=512)
+    """On one rank and on two, which have whole blocks of a feed-forward's inputs, and not equally
+    many; a large block of the output's inputs is cut, and they have that weight as numbers."""
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 32}
+    folder = checkpoint(root, "llama_bias", num_hidden_layers=2, **sizes)
     file = write_gguf(folder, root / f"{kind}.gguf", kind)
-    check(folder, file)
+    plain = dequantised(folder, file, root / f"{kind}.plain")
+    ranks = check_on_ranks(file, PROMPT, partial(after, plain))
+    for rank in ranks.runners:
+        layer: Any = rank.model.layers[1]
+        methods = [type(each.method) for each in (layer.mlp.down, layer.attention.o)]
+        if kind in BLOCK_FORMATS:
+            cut = BLOCK_FORMATS[kind].values > 128
+            assert methods == [QuantizedMethod, DenseMethod if cut else QuantizedMethod]
     check_compiled(folder, file, quantised=kind in BLOCK_FORMATS)
+
+
+def after(plain: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+    """The logits of transformers, of a prompt's last token and of what was drawn."""
+    oracle: Any = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    with torch.inference_mode():
+        logits: torch.Tensor = oracle(torch.tensor([prompt + drawn])).logits[0]
+    return logits[len(prompt) - 1 :]
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -225,20 +245,22 @@ def test_a_quantised_file_has_the_logits_of_its_weights(
     with open_source(file) as source:
         matrices = [each for each in source.names() if "ffn_up" in each and "weight" in each]
         assert {source.dtype(each) for each in matrices} == {kind}
-    plain = in_numbers(file, tmp_path / "plain.gguf")
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(file, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    plain = build_ranks(in_numbers(file, tmp_path / "plain.gguf"))
+
+    def expected(prompt: list[int], drawn: list[int]) -> torch.Tensor:
+        return plain.logits([prompt, *([token] for token in drawn)], 0, list(range(20)))
+
+    check_on_ranks(file, PROMPT, expected)
 
 
-@pytest.mark.parametrize("name", ["llama_bias", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["llama_bias", "phi3", "qwen3_moe", "qwen3_tied"])
 def test_matrices_of_one_layer_may_differ_in_type(root: Path, name: str) -> None:
     """Neighbours of one type are multiplied together, and embeddings are looked up in any."""
     others = {"attn_v": "Q8_0", "ffn_up": "F16", "ffn_gate_exps": "Q4_1", "token_embd": "Q4_0"}
     folder = checkpoint(root, name)
     file = write_gguf(folder, root / f"{name}-mixed.gguf", "Q4_0", others=others)
-    check(folder, file)
+    plain = dequantised(folder, file, root / f"{name}-mixed.plain")
+    check_on_ranks(file, PROMPT, partial(after, plain))
     check_compiled(folder, file, quantised=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.models.parallel import TensorParallel
 from tandem.shared.weights.footprint import ParameterSize, parameter_sizes
 from tandem.shared.weights.header_files import write_safetensors_header
 from tandem.shared.weights.load import load_model
@@ -28,6 +28,7 @@ from tandem.tests.support.checkpoints.quantized_folders import (
     write_quantized,
     write_stacked,
 )
+from tandem.tests.support.ranks import build_ranks, check_on_ranks
 from tandem.tests.support.rounded_operators import RoundedOperators
 
 jit.prepare()
@@ -37,6 +38,7 @@ IN_PANELS = (
     *("compressed nvfp4", "int8", "mlx 4"),
 )
 ONE_HEAD = {"head_dim": 8, "num_key_value_heads": 1, "num_hidden_layers": 1}
+PROMPT = list(range(40))
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 320}
 
 
@@ -49,7 +51,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) -> None:
-    """Every matrix to the last bit, and the logits."""
+    """Every matrix to the last bit, and the logits: on one rank, on two, and handed over."""
     coded, plain = write_quantized(llama, tmp_path, METHODS[name])
     with open_source(coded) as source, open_source(plain) as expected:
         quantised = [each for each in source.names() if source.block_format(each)]
@@ -72,10 +74,13 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
         size = kept[f"layers.1.{each}.weight"]
         assert size.format not in ("bfloat16", "float32") and size.nbytes < 1.6 * size.values
     assert header_sizes(coded, tmp_path / "header") == list(kept.values())
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    check_on_ranks(coded, PROMPT, partial(after, plain))
+
+
+def after(plain: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+    """The logits of the numbers, of a prompt's last token and of what was drawn."""
+    ranks = build_ranks(plain)
+    return ranks.logits([prompt, *([token] for token in drawn)], 0, list(range(20)))
 
 
 @pytest.mark.skipif(not jit.multiplies_bytes(), reason="the CPU has no VNNI")
@@ -83,25 +88,17 @@ def test_a_model_is_that_of_its_numbers(tmp_path: Path, llama: Path, name: str) 
 def test_compiled_kernels_have_the_logits_of_rounded_rows(
     tmp_path: Path, llama: Path, name: str
 ) -> None:
-    """On one rank, and the feed-forward on two."""
+    """On one rank and on two."""
     coded, plain = write_quantized(llama, tmp_path, METHODS[name])
-    operators, prompt = compiled_operators(), list(range(40))
-    found, expected = logits_of(coded, prompt, operators), logits_of(plain, prompt)
-    emulated = logits_of(coded, prompt, RoundedOperators())
-    # Sums that differ in the last digit may be rounded to another code, here and there.
-    assert (found - emulated).norm() <= 0.02 * emulated.norm()
-    assert (found - expected).norm() <= 0.05 * expected.norm()
-    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
-    sums = []
+    operators, expected = compiled_operators(), logits_of(plain, PROMPT)
     for size in (1, 2):
-        total = torch.zeros_like(x)
-        for rank in range(size):
-            tp = TensorParallel(rank, size)
-            model = load_model(coded, dtype="float32", tp=tp, operators=operators)
-            mlp: Any = model.layers[0].mlp
-            total += mlp.partial(x)
-        sums.append(total)
-    torch.testing.assert_close(sums[1], sums[0], atol=0.02 * float(sums[0].abs().max()), rtol=0)
+        found, emulated = (
+            build_ranks(coded, size, operators=each).logits([PROMPT], 0, list(range(10)))[0]
+            for each in (operators, RoundedOperators())
+        )
+        # Sums that differ in the last digit may be rounded to another code, here and there.
+        assert (found - emulated).norm() <= 0.02 * emulated.norm()
+        assert (found - expected).norm() <= 0.05 * expected.norm()
 
 
 def test_biases_of_the_model_are_no_additions_of_gptq(tmp_path: Path, llama: Path) -> None:
@@ -151,10 +148,7 @@ def test_experts_and_latents_are_those_of_their_numbers(
     folder = tmp_path / "model"
     tiny_models.build(family, folder, **changes)
     coded, plain = write_quantized(folder, tmp_path, METHODS[name])
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    check_on_ranks(coded, PROMPT, partial(after, plain))
 
 
 def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
@@ -164,10 +158,7 @@ def test_experts_of_a_layer_in_two_tensors_are_read(tmp_path: Path) -> None:
     coded, plain = write_mxfp4(folder, tmp_path)
     with open_source(coded) as source:
         assert "MXFP4" in source.block_formats()
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    check_on_ranks(coded, PROMPT, partial(after, plain))
 
 
 @pytest.mark.parametrize(
@@ -193,10 +184,7 @@ def test_experts_in_fp8_may_be_stacked(
     coded, plain = write_stacked(folder, tmp_path, METHODS[method], turned=turned)
     with open_source(coded) as source:
         assert "FP8" in source.block_formats()
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    check_on_ranks(coded, PROMPT, partial(after, plain))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +217,4 @@ def test_experts_stacked_by_mlx_are_read(tmp_path: Path) -> None:
     tiny_models.build("qwen3_moe", folder, moe_intermediate_size=32)
     coded, plain = write_quantized(folder, tmp_path, METHODS["mlx 4"])
     stack_experts(coded)
-    prompt = list(range(40))
-    torch.testing.assert_close(
-        logits_of(coded, prompt), logits_of(plain, prompt), atol=2e-4, rtol=2e-4
-    )
+    check_on_ranks(coded, PROMPT, partial(after, plain))
