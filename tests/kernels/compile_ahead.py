@@ -35,6 +35,9 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.block_formats import (
     BLOCK_FORMATS,
+    IQ1_M,
+    IQ2_S,
+    IQ3_S,
     Q4_K,
     Q8_0,
     BlockFormat,
@@ -49,14 +52,13 @@ from tandem.kernels.gpu import (
     slot_copy,
 )
 from tandem.kernels.gpu.packed_codes import (
-    CHUNK,
-    TILE,
     PackedCodes,
     pack,
     stack_packed,
     takes,
 )
 from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
@@ -73,6 +75,7 @@ PROGRAMS = {
     "_attend": 3,
     "_combine": 8,
     "_multiply": 2,
+    "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
     "_add_weighted": 8,
@@ -93,8 +96,17 @@ MOST_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. int8 is converted code by code, float32, which GPUs are not used
 # for, is multiplied number by number, many rows are read once for each two tiles, and codes that
-# stand for any 16 numbers are looked up in them.
+# stand for any 16 numbers are looked up in them. Codebooks take as many instructions as Q8_0 does,
+# for a fifth to two fifths of its bytes.
 SLOW = (
+    ("multiply IQ1_S", 1.9),
+    ("multiply IQ1_M", 1.8),
+    ("multiply IQ2_XXS", 1.55),
+    ("multiply IQ2_XS", 1.45),
+    ("multiply IQ2_S", 1.45),
+    ("multiply IQ3_XXS", 1.25),
+    ("multiply IQ3_S 64", 1.65),
+    ("multiply IQ3_S", 1.35),
     ("attend float32", 0.8),
     ("attend int8", 1.2),
     ("multiply 64", 0.9),
@@ -183,6 +195,16 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     )
 
 
+def decoding(kind: BlockFormat, dtype: torch.dtype) -> Case:
+    """A weight in blocks as numbers."""
+    weight = _weight(kind)
+    return Case(
+        f"{kind.name} {_short(dtype)}",
+        lambda: quantized_linear.decode(weight, slice(None), dtype),
+        {},
+    )
+
+
 def experts(kind: BlockFormat | None, rows: int) -> Case:
     """The products of experts with blocks of so many rows, with plain weights or those in a
     format, and the sum of what they find."""
@@ -222,9 +244,9 @@ def plan(count: int) -> Case:
 
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
     constants = quantized_linear.constants(weight, rows)
-    codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
-    scales = 2 if weight.minimums is None else 4
-    return float(codes * ((0.5 if weight.halves else 1) + scales / weight.group))
+    chunks = constants["WARPS"] * constants["TILES"]
+    scales = TILE * CHUNK / weight.group * (2 if weight.minimums is None else 4)
+    return float(chunks * (4 * constants["LENGTH"] + scales))
 
 
 def _weight(kind: BlockFormat) -> PackedCodes:
@@ -283,9 +305,14 @@ def cases(generation: int) -> Iterator[Case]:
     for rows in more:
         yield product(Q4_K, bf16, rows)
     yield product(Q8_0, bf16, more[-1])
+    if FULL or generation == COUNTED:
+        yield product(IQ3_S, bf16, more[-1])
+        for kind in (Q4_K, IQ3_S, IQ1_M):
+            yield decoding(kind, bf16)
     for rows in grouped_product.ROWS:
         yield experts(None, rows)
-    yield experts(Q4_K, few)
+    for kind in (Q4_K, IQ2_S):
+        yield experts(kind, few)
     yield plan(128)
 
 
