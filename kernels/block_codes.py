@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from . import block_formats as formats
-from .block_formats import SCALE_BYTES, BlockFormat, GroupFormat
+from .block_formats import CODEBOOKS, SCALE_BYTES, BlockFormat, GroupFormat
 from .grouped_codes import GroupedCodes
 
 # The numbers that codes of 4 bits stand for.
@@ -249,7 +249,8 @@ class ChosenRows:
 
     A code is a number of its row with a sign, of which ``signs`` [O, B, G] has 8 in a byte; or it
     is moved up, or down where ``down`` [O, B, rows] is 1, by an eighth. It is to be multiplied by
-    ``part``, by a ``scale`` [O, B, 1], and by one of the odd ``scales`` [O, B, groups].
+    the codebook's ``part``, by a ``scale`` [O, B, 1], and by one of the odd ``scales`` [O, B,
+    groups].
     """
 
     format: BlockFormat
@@ -258,7 +259,6 @@ class ChosenRows:
     down: torch.Tensor | None
     scale: torch.Tensor
     scales: torch.Tensor
-    part: float
 
     def taken_apart(self) -> GroupedCodes:
         """Their codes, in eighths if they are moved, so that they are whole."""
@@ -270,8 +270,9 @@ class ChosenRows:
         if self.down is not None:
             moved = (1 - 2 * self.down)[..., None].to(torch.int8)
             codes = (8 * codes.unflatten(-1, (-1, 8)) + moved).flatten(-2)
-        scales = self.scale.float() * self.scales * self.part
-        return _codes(codes, scales, group=self.format.values // scales.shape[-1])
+        book = CODEBOOKS[self.format]
+        scales = self.scale.float() * self.scales * book.part
+        return _codes(codes, scales, group=book.group)
 
 
 def choose_rows(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
@@ -283,32 +284,32 @@ def _iq2_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, words = _fields(blocks, 2, 64)
     rows, rest = words.unflatten(-1, (8, 8)).split([4, 4], dim=-1)
     signs, scales = _signs_and_scale(rest.flatten(-2))
-    return ChosenRows(format, rows.flatten(-2), signs, None, _half(scale), scales, 1 / 8)
+    return ChosenRows(format, rows.flatten(-2), signs, None, _half(scale), scales)
 
 
 def _iq2_xs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, words, scales = _fields(blocks, 2, 64, 8)
     words, odd = _words(words), _odd(_in_order(scales, 4))
     signs = _with_parity(words >> 9)
-    return ChosenRows(format, words & 511, signs, None, _half(scale), odd, 1 / 8)
+    return ChosenRows(format, words & 511, signs, None, _half(scale), odd)
 
 
 def _iq2_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, low, signs, high, scales = _fields(blocks, 2, 32, 32, 8, 8)
     rows, odd = low.int() | _in_order(high, 2).int() << 8, _odd(_in_order(scales, 4))
-    return ChosenRows(format, rows, signs, None, _half(scale), odd, 1 / 8)
+    return ChosenRows(format, rows, signs, None, _half(scale), odd)
 
 
 def _iq3_xxs(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, rows, rest = _fields(blocks, 2, 64, 32)
     signs, scales = _signs_and_scale(rest)
-    return ChosenRows(format, rows, signs, None, _half(scale), scales, 1 / 4)
+    return ChosenRows(format, rows, signs, None, _half(scale), scales)
 
 
 def _iq3_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale, low, high, signs, scales = _fields(blocks, 2, 64, 8, 32, 4)
     rows, odd = low.int() | _in_order(high, 1).int() << 8, _odd(_in_order(scales, 4))
-    return ChosenRows(format, rows, signs, None, _half(scale), odd, 1.0)
+    return ChosenRows(format, rows, signs, None, _half(scale), odd)
 
 
 def _iq1_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
@@ -317,7 +318,7 @@ def _iq1_s(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     shifts = torch.arange(0, 12, 3, dtype=torch.int32, device=blocks.device)
     high = (words[..., None] >> shifts & 7).flatten(-2)
     down, odd = (words >> 15).repeat_interleave(4, dim=-1), _odd(words >> 12 & 7)
-    return ChosenRows(format, low.int() | high << 8, None, down, _half(scale), odd, 1 / 8)
+    return ChosenRows(format, low.int() | high << 8, None, down, _half(scale), odd)
 
 
 def _iq1_m(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
@@ -329,7 +330,7 @@ def _iq1_m(format: BlockFormat, blocks: torch.Tensor) -> ChosenRows:
     scale = fours.sum(-1, keepdim=True).short().view(torch.float16)
     odd = _odd(words[..., None] >> shifts & 7).flatten(-2)
     rows = low.int() | (high & 7) << 8
-    return ChosenRows(format, rows, None, high >> 3, scale, odd, 1 / 8)
+    return ChosenRows(format, rows, None, high >> 3, scale, odd)
 
 
 def _odd(numbers: torch.Tensor) -> torch.Tensor:

@@ -120,7 +120,36 @@ IQ2_S = BlockFormat("IQ2_S", 256, 2 + 32 + 32 + 8 + 8)
 IQ3_XXS = BlockFormat("IQ3_XXS", 256, 2 + 64 + 32)
 IQ3_S = BlockFormat("IQ3_S", 256, 2 + 64 + 8 + 32 + 4)
 
-CODEBOOK_FORMATS = frozenset((IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S))
+
+@dataclass(frozen=True, slots=True)
+class Codebook:
+    """Rows of numbers, each of which has a sign; or those of a row are moved up or down by an
+    eighth together. An odd scale belongs to each ``group`` of inputs, and the fp16 scale of all,
+    times ``part``, to a block."""
+
+    rows: int
+    group: int
+    part: float
+    # Numbers of a row.
+    chosen: int = 8
+    moves: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of a row's number."""
+        return self.rows.bit_length() - 1
+
+
+CODEBOOKS = {
+    IQ1_S: Codebook(2048, 32, 1 / 8, moves=True),
+    IQ1_M: Codebook(2048, 16, 1 / 8, moves=True),
+    IQ2_XXS: Codebook(256, 32, 1 / 8),
+    IQ2_XS: Codebook(512, 16, 1 / 8),
+    IQ2_S: Codebook(1024, 16, 1 / 8),
+    IQ3_XXS: Codebook(256, 32, 1 / 4, chosen=4),
+    IQ3_S: Codebook(512, 32, 1.0, chosen=4),
+}
+CODEBOOK_FORMATS = frozenset(CODEBOOKS)
 # Their codes have up to 4 bits.
 PACKED_FORMATS = frozenset(
     (Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, IQ4_NL, IQ4_XS, MXFP4, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0)

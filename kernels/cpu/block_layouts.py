@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 
 from ..block_codes import E2M1, FLOATS, FP4, IQ4, NF4, choose_rows, codebook
-from ..block_formats import BF16, BlockFormat, GroupFormat, Scale
+from ..block_formats import BF16, CODEBOOKS, BlockFormat, Codebook, GroupFormat, Scale
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight
 
@@ -200,36 +200,32 @@ _TWOS, _THREES, _ODDS = (8, 25, 43), (4, 12, 20, 28, 36, 44, 52, 62), (1, 3, 5, 
 _MOVED = (-7, 1, 9, 0, -9, -1, 7, 0)
 
 
-def _book(
-    rows: int, group: int, part: float, numbers: tuple[int, ...] = (), *, chosen: int = 8
-) -> Layout:
+def _book(book: Codebook, numbers: tuple[int, ...]) -> Layout:
     padded = (*numbers, 0) if len(numbers) == len(_TWOS) else numbers
     levels = (*padded, *(-each for each in padded)) or _MOVED
     return Layout(
         (),
         zero=128,
-        group=group,
-        scales="odd" if group < BLOCK else "int8",
+        group=book.group,
+        scales="odd" if book.group < BLOCK else "int8",
         supers=(0,),
-        levels=tuple(each * part for each in levels),
-        unit=part,
-        book=rows,
-        chosen=chosen,
-        moves=not numbers,
+        levels=tuple(each * book.part for each in levels),
+        unit=book.part,
+        book=book.rows,
+        chosen=book.chosen,
+        moves=book.moves,
     )
 
 
 # Every sign and move has a bit, and scales of 3 or 4 bits have 8, or 4 in groups of 16: IQ1_S and
 # IQ1_M take 16 and 4 % more than in the file, IQ2 12, 11 and 0 %, IQ3 8 and 4 %.
-LAYOUTS |= {
-    "IQ1_S": _book(2048, 32, 1 / 8),
-    "IQ1_M": _book(2048, 16, 1 / 8),
-    "IQ2_XXS": _book(256, 32, 1 / 8, _TWOS),
-    "IQ2_XS": _book(512, 16, 1 / 8, _TWOS),
-    "IQ2_S": _book(1024, 16, 1 / 8, _TWOS),
-    "IQ3_XXS": _book(256, 32, 1 / 4, _THREES, chosen=4),
-    "IQ3_S": _book(512, 32, 1.0, _ODDS, chosen=4),
+_NUMBERS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M"), ()),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), _TWOS),
+    "IQ3_XXS": _THREES,
+    "IQ3_S": _ODDS,
 }
+LAYOUTS |= {kind.name: _book(book, _NUMBERS[kind.name]) for kind, book in CODEBOOKS.items()}
 _SCALES: dict[Scale, ScaleKind] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 # Floats of 4 bits are multiples of a half, and bitsandbytes' of 1 / 192. Those of nf4 are no
 # multiples of anything: they are rounded to 16 bits.

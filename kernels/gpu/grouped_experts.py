@@ -17,7 +17,7 @@ from ..block_formats import BlockFormat
 from ..quantized import QuantizedWeight
 from ..signatures import Weight
 from . import quantized_trial
-from .packed_codes import PackedCodes, pack, pack_codes, stack_packed
+from .packed_codes import PackedCodes, pack, stack_packed
 from .row_blocks import RowBlocks, row_blocks
 from .trials import passes, too_far
 
@@ -179,9 +179,10 @@ def largest_error(
         dense = torch.randn(3, 99, 19 * _ALIGNED, generator=generator).to(device, dtype)
         weights: torch.Tensor | PackedCodes = dense
     else:
-        codes = [quantized_trial.random_codes(kind, device, generator) for _ in range(3)]
-        weights = stack_packed((pack_codes(kind, each) for each in codes), 3)
-        dense = torch.stack([each.values() for each in codes])
+        packed, values = zip(
+            *(quantized_trial.random_codes(kind, device, generator) for _ in range(3)), strict=True
+        )
+        weights, dense = stack_packed(packed, 3), torch.stack(values)
     x = torch.randn(rows, dense.shape[2], generator=generator).to(device, dtype)
     chosen = torch.rand(rows, 3, generator=generator).topk(2).indices.to(device)
     shares = torch.rand(rows, 2, generator=generator).to(device)

@@ -71,15 +71,14 @@ class GpuOperators(Operators):
         self, weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> QuantizedLinear:
         """Keeps codes in the order in which the kernel reads them; without it, codes and scales
-        apart, so that a GPU reads whole words. With a codebook, that would be several times the
-        memory."""
-        if weight.format in CODEBOOK_FORMATS:
-            return _SlicedLinear(weight, bias)
+        apart, so that a GPU reads whole words, unless there is a codebook: that would be several
+        times the memory."""
         if scaled := scaled_linear(weight, bias, dtype):
             return scaled
         if quantized_trial.works(weight.format, dtype, weight.blocks.device):
             return _TritonLinear(pack(weight), bias)
-        return _SlicedLinear(grouped_codes(weight), bias)
+        kept = weight if weight.format in CODEBOOK_FORMATS else grouped_codes(weight)
+        return _SlicedLinear(kept, bias)
 
     def prepare_experts(
         self,

@@ -1,9 +1,4 @@
-"""Codes of a quantised weight in the order in which tensor cores take them.
-
-A tile is 16 outputs, and a chunk 64 of their inputs, which a warp decodes at once. ``mma.m16n8k16``
-multiplies in thread t of quad g the outputs g and g + 8 with the inputs 2t, 2t + 1, 2t + 8 and
-2t + 9 of 16. Sums do not depend on which inputs are called so: thread t has 8 neighbouring ones of
-32, so that it also reads their activations as whole words.
+"""Codes of a quantised weight in the order in which tensor cores take them (``tiles.py``).
 
 H, the times that a thread reads 16 bytes of a chunk: 1 for codes of 4 bits, 2 for those of a byte.
 """
@@ -18,8 +13,10 @@ from math import gcd
 import torch
 import torch.nn.functional as F
 
+from ..block_codes import ChosenRows, choose_rows
 from ..block_formats import (
     CODEBOOK_FORMATS,
+    CODEBOOKS,
     Q2_K,
     Q5_0,
     Q5_1,
@@ -31,11 +28,9 @@ from ..block_formats import (
 from ..fp8 import FP8
 from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
+from .packed_rows import records, taken_apart
+from .tiles import CHUNK, SPAN, TILE, picked
 
-TILE = 16
-CHUNK = 64
-# Neighbouring inputs that the threads of a quad divide among them.
-SPAN = 32
 # Chunks after the last one of all, which warps without work of their own read too.
 SPARE = 8
 # Bits, and the least of the codes, where these do not use all of the 4 or 8 that they take.
@@ -63,7 +58,9 @@ class PackedCodes:
     up. ``scales``, and ``minimums``, have two fp16, for outputs g and g + 8: int32 [tiles, chunks
     or groups, 8, groups of a chunk]. Of four groups of a chunk, those of the first 16 of each 32
     inputs come first: a thread needs either these or the others. Scales that fp16 does not hold
-    are relative to a power of two of their output, ``factors``, fp32 [O].
+    are relative to a power of two of their output, ``factors``, fp32 [O]. Rows of a codebook have
+    records (``packed_rows.py``) in ``words``, int32 [tiles, chunks, words of a record], which also
+    have the finer scales.
     """
 
     words: torch.Tensor
@@ -73,11 +70,13 @@ class PackedCodes:
     inputs: int
     # Inputs that share a scale: 16, 32 or a multiple of 64.
     group: int
-    # What codes stand for: "int", "e4m3", "e2m1", or "levels" of a table.
+    # What codes stand for: "int", "e4m3", "e2m1", "levels" of a table, or "rows" of a codebook.
     numbers: str
-    bits: int
-    zero: int
-    levels: tuple[float, ...] | None
+    bits: int = 0
+    zero: int = 0
+    levels: tuple[float, ...] | None = None
+    # The format whose codebook it is.
+    book: BlockFormat | None = None
 
     @property
     def outputs(self) -> int:
@@ -85,8 +84,8 @@ class PackedCodes:
 
     @property
     def halves(self) -> bool:
-        """True if a byte has two codes."""
-        return self.words.shape[2] == 1
+        """True if bytes have two codes."""
+        return self.numbers != "rows" and self.words.shape[2] == 1
 
     @property
     def chunks(self) -> int:
@@ -97,6 +96,21 @@ class PackedCodes:
         device = self.words.device
         chosen = torch.arange(self.outputs, device=device)[outputs]
         tile, h, g = chosen // TILE, chosen % TILE // 8, chosen % 8
+        factors, groups = self.factors[chosen][:, None], -(-self.inputs // self.group)
+
+        def of_groups(pairs: torch.Tensor) -> torch.Tensor:
+            halves = pairs[tile, :, g].view(torch.float16).unflatten(-1, (-1, 2))
+            found = picked(halves, h)
+            if self.group == 16:
+                found = _turned(found)
+            return found.flatten(1)[:, :groups].float() * factors
+
+        scales = of_groups(self.scales)
+        if self.book is not None:
+            codes, odd = taken_apart(self.book, self.words[tile], g, h)
+            group = CODEBOOKS[self.book].group
+            scales = scales.repeat_interleave(self.group // group, dim=1) * odd
+            return GroupedCodes(codes, scales, None, group)
         threads = g[:, None] * 4 + torch.arange(4, device=device)
         # [outputs, t, chunks, H, bytes]
         words = self.words[tile[:, None], :, :, threads]
@@ -109,27 +123,17 @@ class PackedCodes:
             codes = (
                 torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
             )
-            codes = _picked(codes.transpose(-1, -2), h)
+            codes = picked(codes.transpose(-1, -2), h)
         elif self.halves:
             # [..., second, upper, h]
             codes = (
                 torch.stack([words & 15, words >> 4], dim=-1).flatten(2).unflatten(2, (*steps, 2))
             )
-            codes = _picked(codes, h).transpose(-1, -2)
+            codes = picked(codes, h).transpose(-1, -2)
         else:
-            codes = _picked(words.flatten(2).unflatten(2, (*steps, 2)), h)
+            codes = picked(words.flatten(2).unflatten(2, (*steps, 2)), h)
         # [outputs, chunks, span, t, step, upper, second]
         codes = codes.permute(0, 2, 3, 1, 4, 5, 6).flatten(1)[:, : self.inputs]
-        factors, groups = self.factors[chosen][:, None], -(-self.inputs // self.group)
-
-        def of_groups(pairs: torch.Tensor) -> torch.Tensor:
-            halves = pairs[tile, :, g].view(torch.float16).unflatten(-1, (-1, 2))
-            found = _picked(halves, h)
-            if self.group == 16:
-                found = _turned(found)
-            return found.flatten(1)[:, :groups].float() * factors
-
-        scales = of_groups(self.scales)
         minimums = None if self.minimums is None else of_groups(self.minimums)
         if self.numbers == "e4m3":
             return GroupedCodes(codes.contiguous().view(FP8), scales, None, self.group)
@@ -140,28 +144,28 @@ class PackedCodes:
         return GroupedCodes(codes.view(torch.int8), scales, None, self.group, levels=levels)
 
 
-def _picked(pairs: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """Of each pair of an output, the one of its half of the tile."""
-    index = h.view(-1, *(1,) * (pairs.ndim - 1)).expand(*pairs.shape[:-1], 1)
-    return pairs.gather(-1, index)[..., 0]
-
-
 def takes(format: BlockFormat) -> bool:
     """True for formats of which ``pack`` takes weights."""
-    return format not in CODEBOOK_FORMATS and (
-        not isinstance(format, GroupFormat) or gcd(format.values, CHUNK) >= 16
-    )
+    return not isinstance(format, GroupFormat) or gcd(format.values, CHUNK) >= 16
 
 
 def pack(weight: QuantizedWeight) -> PackedCodes:
     """The codes in order, for keeping. Needs a little of the weight's size meanwhile."""
     step = max(TILE, _PIECE // weight.inputs // TILE * TILE)
     pieces = (weight.part(slice(at, at + step)) for at in range(0, weight.outputs, step))
+    if weight.format in CODEBOOK_FORMATS:
+        return _joined([_ordered_rows(_chosen_rows(piece)) for piece in pieces])
     return _joined([_ordered(weight.format, grouped_codes(piece)) for piece in pieces])
 
 
-def pack_codes(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
+def _chosen_rows(weight: QuantizedWeight) -> ChosenRows:
+    return choose_rows(weight.format, weight.blocks.unflatten(1, (-1, weight.format.nbytes)))
+
+
+def pack_codes(format: BlockFormat, codes: GroupedCodes | ChosenRows) -> PackedCodes:
     """As ``pack``, of the codes of a format."""
+    if isinstance(codes, ChosenRows):
+        return _joined([_ordered_rows(codes)])
     return _joined([_ordered(format, codes)])
 
 
@@ -255,6 +259,23 @@ def _ordered(format: BlockFormat, codes: GroupedCodes) -> PackedCodes:
         bits=bits,
         zero=zero,
         levels=codes.levels if numbers == "levels" else None,
+    )
+
+
+def _ordered_rows(found: ChosenRows) -> PackedCodes:
+    """The scale of all of a block is kept as others are, relative to the largest of its output, so
+    that fp16 also has its products with odd scales."""
+    scales, group = found.scale.flatten(1).float(), found.format.values
+    factors = torch.exp2(torch.frexp(scales.abs().amax(1)).exponent.float())
+    return PackedCodes(
+        words=records(found),
+        scales=_pairs(scales / factors[:, None], group, group, scales.shape[1] * group),
+        minimums=None,
+        factors=factors * CODEBOOKS[found.format].part,
+        inputs=scales.shape[1] * group,
+        group=group,
+        numbers="rows",
+        book=found.format,
     )
 
 

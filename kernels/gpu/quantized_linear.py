@@ -7,7 +7,8 @@ which 8 are the fewest. A program takes two tiles of outputs. Its warps read chu
 turn, straight into the registers in which the tensor cores want them. Codes become numbers of x's
 dtype, all of them exactly: or-ed into the mantissa of a power of two, from which that power is
 subtracted. They are multiplied with their scale, and a minimum is added, in that dtype too: the
-numbers are those to which ``decode`` writes a weight, for more rows than the kernel takes.
+numbers are those to which ``decode`` writes a weight, for more rows than the kernel takes. Numbers
+of a codebook's rows are looked up (``book_numbers.py``), and the rest is the same.
 
 The sums of the warps, and of the programs between which inputs are divided where outputs are few,
 are added in one order. How inputs are divided depends on the weight, and there is a kernel for each
@@ -28,8 +29,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .packed_codes import CHUNK, TILE, PackedCodes
+from ..block_codes import codebook
+from ..block_formats import CODEBOOKS, BlockFormat
+from .book_numbers import book_numbers, moves, odd_scales, read_record
+from .code_numbers import numbers, two
+from .packed_codes import PackedCodes
 from .row_blocks import RowBlocks
+from .tiles import CHUNK, TILE
 
 # Rows of the kernels that are compiled.
 ROWS = (8, 16, 32, 64)
@@ -43,22 +49,30 @@ _ALIGNMENT = 16
 _DECODED = 1 << 26
 # Chunks of a tile that a program decodes.
 _DECODED_CHUNKS = 8
-_OF_DECODING = ("NUMBERS", "HALVES", "WHOLE", "ZERO", "GROUP", "HAS_MINIMUM")
+# Constants of products alone.
+_OF_PRODUCTS = frozenset(("GROUPED", "ROWS", "WARPS", "TILES"))
 _ADDED = 1024
 # Triton 3.6 lets a thread multiply four neighbours of 32 where others take two of 16, twice.
 _FOURS = tl.constexpr(triton.__version__.startswith("3.6."))
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def constants(weight: PackedCodes, rows: int, *, grouped: bool = False) -> dict[str, Any]:
     """Compile-time constants of ``_multiply``."""
+    book = None if weight.book is None else CODEBOOKS[weight.book]
     return {
         "NUMBERS": weight.numbers,
-        "HALVES": weight.halves,
+        "HALVES": weight.halves or book is not None,
         "WHOLE": weight.bits == 8,
         "ZERO": weight.zero,
         "GROUP": weight.group,
-        "HAS_MINIMUM": weight.minimums is not None,
+        # Numbers that are moved have a minimum from their scale.
+        "HAS_MINIMUM": weight.minimums is not None or (book is not None and book.moves),
+        # Of a codebook: numbers of a row, bits of a row's number, inputs that share an odd scale.
+        "CHOSEN": 0 if book is None else book.chosen,
+        "BITS": 0 if book is None else book.bits,
+        "FINE": 0 if book is None else book.group,
+        # Words of a tile's chunk.
+        "LENGTH": weight.words[0, 0].numel(),
         "GROUPED": grouped,
         "ROWS": next(most for most in ROWS if rows <= most),
         "WARPS": _WARPS,
@@ -92,7 +106,7 @@ def decode(weight: PackedCodes, outputs: slice, dtype: torch.dtype) -> torch.Ten
         weight.scales,
         weight.scales if weight.minimums is None else weight.minimums,
         weight.factors,
-        weight.words if weight.levels is None else _table(weight.levels, dtype, out_OI.device),
+        _table(weight, dtype),
         out_OI,
         _mask(weight, dtype),
         first // TILE,
@@ -100,7 +114,7 @@ def decode(weight: PackedCodes, outputs: slice, dtype: torch.dtype) -> torch.Ten
         weight.inputs,
         weight.chunks,
         weight.scales.shape[1],
-        **{name: fixed[name] for name in _OF_DECODING},
+        **{name: fixed[name] for name in fixed if name not in _OF_PRODUCTS},
         CHUNKS=_DECODED_CHUNKS,
         num_warps=4,
     )
@@ -135,7 +149,7 @@ def _launch(
         weight.scales,
         weight.scales if weight.minimums is None else weight.minimums,
         weight.factors,
-        weight.words if weight.levels is None else _table(weight.levels, x_RI.dtype, x_RI.device),
+        _table(weight, x_RI.dtype),
         weight.words if plan is None else plan.blocks,
         weight.words if plan is None else plan.sources,
         out_RO,
@@ -156,11 +170,27 @@ def _launch(
     return out_RO
 
 
+def _table(weight: PackedCodes, dtype: torch.dtype) -> torch.Tensor:
+    """What codes are looked up in; some tensor if they are not."""
+    if weight.book is not None:
+        return _book(weight.book, dtype, weight.words.device)
+    if weight.levels is not None:
+        return _levels(weight.levels, dtype, weight.words.device)
+    return weight.words
+
+
 @cache
-def _table(levels: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _levels(levels: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The low bytes of 16 numbers of ``dtype``, four in a word, then the high ones."""
     found = torch.tensor(levels, dtype=dtype).view(torch.uint8).view(16, 2).T.contiguous()
     return found.view(torch.int32).flatten().to(device)
+
+
+@cache
+def _book(format: BlockFormat, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """All rows, two numbers of ``dtype`` in a word; in eighths if they are moved by those."""
+    rows = codebook(format, device) * (8 if CODEBOOKS[format].moves else 1)
+    return rows.to(dtype).view(torch.int32).flatten()
 
 
 def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
@@ -174,164 +204,20 @@ def _mask(weight: PackedCodes, dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def _two(bits: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
-    """The two numbers in a word, which stays as it is: LLVM would compute its halves apart."""
-    if _INTERPRETED:
-        low, high = bits.to(tl.int16), (bits >> 16).to(tl.int16)
-    else:
-        low, high = tl.inline_asm_elementwise(
-            "mov.b32 {$0, $1}, $2;", "=h,=h,r", [bits], (tl.int16, tl.int16), True, 1
-        )
-    return tl.join(low.to(DTYPE, bitcast=True), high.to(DTYPE, bitcast=True))
-
-
-@triton.jit
-def _fours(low: tl.tensor, high: tl.tensor, selectors: tl.tensor) -> tl.tensor:
-    """The bytes of two words by four indices of 4 bits: an instruction."""
-    if _INTERPRETED:
-        found = tl.zeros_like(selectors)
-        for place in tl.static_range(4):
-            index = selectors >> 4 * place & 7
-            word = tl.where(index < 4, low, high)
-            found |= (word >> 8 * (index & 3) & 255) << 8 * place
-        return found
-    return tl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selectors], tl.int32, True, 1
-    )
-
-
-@triton.jit
-def _placed(
-    word: tl.tensor,
-    mask: tl.tensor,
-    PLACE: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    DTYPE: tl.constexpr,
+def _read(
+    word_at: tl.tensor,
+    lane: tl.tensor,
+    CHOSEN: tl.constexpr,
+    BITS: tl.constexpr,
+    FINE: tl.constexpr,
+    MOVES: tl.constexpr,
 ) -> tl.tensor:
-    """Two codes of 4 bits as numbers, or larger or smaller by what ``_exact`` removes."""
-    if NUMBERS == "e2m1":
-        return _two(_floats_placed(word.to(tl.uint32, bitcast=True), PLACE, DTYPE), DTYPE)
-    magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
-    return _two((word >> 4 * PLACE) & mask | magic, DTYPE)
-
-
-@triton.jit
-def _floats_placed(word: tl.tensor, PLACE: tl.constexpr, DTYPE: tl.constexpr) -> tl.tensor:
-    """Two codes of e2m1: the signs, and exponent and mantissa over the lowest bits of a larger
-    exponent. ``packed_codes._E2M1_BITS`` has where they are."""
-    if tl.bfloat16 == DTYPE:
-        if PLACE == 3:
-            bits = (word << 4) & 0x81808180 | (word >> 4) & 0x00400040
-        elif PLACE == 2:
-            bits = (word << 6) & 0x81C081C0
-        elif PLACE == 1:
-            bits = (word >> 6 | word << 26) & 0x81C081C0
-        else:
-            bits = word & 0x81C081C0
-    elif PLACE == 3:
-        bits = (word << 4) & 0x80008000 | (word << 7) & 0x0C000C00 | (word >> 1) & 0x02000200
-    elif PLACE == 2:
-        bits = (word << 6) & 0x80008000 | (word << 9) & 0x0E000E00
-    elif PLACE == 1:
-        bits = (word >> 6 | word << 26) & 0x80008000 | (word >> 3) & 0x0E000E00
+    """A thread's words, or all that a record of rows has of it."""
+    if CHOSEN:
+        read = read_record(word_at, lane, CHOSEN, BITS, FINE, MOVES)
     else:
-        bits = word & 0x80008000 | (word << 3) & 0x0E000E00
-    return bits.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _chosen(table: tl.tensor, index: tl.tensor, half: tl.tensor) -> tl.tensor:
-    """Four bytes of 16 in four words."""
-    a, b = tl.load(table), tl.load(table + 1)
-    c, d = tl.load(table + 2), tl.load(table + 3)
-    lower = _fours(_like(a, index), _like(b, index), index)
-    return _fours(lower, _fours(_like(c, index), _like(d, index), index), half)
-
-
-@triton.jit
-def _looked_up(
-    index: tl.tensor, half: tl.tensor, table: tl.tensor, DTYPE: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The numbers of four codes, the first two and the others."""
-    low, high = _chosen(table, index, half), _chosen(table + 4, index, half)
-    first, second = tl.full(low.shape, 0x5140, tl.int32), tl.full(low.shape, 0x7362, tl.int32)
-    # LLVM can't see through ``_fours``, and takes halves of its words for the words themselves.
-    return _two(_fours(low, high, first), DTYPE), _two(_fours(low, high, second), DTYPE)
-
-
-@triton.jit
-def _like(value: tl.tensor, other: tl.tensor) -> tl.tensor:
-    return tl.zeros_like(other) + value
-
-
-@triton.jit
-def _bytes_placed(
-    word: tl.tensor,
-    mask: tl.tensor,
-    H: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    DTYPE: tl.constexpr,
-) -> tl.tensor:
-    """As ``_placed``, of codes that take a byte."""
-    if NUMBERS == "e4m3":
-        moved = word << 8 * (1 - H)
-        down: tl.constexpr = 4 if tl.bfloat16 == DTYPE else 1
-        return _two(moved & -0x7FFF8000 | (moved >> down) & mask, DTYPE)
-    magic: tl.constexpr = 0x43004300 if tl.bfloat16 == DTYPE else 0x64006400
-    return _two((word >> 8 * H) & mask | magic, DTYPE)
-
-
-@triton.jit
-def _exact(placed: tl.tensor, NUMBERS: tl.constexpr, ZERO: tl.constexpr) -> tl.tensor:
-    """Remove from placed codes what they are placed in."""
-    DTYPE: tl.constexpr = placed.dtype
-    if _INTERPRETED and tl.bfloat16 == DTYPE:
-        placed = placed.to(tl.float32)  # numpy has no bfloat16
-    if NUMBERS == "int":
-        magic: tl.constexpr = 128 if tl.bfloat16 == DTYPE else 1024
-        return placed - tl.full((), magic + ZERO, placed.dtype)
-    if NUMBERS == "e4m3":
-        return placed * tl.full((), 2.0**120 if tl.bfloat16 == DTYPE else 2.0**8, placed.dtype)
-    if NUMBERS == "e2m1":
-        return placed * tl.full((), 2.0**126 if tl.bfloat16 == DTYPE else 2.0**14, placed.dtype)
-    return placed
-
-
-@triton.jit
-def _numbers(
-    word: tl.tensor,
-    mask: tl.tensor,
-    table: tl.tensor,
-    NUMBERS: tl.constexpr,
-    HALVES: tl.constexpr,
-    WHOLE: tl.constexpr,
-    ZERO: tl.constexpr,
-    DTYPE: tl.constexpr,
-) -> tl.tensor:
-    """The codes of words, as [..., second, h, upper] or, of bytes, [..., second, h]."""
-    if HALVES:
-        if NUMBERS == "levels":
-            index = word & 0x77777777
-            # Those of the lower or of the upper half of the table.
-            half = (word >> 1) & mask | 0x32103210
-            a, b = _looked_up(index, half, table, DTYPE)
-            c, d = _looked_up(index >> 16, half >> 16, table, DTYPE)
-        else:
-            a = _placed(word, mask, 0, NUMBERS, DTYPE)
-            b = _placed(word, mask, 1, NUMBERS, DTYPE)
-            c = _placed(word, mask, 2, NUMBERS, DTYPE)
-            d = _placed(word, mask, 3, NUMBERS, DTYPE)
-        codes = _exact(tl.join(tl.join(a, b), tl.join(c, d)), NUMBERS, ZERO)
-    else:
-        # No mantissa of bfloat16 has 8 bits beside the place of another number.
-        PLACED: tl.constexpr = tl.float16 if WHOLE and NUMBERS == "int" else DTYPE
-        a = _bytes_placed(word, mask, 0, NUMBERS, PLACED)
-        b = _bytes_placed(word, mask, 1, NUMBERS, PLACED)
-        codes = _exact(tl.join(a, b), NUMBERS, ZERO)
-        if PLACED != DTYPE:
-            codes = codes.to(tl.float32)
-            codes = codes if _INTERPRETED else codes.to(DTYPE)
-    return codes
+        read = tl.load(word_at)
+    return read
 
 
 @triton.jit
@@ -363,8 +249,8 @@ def _scaled(
 
 @triton.jit
 def _of_codes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
-    """fp16 of outputs g and g + 8 in words [tiles, warps, 32] and groups, for codes of 4 bits."""
-    wide = _two(pairs, tl.float16).to(tl.float32).to(codes.dtype)
+    """fp16 of outputs g and g + 8, [tiles, warps, 32] and groups, for codes of 4 bits."""
+    wide = pairs.to(tl.float32).to(codes.dtype)
     return wide.reshape(codes.shape[0], codes.shape[1], 32, codes.shape[3], 1, 1, 2, 1)
 
 
@@ -372,7 +258,7 @@ def _of_codes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
 def _of_bytes(pairs: tl.tensor, codes: tl.tensor) -> tl.tensor:
     """The same for codes of 8 bits."""
     GROUPS: tl.constexpr = pairs.shape[1]
-    wide = _two(pairs, tl.float16).to(tl.float32).to(codes.dtype)
+    wide = pairs.to(tl.float32).to(codes.dtype)
     wide = wide.reshape(codes.shape[1], codes.shape[2], 32, GROUPS, 2).permute(3, 0, 1, 2, 4)
     return wide.reshape(GROUPS, codes.shape[1], codes.shape[2], 32, 1, 1, 1, 2)
 
@@ -432,6 +318,10 @@ def _multiply(
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BITS: tl.constexpr,
+    FINE: tl.constexpr,
+    LENGTH: tl.constexpr,
     GROUPED: tl.constexpr,
     ROWS: tl.constexpr,
     WARPS: tl.constexpr,
@@ -444,6 +334,7 @@ def _multiply(
     GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
     MINE: tl.constexpr = 2 if GROUPS > 1 else 1
     HALF: tl.constexpr = 1 if HALVES else 2
+    READS_MINIMUM: tl.constexpr = HAS_MINIMUM and not CHOSEN
     first = tl.program_id(1) * part
     last = tl.minimum(first + part, chunks)
     expert, first_row, count = 0, 0, rows
@@ -458,8 +349,10 @@ def _multiply(
     # [H, tiles, warps, 32] and 4
     at, of_tile, of_warp, thread = _places(HALF, TILES, WARPS)
     tile = before + _tile(of_tile, outputs, TILES)
-    at = ((tile.to(tl.int64) * chunks + first + of_warp) * HALF + at) * 128 + thread * 4
-    word_at = words + at[:, None] + tl.arange(0, 4)[None, :]
+    lane = thread
+    word_at = words + (tile.to(tl.int64) * chunks + first + of_warp) * LENGTH
+    if not CHOSEN:
+        word_at = (word_at + at * 128 + lane * 4)[:, None] + tl.arange(0, 4)[None, :]
     # [tiles, warps, 32] and a thread's groups
     _, of_tile, scale_warp, thread = _places(1, TILES, WARPS)
     tile = before + _tile(of_tile, outputs, TILES)
@@ -477,24 +370,31 @@ def _multiply(
     x_at = x_RI + x_at[:, None] + tl.arange(0, 8)[None, :]
 
     sums = tl.zeros((WARPS, TILES * 16, ROWS), tl.float32)
-    word = tl.load(word_at)
+    word = _read(word_at, lane, CHOSEN, BITS, FINE, HAS_MINIMUM)
     scale = _of_step(scales + scale_at, first + scale_warp, last, GROUP)
     minimum = scale
-    if HAS_MINIMUM:
+    if READS_MINIMUM:
         minimum = _of_step(minimums + scale_at, first + scale_warp, last, GROUP)
     for step in range(first, last, WARPS):
         # Those of the next step are on their way meanwhile. There is memory after the last ones.
-        word_at += WARPS * 128 * HALF
-        following = tl.load(word_at)
+        word_at += WARPS * LENGTH
+        following = _read(word_at, lane, CHOSEN, BITS, FINE, HAS_MINIMUM)
         x = tl.load(x_at + (tl.minimum(step + x_warp, last - 1) * 64)[:, None])
         following_scale = _of_step(scales + scale_at, step + WARPS + scale_warp, last, GROUP)
         following_minimum = following_scale
-        if HAS_MINIMUM:
+        if READS_MINIMUM:
             following_minimum = _of_step(
                 minimums + scale_at, step + WARPS + scale_warp, last, GROUP
             )
-        codes = _numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE)
-        codes = _scaled(codes, scale, minimum, HALVES, HAS_MINIMUM, TILES, WARPS)
+        factor, added = two(scale, tl.float16), two(minimum, tl.float16)
+        if CHOSEN:
+            codes = book_numbers(word, table, CHOSEN, BITS, HAS_MINIMUM, DTYPE)
+            factor *= odd_scales(word)
+            if HAS_MINIMUM:
+                added = factor * moves(word, BITS)
+        else:
+            codes = numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE)
+        codes = _scaled(codes, factor, added, HALVES, HAS_MINIMUM, TILES, WARPS)
         if HALVES:
             # [tiles, warps, g, t, steps, second, h, upper]
             codes = codes.reshape(TILES, WARPS, 8, 4, 4, 2, 2, 2)
@@ -560,6 +460,10 @@ def _decode(
     ZERO: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_MINIMUM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BITS: tl.constexpr,
+    FINE: tl.constexpr,
+    LENGTH: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> None:
     """Write some chunks of a tile as numbers. ``outputs`` are those from the first tile on."""
@@ -570,9 +474,17 @@ def _decode(
     # [chunks, H, 32] and 4
     flat = tl.arange(0, CHUNKS * HALF * 32)
     chunk = tl.minimum(first + flat // (HALF * 32), chunks - 1)
-    word_at = (((first_tile + tile).to(tl.int64) * chunks + chunk) * HALF * 32) + flat % (HALF * 32)
-    word = tl.load(words + word_at[:, None] * 4 + tl.arange(0, 4)[None, :])
-    codes = _numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE).to(tl.float32)
+    word_at = words + ((first_tile + tile).to(tl.int64) * chunks + chunk) * LENGTH
+    if not CHOSEN:
+        word_at = (word_at + flat % (HALF * 32) * 4)[:, None] + tl.arange(0, 4)[None, :]
+    word = _read(word_at, flat % 32, CHOSEN, BITS, FINE, HAS_MINIMUM)
+    if CHOSEN:
+        codes = book_numbers(word, table, CHOSEN, BITS, HAS_MINIMUM, DTYPE).to(tl.float32)
+        if HAS_MINIMUM:
+            codes += moves(word, BITS).to(tl.float32).reshape(CHUNKS * 32, 2, 1, 1, 2, 1)
+        codes *= odd_scales(word).to(tl.float32).reshape(CHUNKS * 32, 2, 1, 1, 2, 1)
+    else:
+        codes = numbers(word, mask, table, NUMBERS, HALVES, WHOLE, ZERO, DTYPE).to(tl.float32)
     if HALVES:
         # [chunks, g, t, span, step, second, h, upper]
         codes = codes.reshape(CHUNKS, 8, 4, 2, 2, 2, 2, 2)
@@ -593,7 +505,7 @@ def _decode(
     output = tile * 16 + row
     factor = tl.load(factors + first_tile * 16 + output, mask=output < outputs, other=0)
     found = codes * _of_half(tl.load(scales + pair_at), row)[:, :, None]
-    if HAS_MINIMUM:
+    if HAS_MINIMUM and not CHOSEN:
         found += _of_half(tl.load(minimums + pair_at), row)[:, :, None]
     found *= factor[:, None, None]
     within = tl.arange(0, 64 // GROUPS)

@@ -8,11 +8,12 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from ..block_formats import BlockFormat
+from ..block_codes import choose_rows
+from ..block_formats import CODEBOOK_FORMATS, BlockFormat
 from ..fp8 import FP8
-from ..grouped_codes import GroupedCodes
 from ..quantized import QuantizedWeight, grouped_codes
-from .packed_codes import CHUNK, PackedCodes, pack_codes, takes
+from .packed_codes import PackedCodes, pack_codes, takes
+from .tiles import CHUNK
 from .trials import passes, too_far
 
 # Inputs of which the kernels of all numbers of rows divide some between programs.
@@ -59,12 +60,11 @@ def limit(dtype: torch.dtype) -> float:
 def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, rows: int) -> float:
     """The largest difference from the reference, for results of magnitude one."""
     generator = torch.Generator().manual_seed(0)
-    weight = random_codes(kind, device, generator)
-    x = torch.randn(rows, weight.inputs, generator=generator).to(device, dtype)
-    found = triton_multiply(x, pack_codes(kind, weight))
+    packed, dense = random_codes(kind, device, generator)
+    x = torch.randn(rows, packed.inputs, generator=generator).to(device, dtype)
+    found = triton_multiply(x, packed)
     if device.type == "meta":  # nothing is computed there
         return 0.0
-    dense = weight.values()
     size = dense.norm(dim=1).max()
     difference = found.float() / size - F.linear(x.float(), dense) / size
     return float(difference.abs().nan_to_num(torch.inf).max())
@@ -72,15 +72,24 @@ def largest_error(kind: BlockFormat, dtype: torch.dtype, device: torch.device, r
 
 def random_codes(
     kind: BlockFormat, device: torch.device, generator: torch.Generator
-) -> GroupedCodes:
-    """A random weight of a format, with scales up to one."""
+) -> tuple[PackedCodes, torch.Tensor]:
+    """A random weight of a format, with scales up to one, and its values in fp32."""
     shape = (99, INPUTS // kind.values * kind.nbytes)
-    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    weight = grouped_codes(QuantizedWeight(kind, blocks.to(device)))
-    # Random bytes are scales of any size.
-    scales = torch.rand(weight.scales.shape, generator=generator).to(weight.scales)
+    blocks = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8).to(device)
+
+    def scales_like(scales: torch.Tensor) -> torch.Tensor:
+        """Random bytes are scales of any size."""
+        return torch.rand(scales.shape, generator=generator).to(scales)
+
+    if kind in CODEBOOK_FORMATS:
+        rows = choose_rows(kind, blocks.unflatten(1, (-1, kind.nbytes)))
+        rows = replace(rows, scale=scales_like(rows.scale))
+        return pack_codes(kind, rows), rows.taken_apart().values()
+    weight = grouped_codes(QuantizedWeight(kind, blocks))
+    scales = scales_like(weight.scales)
     minimums = None if weight.minimums is None else -scales.to(weight.minimums)
     codes = weight.codes
     if codes.dtype == FP8:  # of which some bytes are no number
         codes = torch.randn(codes.shape, generator=generator).to(codes)
-    return replace(weight, codes=codes, scales=scales, minimums=minimums)
+    weight = replace(weight, codes=codes, scales=scales, minimums=minimums)
+    return pack_codes(kind, weight), weight.values()

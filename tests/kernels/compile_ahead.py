@@ -35,6 +35,9 @@ from tandem.kernels.attention_metadata import (
 )
 from tandem.kernels.block_formats import (
     BLOCK_FORMATS,
+    IQ1_M,
+    IQ2_S,
+    IQ3_S,
     Q4_K,
     Q8_0,
     BlockFormat,
@@ -49,14 +52,13 @@ from tandem.kernels.gpu import (
     slot_copy,
 )
 from tandem.kernels.gpu.packed_codes import (
-    CHUNK,
-    TILE,
     PackedCodes,
     pack,
     stack_packed,
     takes,
 )
 from tandem.kernels.gpu.row_blocks import row_blocks
+from tandem.kernels.gpu.tiles import CHUNK, TILE
 from tandem.kernels.quantized import QuantizedWeight
 from tandem.kernels.scaled import INT8, ScaledKV
 from tandem.tests.kernels.launches import compiled_for
@@ -73,14 +75,15 @@ PROGRAMS = {
     "_attend": 3,
     "_combine": 8,
     "_multiply": 2,
+    "_decode": 4,
     "_add": 8,
     "_multiply_plain": 2,
     "_add_weighted": 8,
     "_copy": 8,
     "_plan": 8,
 }
-# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores, and for
-# products, whose tiles are as wide as registers allow.
+# A word or two that ptxas puts there: for Blackwell, where float32 has no tensor cores and int8 is
+# converted, and for products, whose tiles are as wide as registers allow.
 SMALL_STACK = 16
 # An H100, whose instructions are counted: bytes that its memory brings each processor in a clock,
 # and instructions that a processor issues in one.
@@ -91,17 +94,22 @@ ISSUED_A_CLOCK = 4
 # of the limit, so that a kernel up to here is as fast as the memory.
 MOST_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
-# today, so that none gets slower. int8 is converted code by code, float32, which GPUs are not used
-# for, is multiplied number by number, many rows are read once for each two tiles, and codes that
-# stand for any 16 numbers are looked up in them.
+# today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
+# any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
+# fifth to two fifths of its bytes.
 SLOW = (
-    ("attend float32", 0.8),
-    ("attend int8", 1.2),
-    ("multiply 64", 0.9),
-    ("multiply 32", 0.75),
-    ("multiply 16", 0.7),
-    ("multiply IQ4_NL", 0.85),
-    ("multiply", 0.65),
+    ("multiply IQ1_S", 1.9),
+    ("multiply IQ1_M", 1.8),
+    ("multiply IQ2_XXS", 1.55),
+    ("multiply IQ2_XS", 1.45),
+    ("multiply IQ2_S", 1.45),
+    ("multiply IQ3_XXS", 1.25),
+    ("multiply IQ3_S 64", 1.65),
+    ("multiply IQ3_S", 1.35),
+    ("multiply 64", 0.8),
+    ("multiply 32", 0.67),
+    ("multiply IQ4_NL", 0.83),
+    ("multiply", 0.63),
 )
 # Triton 3.6 moves more registers.
 SHUFFLED = 1.5 if triton.__version__.startswith("3.6.") else 1.0
@@ -183,6 +191,16 @@ def product(kind: BlockFormat, dtype: torch.dtype, rows: int) -> Case:
     )
 
 
+def decoding(kind: BlockFormat, dtype: torch.dtype) -> Case:
+    """A weight in blocks as numbers."""
+    weight = _weight(kind)
+    return Case(
+        f"{kind.name} {_short(dtype)}",
+        lambda: quantized_linear.decode(weight, slice(None), dtype),
+        {},
+    )
+
+
 def experts(kind: BlockFormat | None, rows: int) -> Case:
     """The products of experts with blocks of so many rows, with plain weights or those in a
     format, and the sum of what they find."""
@@ -222,9 +240,9 @@ def plan(count: int) -> Case:
 
 def _bytes_of_a_step(weight: PackedCodes, rows: int) -> float:
     constants = quantized_linear.constants(weight, rows)
-    codes = constants["WARPS"] * constants["TILES"] * TILE * CHUNK
-    scales = 2 if weight.minimums is None else 4
-    return float(codes * ((0.5 if weight.halves else 1) + scales / weight.group))
+    chunks = constants["WARPS"] * constants["TILES"]
+    scales = TILE * CHUNK / weight.group * (2 if weight.minimums is None else 4)
+    return float(chunks * (4 * constants["LENGTH"] + scales))
 
 
 def _weight(kind: BlockFormat) -> PackedCodes:
@@ -273,7 +291,8 @@ def cases(generation: int) -> Iterator[Case]:
     yield attention("Llama-3-8B", fp32, fp32, 32, 8, 128)
     yield attention("SmolLM2-135M", fp16, fp16, 9, 3, 64)
     yield attention("Gemma-2-9B", bf16, bf16, 16, 8, 256, soft_cap=50.0, window=4096)
-    yield attention("gpt-oss-20b", bf16, bf16, 64, 8, 64, window=128, sinks=True)
+    for kept in (bf16, INT8):
+        yield attention("gpt-oss-20b", bf16, kept, 64, 8, 64, window=128, sinks=True)
     for scatter in (False, True):
         yield copy(64, scatter=scatter)
     few, *more = quantized_linear.ROWS
@@ -283,9 +302,14 @@ def cases(generation: int) -> Iterator[Case]:
     for rows in more:
         yield product(Q4_K, bf16, rows)
     yield product(Q8_0, bf16, more[-1])
+    if FULL or generation == COUNTED:
+        yield product(IQ3_S, bf16, more[-1])
+        for kind in (Q4_K, IQ3_S, IQ1_M):
+            yield decoding(kind, bf16)
     for rows in grouped_product.ROWS:
         yield experts(None, rows)
-    yield experts(Q4_K, few)
+    for kind in (Q4_K, IQ2_S):
+        yield experts(kind, few)
     yield plan(128)
 
 
@@ -406,7 +430,8 @@ def counted(sass: str) -> int:
 def check(name: str, usage: Compiled) -> list[str]:
     """List the problems of a compiled kernel."""
     wrong = []
-    small = "float32" in name or usage.kernel == "_multiply"
+    words = set(name.split())
+    small = words & {"float32", "int8"} or usage.kernel == "_multiply"
     if usage.stack > (SMALL_STACK if small else 0) or usage.local:
         wrong.append("spills registers")
     most = 65_536 // 128 // PROGRAMS[usage.kernel]
@@ -418,9 +443,9 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
-    words = set(name.split())
     bar = next((most for named, most in SLOW if words.issuperset(named.split())), MOST_SLOTS)
-    if usage.slots > bar * (SHUFFLED if usage.kernel == "_multiply" else 1):
+    shuffled = usage.kernel == "_multiply" or "int8" in words
+    if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")
     return wrong
 

@@ -90,8 +90,8 @@ def test_the_longest_loop_is_counted() -> None:
         ("attend M bfloat16 fp8", {"slots": 0.61}, ["issues too many instructions"]),
         ("copy 64 words in", {"registers": 32}, ["moves less than 16 bytes at a time"]),
         ("copy 64 words in", {"registers": 32, "vectors": 64}, []),
-        ("attend M bfloat16 int8", {"slots": 0.9}, []),
-        ("attend M bfloat16 int8", {"slots": 1.3}, ["issues too many instructions"]),
+        ("multiply IQ3_S bfloat16 8", {"slots": 1.3}, []),
+        ("multiply IQ3_S bfloat16 8", {"slots": 1.4}, ["issues too many instructions"]),
     ],
 )
 def test_what_is_wrong_with_a_kernel_is_told(

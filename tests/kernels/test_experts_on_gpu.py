@@ -11,6 +11,7 @@ from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.gpu import grouped_experts
 from tandem.kernels.gpu.grouped_experts import TritonExperts, largest_error
 from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.packed_codes import pack, stack_packed
 from tandem.kernels.gpu.quantized_trial import limit
 from tandem.kernels.gpu.row_blocks import RowBlocks, row_blocks
 from tandem.kernels.operators import Operators
@@ -135,6 +136,19 @@ def test_experts_are_those_of_the_loop(
     if rows:
         size = expected.abs().max()
         torch.testing.assert_close(found, expected, atol=float(size) * 4e-3, rtol=0)
+
+
+def test_experts_have_rows_of_a_codebook() -> None:
+    weights = [run for (run,) in weights_of("IQ2_XS", 20, 256) if isinstance(run, QuantizedWeight)]
+    x = torch.randn(4, 256, device=DEVICE).half()
+    chosen = torch.rand(4, EXPERTS).topk(CHOSEN).indices.to(DEVICE)
+    plan = row_blocks(chosen, EXPERTS, [8])
+    found = quantized_linear.multiply_grouped(x, stack_packed(map(pack, weights), EXPERTS), plan)
+    values = torch.stack([dequantize(each) for each in weights])
+    each = torch.einsum("ti,eoi->teo", x.float(), values)
+    expected = each.gather(1, chosen[..., None].expand(-1, -1, 20))
+    size = float(expected.abs().max())
+    torch.testing.assert_close(found[plan.places].float(), expected, atol=size * 1e-3, rtol=0)
 
 
 def test_experts_that_differ_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ OTHERS = {
     "NF4": group_format("nf4", 4, 64, "F32"),
 }
 GGUF = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_NL", "MXFP4", "NVFP4")
-KINDS: dict[str, BlockFormat] = {name: BLOCK_FORMATS[name] for name in GGUF} | OTHERS
+# Whose codebooks are in a library.
+BOOKS = ("IQ3_XXS", "IQ2_XS") if find_spec("gguf") else ()
+KINDS: dict[str, BlockFormat] = {name: BLOCK_FORMATS[name] for name in (*GGUF, *BOOKS)} | OTHERS
 OF_EXPERTS = (BF16, "Q4_0", "Q4_K", "MXFP4")
 
 
