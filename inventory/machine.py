@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..shared.config import EngineConfig
+from ..shared.engine.device import operators_for
 from ..shared.engine.device_memory import report
-from ..shared.engine.rank.device import operators_for
 from ..shared.errors import StartupError
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice

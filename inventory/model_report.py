@@ -12,7 +12,7 @@ from typing import Any
 
 from ..shared.config import EngineConfig
 from ..shared.config.kv_dtypes import kv_dtype_of
-from ..shared.engine.rank.device import device_named
+from ..shared.engine.device import device_named
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context

@@ -113,7 +113,7 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(options.threads)
-    from tandem.shared.engine.rank.device import operators_for
+    from tandem.shared.engine.device import operators_for
     from tandem.shared.weights.load import load_model
 
     operators = operators_for(torch.device("cpu"), cpu_kernels="compiled")

@@ -210,8 +210,8 @@ def print_share(file: str, options: argparse.Namespace) -> None:
     import torch
 
     torch.set_num_threads(options.threads)
+    from tandem.shared.engine.device import operators_for
     from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
-    from tandem.shared.engine.rank.device import operators_for
     from tandem.tests.support.runners import build_runner
 
     blocks = ROOM // 16

@@ -8,7 +8,7 @@ import torch
 
 from tandem.kernels.operators import Operators
 from tandem.shared.config.kv_dtypes import AUTO, SCALED_AS_A_WHOLE, kv_dtype_of
-from tandem.shared.engine.rank.device import operators_for, prepare
+from tandem.shared.engine.device import operators_for, prepare
 from tandem.shared.engine.rank.runner import ModelRunner, runner_of
 from tandem.shared.kv.cache import KVCache
 from tandem.shared.kv.layout import UNSCALED

@@ -38,9 +38,9 @@ from ...weights.footprint import parameter_sizes
 from ...weights.kv_scales import read_kv_scales
 from ...weights.source import open_source
 from ...weights.transfer import in_words
+from ..device import device_named, operators_for
 from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
-from .device import device_named, operators_for
 from .runner import ModelRunner, lacks_memory, runner_of
 
 if TYPE_CHECKING:

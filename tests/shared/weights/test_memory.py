@@ -13,7 +13,7 @@ import torch
 
 from tandem.kernels.block_formats import BLOCK_FORMATS
 from tandem.kernels.cpu import jit
-from tandem.shared.engine.rank.device import operators_for
+from tandem.shared.engine.device import operators_for
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
 from tandem.shared.weights.footprint import parameter_sizes

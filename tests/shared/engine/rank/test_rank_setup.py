@@ -13,9 +13,9 @@ import torch
 from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.engine.device import operators_for
 from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
 from tandem.shared.engine.rank import setup as rank_setup
-from tandem.shared.engine.rank.device import operators_for
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
 from tandem.shared.models.parallel import TensorParallel

@@ -9,13 +9,13 @@ import importlib
 
 import torch
 
-from ....kernels.cpu import jit
-from ....kernels.errors import KernelUnavailableError
-from ....kernels.gpu.operators import GpuOperators
-from ....kernels.operators import Operators
-from ...errors import StartupError
-from ...kv.planning import CPU, CUDA
-from ...version import install_command
+from ...kernels.cpu import jit
+from ...kernels.errors import KernelUnavailableError
+from ...kernels.gpu.operators import GpuOperators
+from ...kernels.operators import Operators
+from ..errors import StartupError
+from ..kv.planning import CPU, CUDA
+from ..version import install_command
 
 
 def device_named(name: str, index: int) -> torch.device:
@@ -68,6 +68,6 @@ def operators_for(
             f"--cpu-kernels {cpu_kernels}: {error}; they need {install_command('cpu')} and the "
             f"system's libgomp (Debian: libgomp1); or use --cpu-kernels torch"
         ) from None
-    from ....kernels.cpu.operators import CompiledOperators
+    from ...kernels.cpu.operators import CompiledOperators
 
     return CompiledOperators()
