@@ -164,6 +164,8 @@ def hand_over(sender: Ranks, receiver: Ranks, end: int, theirs: list[int], ours:
             range(run.first_head, run.end_head) for run in part.heads for _ in range(run.layers)
         ]
         for layer, (first, held) in enumerate(zip(firsts, heads, strict=True)):
+            if not held:
+                continue
             out = bytearray(source.packed_bytes(layer, end - first, held))
             source.pack(layer, theirs, first, end, out, held)
             target.scatter(layer, ours, first, end, out, held)
