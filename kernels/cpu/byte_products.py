@@ -230,12 +230,24 @@ def multiply_groups(
     offsets = np.empty(places * groups, np.int32)
     if len(sources) <= FEW:
         for t in range(len(tiles)):
-            _quantise(x, tiles[t], 0, blocks, sources, kind, zero, groups, codes, scales, offsets)
+            _quantise(
+                x,
+                tiles[t],
+                np.int64(0),
+                blocks,
+                sources,
+                kind,
+                zero,
+                groups,
+                codes,
+                scales,
+                offsets,
+            )
     else:
         # Threads write to no line together, and read the rows that they have written.
         parts = min(blocks, _PARTS)
         for item in prange(parts * len(tiles)):
-            t, part = item // parts, item % parts
+            t, part = np.int64(item) // parts, np.int64(item) % parts  # as in decode_attention.py
             first, end = part * blocks // parts, (part + 1) * blocks // parts
             _quantise(x, tiles[t], first, end, sources, kind, zero, groups, codes, scales, offsets)
     panels = (outputs + LANES - 1) // LANES

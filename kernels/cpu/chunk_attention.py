@@ -136,7 +136,10 @@ def _attend(
     _pack(keys, values, table, block_size, first, end, key_panels, value_panels)
     shares = (len(q) * group + _SHARE - 1) // _SHARE
     for piece in prange(heads * shares):
-        head, turn = piece // shares, piece % shares
+        head, turn = (
+            np.int64(piece) // shares,
+            np.int64(piece) % shares,
+        )  # as in decode_attention.py
         # Later rows attend to more tokens; each thread gets as many early as late ones.
         share = turn // 2 if turn % 2 == 0 else shares - 1 - turn // 2
         _attend_share(

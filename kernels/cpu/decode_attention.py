@@ -71,7 +71,8 @@ def attend(
     out: np.ndarray,
 ) -> None:
     """Without a soft cap it is zero, and without sinks there is none of them."""
-    for task in prange(len(rows) * len(keys[0])):
+    for number in prange(len(rows) * len(keys[0])):
+        task = np.int64(number)  # numba's is unsigned: functions would be compiled for both
         _attend_head(q, keys, values, rows, task, block_size, window, scale, soft_cap, sinks, out)
 
 
