@@ -159,7 +159,7 @@ PARTS = (
         seconds=180,
         probes=("triton",),
     ),
-    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py", seconds=20),
+    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py", seconds=60),
     tests(
         "device",
         "tests/shared/handoff/carriers/test_gpu.py",
