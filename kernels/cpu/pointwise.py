@@ -109,30 +109,12 @@ def rope_and_cache_kv(
     """As ``Operators.rope_and_cache_kv``; an empty ``norm_weight`` means no norm."""
     if len(q_THD) <= _FEW:
         for t in range(len(q_THD)):
-            _rope_row(
-                qkv_TXD[t],
-                norm_weight_RD,
-                eps,
-                cos[t, 0],
-                sin[t, 0],
-                keys,
-                values,
-                slots_T[t],
-                q_THD[t],
-            )
+            turn = cos[t, 0], sin[t, 0]
+            _rope_row(qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slots_T[t], q_THD[t])
     else:
         for t in prange(len(q_THD)):
-            _rope_row(
-                qkv_TXD[t],
-                norm_weight_RD,
-                eps,
-                cos[t, 0],
-                sin[t, 0],
-                keys,
-                values,
-                slots_T[t],
-                q_THD[t],
-            )
+            turn = cos[t, 0], sin[t, 0]
+            _rope_row(qkv_TXD[t], norm_weight_RD, eps, turn, keys, values, slots_T[t], q_THD[t])
 
 
 @kernel()
@@ -140,13 +122,13 @@ def _rope_row(
     x_XD: np.ndarray,
     norm_weight_RD: np.ndarray,
     eps: float,
-    cos: np.ndarray,
-    sin: np.ndarray,
+    turn: tuple[np.ndarray, np.ndarray],
     keys: CachedArrays,
     values: CachedArrays,
     slot: int,
     q_HD: np.ndarray,
 ) -> None:
+    cos, sin = turn
     heads, dim = q_HD.shape
     kv_heads = len(keys[0])
     wide, rotated = np.empty(dim, np.float32), np.empty(dim, np.float32)
