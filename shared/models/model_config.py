@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ModelError, shown
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ..text.model_files import read_json_object, sentence_config_file
 from ..text.pair_template import COMPARES, answers_by_name, is_reranker_by_name
 from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
@@ -17,11 +18,6 @@ from .quantization import QUANTIZATION_FILES
 _MODE = "pooling_mode_"
 # Of sentence-transformers.
 _MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
-# Older versions named the file after the kind of model.
-_TRANSFORMER_FILES = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 # The key of a config for the linear layers over a pooled vector.
 PROJECTIONS = "dense_modules"
 # The key for the tokens whose logits are a score.
@@ -107,8 +103,8 @@ def _read_modules(folder: Path) -> dict[str, Any]:
 def _longest_text(folder: Path) -> int | None:
     """``max_seq_length`` of sentence-transformers, of which newer versions leave the limit to the
     tokenizer. Raises ``ModelError``."""
-    file = next((folder / name for name in _TRANSFORMER_FILES if (folder / name).is_file()), None)
-    most = None if file is None else read_json(file).get("max_seq_length")
+    file = sentence_config_file(folder)
+    most = read_json_object(file).get("max_seq_length")
     if most is not None and (type(most) is not int or most < 1):
         raise ModelError(f"{file}: max_seq_length is {shown(most)}; supported: a positive integer")
     return most

@@ -14,6 +14,13 @@ MAX_BYTES = 32 << 20
 # Of a tokenizer.json, which is four times the largest one that is published.
 MAX_TOKENIZER_JSON = 128 << 20
 
+# What sentence-transformers says of a text before it becomes tokens. Older versions named the file
+# after the kind of model.
+_SENTENCE_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a file. Raises ``ModelError`` if it is too large, or not the file itself."""
@@ -50,3 +57,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
     return value
+
+
+def sentence_config_file(folder: Path) -> Path:
+    """The one that there is, or that of new versions."""
+    files = [folder / name for name in _SENTENCE_CONFIGS]
+    return next((file for file in files if file.is_file()), files[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
-from .model_files import read_json_object, read_text
+from .model_files import read_json_object, read_text, sentence_config_file
 from .pair_template import RERANK, name_of, shows_pairs, template_by_name
 from .vocabulary.files import read_vocabulary
 
@@ -93,8 +93,11 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         shows_pairs(template.source) for template in templates.values()
     ):
         templates[RERANK] = TemplateText(named, "the template of Qwen3's rerankers")
+    tokenizer = vocabulary.tokenizer
+    if read_json_object(sentence_config_file(folder)).get("do_lower_case") is True:
+        tokenizer = _lowering(tokenizer, vocabulary.origin)
     return TokenizerFiles(
-        vocabulary.tokenizer,
+        tokenizer,
         vocabulary.origin,
         vocabulary.config,
         read_json_object(folder / "generation_config.json"),
@@ -103,6 +106,17 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
         templates,
         read_json_object(folder / "config_sentence_transformers.json"),
     )
+
+
+def _lowering(tokenizer: str, origin: str) -> str:
+    """A tokenizer's JSON whose text is put in lower case first, as sentence-transformers does."""
+    try:
+        content = json.loads(tokenizer)
+        own = content.get("normalizer")
+    except _INVALID as error:
+        raise ModelError(f"{origin}: not a tokenizer: {error!r:.200}; download it again") from None
+    steps = [{"type": "Lowercase"}, *([own] if own else [])]
+    return json.dumps(content | {"normalizer": {"type": "Sequence", "normalizers": steps}})
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, TemplateText]:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.text import chat_template, special_tokens
@@ -50,6 +59,20 @@ def make_raw() -> Tokenizer:
         single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
     )
     return raw
+
+
+@pytest.mark.parametrize("own", [None, normalizers.Replace("q", "k")])
+def test_text_is_lowered_where_sentence_transformers_lowers_it(tmp_path: Path, own: Any) -> None:
+    raw = make_raw()
+    if own is not None:
+        raw.normalizer = own
+    raw.save(str(make_folder(tmp_path) / "tokenizer.json"))
+    for lowered in (False, True):
+        file = tmp_path / "sentence_bert_config.json"
+        file.write_text(json.dumps({"max_seq_length": 9, "do_lower_case": lowered}))
+        text = "The QUICK <s>"
+        expected = raw.encode("the quick <s>" if lowered else text).ids
+        assert list(load_text(tmp_path).encode(text)) == expected
 
 
 def make_folder(folder: Path, **config: Any) -> Path:
