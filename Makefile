@@ -45,10 +45,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m tandem.tests.benchmarks.run $(ARGS)
+	$(BIN)/python -m tandem.benchmarks.run $(ARGS)
 
 model: $(VENV)/.dev
-	$(BIN)/python -m tandem.shared.builtin_model.train --out shared/builtin_model/weights $(ARGS)
+	$(BIN)/python -m tandem.tools.builtin_model.train --out shared/builtin_model/weights $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m tandem.tests.generated_docs

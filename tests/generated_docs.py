@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from tandem.__main__ import cli
+from tandem.benchmarks.support.report import RESULTS
 from tandem.commands.help_page import option_groups, title_of
-from tandem.tests.benchmarks.support.report import RESULTS
 from tandem.tests.support.metrics import NODE, PROCESS, ROUTER, families_of_nodes, registries
 
 ROOT = Path(__file__).resolve().parent.parent

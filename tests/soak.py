@@ -30,8 +30,8 @@ from typing import Any
 
 import psutil
 
+from tandem.benchmarks.support.report import write
 from tandem.router.doctor.survey import survey
-from tandem.tests.benchmarks.support.report import write
 from tandem.tests.end_to_end.support.baseline import Baseline
 from tandem.tests.end_to_end.support.clients import COMPLETIONS, prompt
 from tandem.tests.end_to_end.support.cluster import (

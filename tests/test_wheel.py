@@ -1,4 +1,4 @@
-"""The wheel holds every module and all package data, and nothing of tests or deployment."""
+"""The wheel holds every module and all package data, and nothing of tests, tools or deployment."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         )
     for file in FILES:
         shutil.copy(ROOT / file, copy / file)
-    (copy / "tests").mkdir()
-    (copy / "tests" / "test_nothing.py").touch()
+    for folder in ("tests", "tools"):
+        (copy / folder).mkdir()
+        (copy / folder / "nothing.py").touch()
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "out", "."]
     done = subprocess.run(build, cwd=copy, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -74,4 +75,5 @@ def test_package_data_is_inside(names: set[str], data: str) -> None:
 def test_nothing_else_is_inside(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"tandem"}
-    assert not [name for name in names if "/tests/" in name or "/deploy/" in name]
+    inside = {name.split("/")[1] for name in names if name.startswith("tandem/")}
+    assert inside == {*FOLDERS, "__init__.py", "__main__.py", "py.typed"}

@@ -2,7 +2,7 @@
 
 It needs no download and no GPU, answers in whole sentences about a small world, and recalls facts
 from long prompts, so that demos and tests of the KV handoff can tell a correct answer from a wrong
-one. `corpus.py` and `train.py` make it; README.md in this folder lists its abilities.
+one. `tools/builtin_model` in the repository makes it; README.md in this folder lists its abilities.
 """
 
 from pathlib import Path

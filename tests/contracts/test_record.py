@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .record import (
+from tandem.contracts.record import (
     FAILED,
     HELD,
     SKIPPED,
@@ -14,7 +14,7 @@ from .record import (
     text,
     unexplained,
 )
-from .suites import SERVERS, SUITES
+from tandem.contracts.suites import SERVERS, SUITES
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="holds"/>

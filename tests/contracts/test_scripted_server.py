@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.tests.contracts.scripted_server import PromptValues
+from tandem.contracts.scripted_server import PromptValues
 
 SCHEMA = {
     "type": "object",

@@ -20,13 +20,13 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 
+from tandem.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.kernels.gpu import decode_trial, grouped_experts, quantized_trial, slot_copy_trial
 from tandem.kernels.gpu.operators import GpuOperators
 from tandem.kernels.gpu.quantized_linear import ROWS as PRODUCT_ROWS
 from tandem.shared.engine.plan import SequenceStep
 from tandem.shared.engine.rank.runner import ModelRunner
 from tandem.shared.models.batch import build_batch
-from tandem.tests.benchmarks.node.gpu_engine import folder_of, shapes
 from tandem.tests.kernels.launches import recorded
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.checkpoints.gguf_files import write_gguf

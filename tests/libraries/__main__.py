@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.tests.contracts.environments import environment
-from tandem.tests.contracts.suites import Suite
+from tandem.contracts.environments import environment
+from tandem.contracts.suites import Suite
 
 SCRIPTS, RECORDS = Path(__file__).parent / "own-venv", Path(__file__).parent / "recorded"
 # They ask for builds of torch with CUDA, and for what only their training and downloads need.

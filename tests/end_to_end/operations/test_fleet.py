@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.tests.benchmarks.fleet import measure, parse, rows
+from tandem.benchmarks.fleet import measure, parse, rows
 
 
 def test_a_small_fleet_keeps_its_nodes() -> None:

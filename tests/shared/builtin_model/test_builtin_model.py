@@ -1,8 +1,6 @@
 """The committed model is whole, small and consistent with the script that makes it."""
 
 import json
-from collections.abc import Callable
-from itertools import islice
 from random import Random
 
 import pytest
@@ -12,10 +10,9 @@ from tokenizers import Tokenizer
 
 from tandem import Engine, EngineConfig, Message, SamplingParams
 from tandem.shared.builtin_model import builtin_model_path
-from tandem.shared.builtin_model.chat import MAKERS, reckoning
-from tandem.shared.builtin_model.corpus import Turn, conversation, conversations
-from tandem.shared.builtin_model.recall import filler_sentence, make_fact, passage
-from tandem.shared.builtin_model.train_tokenizer import CHAT_TEMPLATE
+from tandem.tools.builtin_model.chat import reckoning
+from tandem.tools.builtin_model.corpus import Turn
+from tandem.tools.builtin_model.train_tokenizer import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -27,32 +24,6 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(WEIGHTS / "tokenizer.json"))
 
 
-def test_the_corpus_is_the_same_for_the_same_seed() -> None:
-    first = list(islice(conversations(3, 256), 20))
-    assert first == list(islice(conversations(3, 256), 20))
-    assert first != list(islice(conversations(4, 256), 20))
-
-
-@pytest.mark.parametrize("length", [128, 256, 1024, 4096])
-def test_a_conversation_fills_its_length_and_alternates(length: int, tokenizer: Tokenizer) -> None:
-    for seed in range(5):
-        turns = conversation(Random(seed), length)
-        roles = [turn.role for turn in turns if turn.role != "system"]
-        assert roles == ["user", "assistant"] * (len(roles) // 2)
-        size = sum(len(tokenizer.encode(turn.content).ids) + 5 for turn in turns)
-        assert 0.9 * length < size < 1.6 * length + 300
-
-
-def test_facts_have_different_keys_and_stand_in_their_passage() -> None:
-    rng = Random(1)
-    taken: set[tuple[str, str]] = set()
-    facts = [make_fact(rng, taken) for _ in range(200)]
-    assert len({(fact.attribute, fact.key) for fact in facts}) == 200
-    text = passage(rng, facts, 50)
-    assert all(fact.sentence in text for fact in facts)
-    assert filler_sentence(rng).endswith(".")
-
-
 def test_sums_and_differences_are_right_in_any_wording() -> None:
     """Fresh questions, decoded greedily by the engine that serves the model."""
     rng = Random(31)
@@ -62,14 +33,6 @@ def test_sums_and_differences_are_right_in_any_wording() -> None:
         said = engine.generate_sync(questions, SamplingParams(max_tokens=16, temperature=0))
     right = [choices[0].text == answer for choices, (_, answer) in zip(said, cases, strict=True)]
     assert right[0] and sum(right) >= 95
-
-
-@pytest.mark.parametrize("maker", [maker for maker, *_ in MAKERS])
-def test_every_exchange_has_two_sides(maker: Callable[[Random], tuple[str, str]]) -> None:
-    rng = Random(2)
-    for _ in range(200):
-        question, answer = maker(rng)
-        assert question.strip() and answer.strip()
 
 
 def test_the_weights_load_and_the_folder_is_small() -> None:

@@ -15,8 +15,8 @@ from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from tandem.shared.handoff.carriers.device import DEVICE_BYTES, DeviceError
-from tandem.tests import on_gpu
 from tandem.tests.shared.handoff.support.fake_driver import DEVICES, REAL, device_named
+from tandem.tools.on_gpu import __main__ as on_gpu
 
 MIB = 1 << 20
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

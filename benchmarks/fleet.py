@@ -1,0 +1,274 @@
+"""A router with a thousand nodes: does it keep them all, and does it stay responsive?
+
+``python -m tandem.benchmarks.fleet [--nodes N] [--seconds S]``
+
+Three processes: a real ``tandem router``; the nodes, simulated in one process by the project's own
+``Registration`` with a connection each (``fleet_nodes.py``); and this one, which asks for
+``/health`` twenty times a second and for ``/metrics`` every second, and counts what the router logs
+about lost nodes. The shares of a core that the first two took say which of them limits; when the
+simulation's own event loop is late by more than the router waits for a heartbeat (3 s less 1 s), it
+was the simulation that fell silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem.benchmarks.support.neighbours import Neighbours
+from tandem.benchmarks.support.report import write
+from tandem.shared.process.lifeline import read_announcements
+from tandem.shared.process.open_files import allow_many_files
+
+HEALTH_SECONDS = 0.05
+SCRAPE_SECONDS = 1.0
+SETTLE_SECONDS = 5.0
+CALL_SECONDS = 30.0
+JOIN_SECONDS = 300.0
+LOST = re.compile(r"node \S+ was silent for")
+AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
+
+
+class MeasuredRouter:
+    """A router in a process of its own, that logs to ``log``; in a session of its own if
+    ``apart``, as workers are.
+
+    Linux schedules sessions as groups, and on a busy machine a process alone in its session takes
+    half as much CPU time again for the same work.
+    """
+
+    def __init__(self, log: Path, nodes: int, *more_flags: str, apart: bool = False) -> None:
+        self._log = log
+        read, ready = os.pipe()
+        flags = ("--port=0", "--registry-port=0", f"--max-nodes={max(nodes, 1024)}")
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tandem", "router", *flags, *more_flags],
+                pass_fds=[ready],
+                env=os.environ | {"TANDEM_READY_FD": str(ready)},
+                stderr=output,
+                start_new_session=apart,
+            )
+        os.close(ready)
+        with os.fdopen(read, "rb") as pipe:
+            _, ports = read_announcements(pipe.read())
+        if not ports:
+            raise RuntimeError(f"the router did not start: {log.read_text()}")
+        self.http_port, self.registry = ports["http"], f"127.0.0.1:{ports['registry']}"
+        self._stat = psutil.Process(self.process.pid)
+
+    def memory(self) -> float:
+        """Resident, in MB."""
+        return float(self._stat.memory_info().rss) / 1e6
+
+    def cpu_seconds(self) -> float:
+        times = self._stat.cpu_times()
+        return float(times.user + times.system)
+
+    def lost(self) -> int:
+        """Nodes that it has dropped for their silence."""
+        return len(LOST.findall(self._log.read_text()))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Probe(threading.Thread):
+    """Asks for ``path`` every ``period`` seconds and remembers how late each answer was, from the
+    moment at which it was due."""
+
+    def __init__(self, port: int, path: str, period: float) -> None:
+        super().__init__(daemon=True)
+        self._port, self._path, self._period = port, path, period
+        self._over = threading.Event()
+        self.late: list[float] = []
+        self.failures = 0
+        self.body = b""
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=CALL_SECONDS)
+        due = time.monotonic()
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            begun = max(due, time.monotonic())
+            try:
+                connection.request("GET", self._path)
+                answer = connection.getresponse()
+                self.body = answer.read()
+                self.failures += answer.status != 200
+            except (OSError, http.client.HTTPException):
+                self.failures += 1
+                connection.close()
+            self.late.append(time.monotonic() - begun)
+            due = max(due + self._period, time.monotonic() - self._period)
+        connection.close()
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(CALL_SECONDS)
+
+
+@contextmanager
+def _nodes(router: MeasuredRouter, options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+    """The simulation, once all of its nodes have joined."""
+    counts = [
+        f"--{name}={getattr(options, name)}" for name in ("nodes", "keys", "changes", "links")
+    ]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tandem.benchmarks.support.fleet_nodes",
+            router.registry,
+            *counts,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(JOIN_SECONDS + options.nodes / 50, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RuntimeError("the nodes did not join")
+        watchdog.cancel()
+        yield process
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """The fleet's figures after ``options.seconds``."""
+    with tempfile.TemporaryDirectory() as folder:
+        router = MeasuredRouter(Path(folder) / "router.log", options.nodes)
+        try:
+            with _nodes(router, options) as nodes:
+                time.sleep(
+                    min(SETTLE_SECONDS, options.seconds)
+                )  # the last to join tell their prefixes
+                return _watch(router, nodes, options)
+        finally:
+            router.stop()
+
+
+def _watch(
+    router: MeasuredRouter, nodes: subprocess.Popen[str], options: argparse.Namespace
+) -> dict[str, float]:
+    health = Probe(router.http_port, "/health", HEALTH_SECONDS)
+    scrape = Probe(router.http_port, "/metrics", SCRAPE_SECONDS)
+    cores = sorted(os.sched_getaffinity(0))
+    neighbours = Neighbours(cores)
+    lost, cpu, begun = router.lost(), router.cpu_seconds(), time.monotonic()
+    for probe in (health, scrape):
+        probe.start()
+    most, oldest = 0.0, 0.0
+    while time.monotonic() - begun < options.seconds:
+        time.sleep(min(1.0, options.seconds))
+        most = max(most, router.memory())
+        oldest = max([oldest, *(float(age) for age in AGE.findall(scrape.body))])
+    elapsed = time.monotonic() - begun
+    for probe in (health, scrape):
+        probe.stop()
+    others = neighbours.share()
+    told, _ = nodes.communicate("", timeout=CALL_SECONDS)
+    counted = json.loads(told)
+    for trouble, count in counted["troubles"].items():
+        print(f"{count} x {trouble}", file=sys.stderr)
+    return {
+        "dropped": router.lost() - lost,
+        "joined again": counted["joins"] - options.nodes,
+        "listed": scrape.body.count(b"tandem_node_up{"),
+        "failed probes": health.failures + scrape.failures,
+        "health median": statistics.median(health.late),
+        "health p99": _quantile(health.late, 0.99),
+        "health worst": max(health.late),
+        "scrape p99": _quantile(scrape.late, 0.99),
+        "scrape bytes": len(scrape.body),
+        "oldest heartbeat": oldest,
+        "memory": most,
+        "router cores": (router.cpu_seconds() - cpu) / elapsed,
+        "simulation cores": counted["cpu_seconds"] / elapsed,
+        "simulation late": counted["late"],
+        "others": others,
+    }
+
+
+def _quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str, Any]]:
+    """The report's rows."""
+    fleet = f"{options.nodes} nodes, {options.keys} keys each, {options.seconds:g} s"
+    shown = (
+        ("dropped", "nodes dropped", "nodes", "<=0"),
+        ("joined again", "nodes that joined again", "joins", "<=0"),
+        ("listed", "nodes on the last page of metrics", "nodes", f">={options.nodes}"),
+        ("failed probes", "probes without an answer of 200", "probes", "<=0"),
+        ("health median", "/health late, median", "s", ""),
+        ("health p99", "/health late, p99", "s", "<=0.05"),
+        ("health worst", "/health late, worst", "s", ""),
+        ("scrape p99", "/metrics late, p99, a scrape a second", "s", ""),
+        ("scrape bytes", "page of metrics", "bytes", ""),
+        ("oldest heartbeat", "oldest heartbeat of any scrape", "s", ""),
+        ("memory", "router's resident memory", "MB", "<=1000"),
+        ("router cores", "router's share of a core", "cores", ""),
+        ("simulation cores", "simulated nodes' share of a core", "cores", ""),
+        ("simulation late", "simulated nodes' event loop late, worst", "s", ""),
+        ("others", "share of the cores that other processes took", "", ""),
+    )
+    return [
+        {"metric": f"{fleet}: {name}", "value": found[key], "unit": unit, "goal": goal}
+        for key, name, unit, goal in shown
+    ]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options; of the command line if there are no ``arguments``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--keys", type=int, default=16384, help="prefix keys that a node keeps")
+    parser.add_argument("--changes", type=int, default=10, help="of them, replaced a heartbeat")
+    parser.add_argument("--links", type=int, default=16, help="measured links of a decode node")
+    parser.add_argument("--dry", action="store_true", help="print, and write no results")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    allow_many_files()
+    found = rows(options, measure(options))
+    for row in found:
+        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row['goal']}")
+    if not options.dry:
+        print(write("fleet", found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""From the last KV of a prompt to the client's first token.
+
+    python -m tandem.benchmarks.last_kv
+
+A prefill node on one core and a decode node on the other answer prompts, one after another: on an
+idle decode node and beside a stream, in turns. The decode node's trace says when the last KV was
+committed, the client when the first token came. The time between is compared with one decode step,
+which is the median time between two tokens in the same round, and 10 ms. Beside a stream half a
+step is added: the prompt's last token has to wait for the step that is running, and half of it is
+left on average. The same without that half is shown too, without a goal.
+
+Each prompt is then sent again. Now its KV is in the prefill node's cache, and not on the decode
+node, which keeps none: the transfer is KV on its way, and besides what transfers themselves cost.
+The router's log says how much of that was queue and greeting; on the decode node it is what is more
+than a step after the last KV.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import re
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tandem.benchmarks.support.cores import two_cores
+from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.sides import Side, pinned, serving
+from tandem.benchmarks.support.streaming import MeasuredAnswer, complete
+from tandem.tests.end_to_end.support.cluster import until
+from tandem.tests.end_to_end.support.collector import Collector, collecting
+
+ANSWER_TOKENS = 24
+STREAM_PROMPT, STREAM_TOKENS = 16, 8000
+ALLOWED_SECONDS = 0.01
+LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
+# Every prompt is prefilled elsewhere each time, but not those of the streams.
+FORGETFUL = ("--threads=1", "--no-enable-prefix-caching", "--prefill-threshold=64")
+STEPS = {1.0: "a decode step", 1.5: "a decode step and a half"}
+IDLE, BESIDE = "on an idle decode node", "beside a stream"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTimes:
+    """Seconds of one prompt."""
+
+    steps: float  # those that its first token may take: its own, and half of one beside a stream
+    step: float  # the median time between two tokens after the first
+    after: float  # from the commit of the last KV to the client's first token
+    before: float  # queue and greeting
+    exposed: float  # KV that was still on its way when the prompt was computed
+    control: float  # of the transfer of cached KV, all that is not KV
+    moving: float  # the KV of that transfer
+
+    def ratio(self, steps: float) -> float:
+        """Over so many steps and 10 ms."""
+        return self.after / (steps * self.step + ALLOWED_SECONDS)
+
+    @property
+    def share(self) -> float:
+        """All that is not KV over the KV."""
+        return self.control / max(self.moving, 1e-9)
+
+
+class Log:
+    """The router's lines about prompts that a prefill node has computed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def next(self) -> dict[str, float]:
+        """The phases of the next prompt's time to first token, in seconds."""
+        until(lambda: len(self._lines()) > self._read, "the router to log the prompt")
+        words = self._lines()[self._read].split()
+        self._read += 1
+        return {name: float(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+    def _lines(self) -> list[str]:
+        return [phases for _, phases in LINE.findall(self._path.read_text())]
+
+
+class Commits:
+    """The decode node's transfers, as it traces them."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._read = 0
+
+    def next(self) -> float:
+        """When the next one was committed, by ``time.perf_counter``."""
+        until(lambda: len(self._all()) > self._read, "the trace of the transfer")
+        at = self._all()[self._read] / 1e9
+        self._read += 1
+        return at - time.time() + time.perf_counter()
+
+    def _all(self) -> list[int]:
+        spans = [span for span in self._collector.spans if span.name == "transfer"]
+        return sorted(span.events["committed"] for span in spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The cluster, and what it says about each prompt."""
+
+    port: int
+    log: Log
+    commits: Commits
+
+
+async def ask(
+    cluster: Measured, seed: str, tokens: int, stream: MeasuredAnswer | None
+) -> PromptTimes:
+    """One prompt, and what its first token waited for."""
+    prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
+    received = await complete(cluster.port, prompt, ANSWER_TOKENS)
+    phases = await asyncio.to_thread(cluster.log.next)
+    committed = await asyncio.to_thread(cluster.commits.next)
+    times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
+    step = statistics.median(later - earlier for earlier, later in pairwise(times))
+    await complete(cluster.port, prompt, 1)
+    cached = await asyncio.to_thread(cluster.log.next)
+    await asyncio.to_thread(cluster.commits.next)
+    return PromptTimes(
+        steps=1.0 if stream is None else 1.5,
+        step=step,
+        after=received.arrivals[0] - committed,
+        before=_sum(phases, "queue", "greet"),
+        exposed=_sum(phases, "transfer"),
+        control=_sum(cached, "queue", "greet") + max(0.0, _sum(cached, "step") - step),
+        moving=_sum(cached, "prefill", "transfer"),
+    )
+
+
+def _sum(phases: dict[str, float], *names: str) -> float:
+    """The log leaves out phases that took no time."""
+    return sum(phases.get(name, 0.0) for name in names)
+
+
+async def take_turns(cluster: Measured, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
+    """The same number of prompts on an idle node and beside a stream. The first of each warms."""
+    answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
+    for number in range(rounds + 1):
+        answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
+        stream = MeasuredAnswer()
+        prompt = list(range(number, number + STREAM_PROMPT))
+        task = asyncio.create_task(_stream(cluster.port, prompt, stream))
+        while len(stream.times) < ANSWER_TOKENS and not task.done():  # noqa: ASYNC110 - one waiter
+            await asyncio.sleep(0.02)
+        answers[BESIDE].append(await ask(cluster, f"beside {number}", tokens, stream))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return {name: several[1:] for name, several in answers.items()}
+
+
+async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> None:
+    await complete(port, prompt, STREAM_TOKENS, received)
+
+
+def apart(collector: Collector) -> Side:
+    """A core each. The decode node traces its transfers."""
+    traced = (*FORGETFUL, f"--otlp-endpoint={collector.url}")
+    return Side("apart", (("prefill-node", (0,), ("--threads=1",)), ("decode-node", (1,), traced)))
+
+
+def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, Any]]:
+    """The report's: medians, in milliseconds."""
+    made = []
+    for where, several in answers.items():
+        steps = several[0].steps
+        step, allowed = 1e3 * statistics.median(one.step for one in several), 1e3 * ALLOWED_SECONDS
+        after = 1e3 * statistics.median(one.after for one in several)
+        made += [
+            {
+                "metric": f"last KV to the client's first token ({about}), {where}",
+                "value": after,
+                "unit": "ms",
+                "goal": "<=1" if count == steps else "",
+                "against": f"{STEPS[count]} and 10 ms ({count * step + allowed:.1f} ms)",
+                "ratio": statistics.median(one.ratio(count) for one in several),
+            }
+            for count in sorted({1.0, steps})
+        ]
+        moving = 1e3 * statistics.median(one.moving for one in several)
+        made += [
+            {
+                "metric": f"queue and greeting ({about}), {where}",
+                "value": 1e3 * statistics.median(one.before for one in several),
+                "unit": "ms",
+            },
+            {
+                "metric": f"KV still on its way once the prompt is computed ({about}), {where}",
+                "value": 1e3 * statistics.median(one.exposed for one in several),
+                "unit": "ms",
+            },
+            {
+                "metric": f"all of a transfer but its KV ({about}), {where}",
+                "value": 1e3 * statistics.median(one.control for one in several),
+                "unit": "ms",
+                "goal": "<=1",
+                "against": f"its KV, from the prefill node's cache ({moving:.1f} ms)",
+                "ratio": statistics.median(one.share for one in several),
+            },
+        ]
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompt-tokens", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    cores = two_cores()
+    with tempfile.TemporaryDirectory() as folder, pinned(cores):
+        model, logs = Path(folder, "model"), Path(folder, "logs")
+        count = write_random_model(model, QWEN3_42M)
+        with (
+            collecting() as collector,
+            serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
+        ):
+            cluster = Measured(port, Log(logs / "router.log"), Commits(collector))
+            answers = asyncio.run(take_turns(cluster, options.prompt_tokens, options.rounds))
+    about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
+    print(write("last_kv", rows(answers, about)).read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the client of `tandem bench` costs for a token, beside httpx.
+
+    python -m tandem.benchmarks.measuring_client
+
+A server in a process of its own writes one event to each of 64 streams every 20 ms, as a decode
+node does. Each event has the fields of a text completion. The cost is the client's CPU time, with
+the system calls, over the tokens that it received.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
+
+import httpx
+
+from tandem.bench.client.api_server import ApiServer
+from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.streaming import server_at
+
+STREAMS, STEP_SECONDS = 64, 0.02
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def _event(number: int) -> bytes:
+    choice = {"index": 0, "text": f" {number}", "logprobs": None, "finish_reason": None}
+    event = {
+        "id": "cmpl-0123456789abcdef0123456789abcdef",
+        "object": "text_completion",
+        "created": 1_700_000_000,
+        "model": "builtin",
+        "choices": [choice],
+    }
+    return _chunk(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+
+
+def serve(ports: Connection, tokens: int) -> None:
+    """The server's process: tells its port, and serves until it is ended."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD)
+        begin = asyncio.get_running_loop().time()
+        for number in range(tokens):
+            writer.write(_event(number))
+            step = int((asyncio.get_running_loop().time() - begin) / STEP_SECONDS) + 1
+            await asyncio.sleep(begin + step * STEP_SECONDS - asyncio.get_running_loop().time())
+        writer.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        ports.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    asyncio.run(main())
+
+
+async def ours(port: int, tokens: int) -> int:
+    """Tokens that the client of `tandem bench` received."""
+    server: ApiServer = server_at(port)
+    body = server.body("x", tokens)
+    answers = await asyncio.gather(*(server.ask(body, MeasuredAnswer()) for _ in range(STREAMS)))
+    server.client.close()
+    return sum(len(answer.times) for answer in answers)
+
+
+async def by_httpx(port: int, tokens: int) -> int:
+    """The same with httpx, as simply as one would write it."""
+
+    async def one(client: httpx.AsyncClient) -> int:
+        found: list[float] = []
+        async with client.stream("POST", f"http://127.0.0.1:{port}/", json={}) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {") and json.loads(line[6:])["choices"]:
+                    found.append(time.perf_counter())
+        return len(found)
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+        return sum(await asyncio.gather(*(one(client) for _ in range(STREAMS))))
+
+
+def cost(ask: Callable[[int, int], Awaitable[int]], port: int, tokens: int) -> float:
+    """Microseconds of CPU for a token."""
+
+    async def measured() -> float:
+        before = time.process_time()
+        received = await ask(port, tokens)
+        if received != STREAMS * tokens:
+            raise RuntimeError(f"{received} tokens of {STREAMS * tokens} came")
+        return 1e6 * (time.process_time() - before) / received
+
+    return asyncio.run(measured())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve, args=[there, options.tokens], daemon=True
+    )
+    process.start()
+    port = here.recv()
+    costs: dict[str, list[float]] = {"ours": [], "httpx": []}
+    for _ in range(options.rounds):
+        costs["ours"].append(cost(ours, port, options.tokens))
+        costs["httpx"].append(cost(by_httpx, port, options.tokens))
+    process.terminate()
+    process.join(10)
+    mine, theirs = (statistics.median(found) for found in costs.values())
+    row = {
+        "metric": f"client of tandem bench, {STREAMS} streams: CPU time of a token",
+        "value": mine,
+        "unit": "µs",
+        "against": f"httpx ({theirs:.0f} µs)",
+        "ratio": mine / theirs,
+        "goal": "<=0.5",
+    }
+    print(write("measuring_client", [row]).read_text())
+
+
+if __name__ == "__main__":
+    main()

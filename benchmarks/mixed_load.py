@@ -1,0 +1,352 @@
+"""Prompts arriving among running streams: prefill and decode apart against together.
+
+    python -m tandem.benchmarks.mixed_load
+
+Eight streams generate while fresh prompts arrive at fixed times, whether or not earlier ones are
+done. All sides have the same two cores, see the same prompts at the same times, and take turns,
+several rounds of them:
+
+- disaggregated: a prefill node on one core and a decode node on the other, one thread each;
+- aggregated: one node on both cores, two threads, prompts in chunks of the full token budget;
+- aggregated, chunks cut by time: the same with the default ``--itl-target``;
+- aggregated replicas: two nodes of one thread, each on a core of its own, behind one router.
+
+Each side has a router of its own. Routers and load generator may use both cores, so they take time
+from the nodes of every side, as they would in service. The sides that are not measured are idle.
+
+What a pair may be expected to win depends on the load, and so do the goals. Long prompts near the
+saturation of the prefill node are where it should win: the longest latencies by far, the mean where
+prompts weigh most. At low load it must not cost much. Where prompts are short a pair should lose,
+since its prefill core has next to nothing to do while one core decodes for all; that load has no
+goals, and shows what the choice costs.
+
+The mean inter-token latency has a bound that no server can pass: the aggregated one stops its
+streams only while it prefills, so the ratio is the share of time in which it does not, times what a
+decode step takes on one core over what it takes on two.
+
+Threads that wait for each other suffer more from a busy neighbour than threads that do not, so a
+noisy machine favours the sides whose nodes have one thread. Rounds in which others took more than a
+twentieth of the cores are therefore measured again, and the quietest ones count; what others took
+is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tandem.benchmarks.support.cores import two_cores
+from tandem.benchmarks.support.neighbours import Neighbours
+from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.sides import (
+    APART,
+    REPLICAS,
+    START_SECONDS,
+    TOGETHER,
+    WHOLE_CHUNKS,
+    pinned,
+    serving,
+)
+from tandem.benchmarks.support.streaming import MeasuredAnswer, complete
+
+STREAMS = 8
+STREAM_PROMPT, STREAM_TOKENS = 64, 8000
+ANSWER_TOKENS = 16
+SETTLE_SECONDS = 2.0
+CALIBRATIONS = 3
+FINISH_SECONDS = 60.0
+QUIET_SHARE = 0.05
+
+
+# The sides that the pair is compared with. Goals are for the first.
+AGGREGATED = (WHOLE_CHUNKS, TOGETHER, REPLICAS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedLoad:
+    """Prompts of one length, so many that the prefill node is ``busy`` for a share of the time, and
+    goals of the ratios by metric."""
+
+    name: str
+    prompt: int
+    busy: float
+    goals: Mapping[str, str]
+
+
+MEAN, P99 = "mean ITL of the streams", "p99 ITL of the streams"
+FIRST, THROUGHPUT = "TTFT of the prompts, median", "throughput, prompt and output tokens"
+LOADS = (
+    MixedLoad(
+        name="prompts of 4,000 tokens near saturation",
+        prompt=4000,
+        busy=0.85,
+        goals={MEAN: "<=0.85", P99: "<=0.2", FIRST: "<=2.7", THROUGHPUT: ">=0.98"},
+    ),
+    MixedLoad(
+        name="prompts of 2,000 tokens near saturation",
+        prompt=2000,
+        busy=0.85,
+        goals={MEAN: "<=1.1", P99: "<=0.286", FIRST: "<=2.7", THROUGHPUT: ">=0.98"},
+    ),
+    MixedLoad(
+        name="prompts of 2,000 tokens at low load",
+        prompt=2000,
+        busy=0.2,
+        goals={MEAN: "<=1.1", FIRST: "<=1.3", THROUGHPUT: ">=0.98"},
+    ),
+    MixedLoad(name="short prompts, where a pair should lose", prompt=64, busy=0.2, goals={}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadWindow:
+    """One side's results under one round's load."""
+
+    gaps: list[float]  # between tokens of the streams, seconds
+    first_tokens: list[float]  # of the long prompts, seconds
+    output_rate: float  # tokens that reached clients, a second
+    total_rate: float  # the same and the prompts' tokens
+    remote_tokens: int
+    others: float  # share of the cores that other processes took
+
+    @property
+    def mean_gap(self) -> float:
+        return statistics.fmean(self.gaps)
+
+    @property
+    def p99_gap(self) -> float:
+        return statistics.quantiles(self.gaps, n=100)[98]
+
+    @property
+    def first_token(self) -> float:
+        return statistics.median(self.first_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRound:
+    """The same load on each side."""
+
+    windows: Mapping[str, LoadWindow]  # by the side's name
+
+    @property
+    def apart(self) -> LoadWindow:
+        return self.windows[APART.name]
+
+    @property
+    def others(self) -> float:
+        return max(window.others for window in self.windows.values())
+
+
+# ---- the load ----------------------------------------------------------------------------------
+
+
+def prompt(seed: str, tokens: int) -> list[int]:
+    """Fresh for each seed, the same on both sides."""
+    return random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
+
+
+async def measure(
+    port: int, name: str, load: MixedLoad, arrivals: Sequence[float], seconds: float
+) -> LoadWindow:
+    """One round on one side. ``arrivals`` are seconds from the window's begin."""
+    async with _streams(port, name) as streams:
+        neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
+        async with asyncio.timeout(seconds + FINISH_SECONDS), asyncio.TaskGroup() as group:
+            answers = [
+                group.create_task(_arrive(port, prompt(f"{name}/{i}", load.prompt), begun + at))
+                for i, at in enumerate(arrivals)
+            ]
+            group.create_task(asyncio.sleep(seconds))
+        # The streams went on until the last prompt had its answer.
+        others = neighbours.share()
+    done = [task.result() for task in answers]
+    return _window(streams, done, load.prompt, begun, begun + seconds, others)
+
+
+async def calibrate(port: int, load: MixedLoad) -> float:
+    """Seconds from a prompt to its first token beside running streams, one at a time."""
+    async with _streams(port, f"calibrate {load.name}"):
+        alone = [
+            await complete(port, prompt(f"calibrate {load.name}/{i}", load.prompt), 1)
+            for i in range(CALIBRATIONS)
+        ]
+    return statistics.median(received.ttft for received in alone)
+
+
+@asynccontextmanager
+async def _streams(port: int, name: str) -> AsyncIterator[list[MeasuredAnswer]]:
+    """Streams that have all begun, and are cut at the end."""
+    received = [MeasuredAnswer() for _ in range(STREAMS)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(
+                complete(port, prompt(f"{name}/stream {i}", STREAM_PROMPT), STREAM_TOKENS, one)
+            )
+            for i, one in enumerate(received)
+        ]
+        async with asyncio.timeout(START_SECONDS):
+            while not all(one.times for one in received):  # noqa: ASYNC110 - one waiter
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(SETTLE_SECONDS)
+        yield received
+        for task in tasks:
+            if task.done():
+                raise RuntimeError(f"a stream of {STREAM_TOKENS} tokens ended within the round")
+            task.cancel()
+
+
+async def _arrive(port: int, tokens: list[int], at: float) -> MeasuredAnswer:
+    await asyncio.sleep(at - time.perf_counter())
+    return await complete(port, tokens, ANSWER_TOKENS)
+
+
+def _window(
+    streams: list[MeasuredAnswer],
+    answers: list[MeasuredAnswer],
+    prompt_tokens: int,
+    begun: float,
+    end: float,
+    others: float,
+) -> LoadWindow:
+    gaps = [
+        later - earlier
+        for stream in streams
+        for earlier, later in pairwise(stream.times)
+        if begun <= later < end
+    ]
+    output = sum(begun <= at < end for one in (*streams, *answers) for at in one.times)
+    prompts = sum(begun <= one.times[0] < end for one in answers) * prompt_tokens
+    return LoadWindow(
+        gaps=gaps,
+        first_tokens=[one.ttft for one in answers],
+        output_rate=output / (end - begun),
+        total_rate=(output + prompts) / (end - begun),
+        remote_tokens=sum(one.remote_tokens for one in answers),
+        others=others,
+    )
+
+
+# ---- the comparison ----------------------------------------------------------------------------
+
+
+def run(kernels: str, seconds: float, rounds: int) -> list[dict[str, Any]]:
+    """Start all sides, let them take turns under each load, and give the rows of the report."""
+    cores = two_cores()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, pinned(cores), ExitStack() as stack:
+        model, logs = Path(folder, "model"), Path(folder, "logs")
+        parameters = write_random_model(model, QWEN3_42M)
+        ports = {
+            side.name: stack.enter_context(
+                serving(side, cores, model, logs / side.name, f"--cpu-kernels={kernels}")
+            )
+            for side in (APART, *AGGREGATED)
+        }
+        for load in LOADS:
+            # All are calibrated, so that each is as warm as the others; the first one counts.
+            alone, *_ = [asyncio.run(calibrate(port, load)) for port in ports.values()]
+            interval = alone / load.busy
+            # The last comes early enough to be answered within the window.
+            arrivals = [interval * i for i in range(int(seconds / interval))]
+            if not arrivals:
+                raise SystemExit(f"a prompt every {interval:.1f} s; give more --seconds than that")
+            about = f"{load.name}, one every {interval:.2f} s, {parameters / 1e6:.0f} M parameters"
+            print(about, flush=True)
+            done = _take_turns(ports, load, arrivals, seconds, rounds)
+            rows += _rows(done, load, about, len(arrivals))
+    return rows
+
+
+def _take_turns(
+    ports: Mapping[str, int],
+    load: MixedLoad,
+    arrivals: Sequence[float],
+    seconds: float,
+    rounds: int,
+) -> list[LoadRound]:
+    """The quietest ``rounds`` of at most twice as many."""
+    done: list[LoadRound] = []
+    for number in range(2 * rounds):
+        name = f"{load.name}/{number}"
+        windows = {
+            side: asyncio.run(measure(port, name, load, arrivals, seconds))
+            for side, port in ports.items()
+        }
+        done.append(LoadRound(windows))
+        for side, window in windows.items():
+            print(f"  {side}: {_summary(window)}", flush=True)
+        if sum(one.others <= QUIET_SHARE for one in done) == rounds:
+            break
+    return sorted(done, key=lambda one: one.others)[:rounds]
+
+
+# Metric, unit, scale, figure of a window.
+FIGURES: tuple[tuple[str, str, float, Callable[[LoadWindow], float]], ...] = (
+    (MEAN, "ms", 1e3, lambda w: w.mean_gap),
+    (P99, "ms", 1e3, lambda w: w.p99_gap),
+    ("longest gap of the streams", "ms", 1e3, lambda w: max(w.gaps)),
+    (FIRST, "ms", 1e3, lambda w: w.first_token),
+    (THROUGHPUT, "tok/s", 1, lambda w: w.total_rate),
+    ("throughput, output tokens", "tok/s", 1, lambda w: w.output_rate),
+)
+
+
+def _rows(done: list[LoadRound], load: MixedLoad, about: str, prompts: int) -> list[dict[str, Any]]:
+    """Values are medians over the rounds; ratios are taken within a round, then their median."""
+    rows = []
+    for metric, unit, scale, figure in FIGURES:
+        ours = [figure(one.apart) * scale for one in done]
+        for side in AGGREGATED:
+            theirs = [figure(one.windows[side.name]) * scale for one in done]
+            rows.append(
+                {
+                    "metric": f"mixed load ({about}): {metric}",
+                    "value": statistics.median(ours),
+                    "unit": unit,
+                    "goal": load.goals.get(metric, "") if side is WHOLE_CHUNKS else "",
+                    "against": f"{side.name} ({statistics.median(theirs):.4g} {unit})",
+                    "ratio": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+                }
+            )
+    wanted = len(done) * prompts * (load.prompt - 1)
+    shares = {
+        "prompts' tokens from the prefill node": sum(r.apart.remote_tokens for r in done) / wanted,
+        "cores' time that others took, worst round": max(one.others for one in done),
+    }
+    return rows + [
+        {"metric": f"mixed load ({about}): share of the {name}", "value": share, "unit": "1"}
+        for name, share in shares.items()
+    ]
+
+
+def _summary(window: LoadWindow) -> str:
+    figures = (
+        f"{name} {figure(window) * scale:.4g} {unit}" for name, unit, scale, figure in FIGURES
+    )
+    return f"{', '.join(figures)}, others {window.others:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a side in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cpu-kernels", choices=("compiled", "torch"), default="compiled")
+    options = parser.parse_args()
+    rows = run(options.cpu_kernels, options.seconds, options.rounds)
+    print(write("mixed_load", rows).read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Decoding with steps planned ahead (--async-scheduling on) against steps planned in turn (off).
+
+    python -m tandem.benchmarks.node.async_scheduling [--device cuda] [--threads 1 2]
+
+Both engines live in the same process, each with its own rank, and take turns: a round measures one
+after the other, in alternating order, and the ratio is the median over the rounds' own ratios. The
+models are the built-in one, whose steps are so short that the scheduler's share of them is large,
+and one of 42 million random weights. On a CPU a rank has one thread, which leaves the head a core,
+or two, which leave it none; the head's CPU time in a step is given beside the rank's, because it is
+all that planning ahead can save, and a busy machine changes it little. ``--rounds 0`` gives only
+these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem import Engine, EngineConfig, SamplingParams
+from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
+from tandem.benchmarks.support.report import write
+
+BATCHES = (1, 8, 32)
+PROMPT, TOKENS = 16, 64
+CPU_ROUNDS = 4
+ON, OFF = "on", "off"
+
+
+def engine(model: str, device: str, threads: int | None, setting: str) -> Engine:
+    return Engine(
+        EngineConfig(
+            model=model,
+            device=device,
+            threads=threads,
+            max_model_len=256,
+            max_num_seqs=max(BATCHES),
+            enable_prefix_caching=False,
+            itl_target=0,  # all streams of a batch shall begin soon after each other
+            async_scheduling=setting,
+        )
+    )
+
+
+def rate(one: Engine, batch: int) -> float:
+    """Tokens per second of a batch of streams, from their start to their end."""
+    prompts = [[1 + stream, *range(1, PROMPT)] for stream in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    begun = time.perf_counter()
+    one.generate_sync(prompts, params)
+    return batch * TOKENS / (time.perf_counter() - begun)
+
+
+def compare(engines: dict[str, Engine], batch: int, rounds: int) -> tuple[float, float, float]:
+    """The medians of tokens per second planned ahead, planned in turn, and of their ratio."""
+    rates: dict[str, list[float]] = {ON: [], OFF: []}
+    for each in engines.values():
+        rate(each, batch)
+    for number in range(rounds):
+        for setting in (ON, OFF) if number % 2 else (OFF, ON):
+            rates[setting].append(rate(engines[setting], batch))
+    ratios = [on / off for on, off in zip(rates[ON], rates[OFF], strict=True)]
+    return statistics.median(rates[ON]), statistics.median(rates[OFF]), statistics.median(ratios)
+
+
+def speed_row(engines: dict[str, Engine], batch: int, rounds: int, name: str) -> dict[str, Any]:
+    ahead, in_turn, ratio = compare(engines, batch, rounds)
+    print(f"{name}, {batch} streams: {ahead:.0f} / {in_turn:.0f} = {ratio:.3f}", flush=True)
+    return {
+        "metric": f"decoding {batch} streams with steps planned ahead, {name}",
+        "value": ahead,
+        "unit": "tok/s",
+        "against": f"planned in turn ({in_turn:.0f} tok/s)",
+        "ratio": ratio,
+    }
+
+
+def cpu_row(one: Engine, batch: int, name: str) -> dict[str, Any]:
+    """The head's CPU time in a step, in turn, against the rank's."""
+    assert one._thread is not None
+    core = one._thread.runner.engine.core
+    own = psutil.Process()
+    ranks = [p for p in own.children() if "tandem.shared.engine.rank.process" in p.cmdline()]
+
+    def spent() -> tuple[float, float, int]:
+        seconds = [sum(process.cpu_times()[:2]) for process in (own, *ranks)]
+        return seconds[0], sum(seconds[1:]), core.counters.steps
+
+    before = spent()
+    for _ in range(CPU_ROUNDS):
+        rate(one, batch)
+    head, rank, steps = (after - was for after, was in zip(spent(), before, strict=True))
+    return {
+        "metric": f"CPU time of the head in a step of {batch} streams, {name}",
+        "value": 1e3 * head / steps,
+        "unit": "ms",
+        "against": f"its rank's ({1e3 * rank / steps:.1f} ms)",
+        "ratio": head / rank,
+    }
+
+
+def rows_of(
+    name: str, model: str, device: str, threads: int | None, rounds: int
+) -> Iterator[dict[str, Any]]:
+    with ExitStack() as stack:
+        engines = {
+            setting: stack.enter_context(engine(model, device, threads, setting))
+            for setting in (ON, OFF)
+        }
+        where = "GPU" if threads is None else f"{threads} threads" if threads > 1 else "1 thread"
+        for batch in BATCHES:
+            if rounds:
+                yield speed_row(engines, batch, rounds, f"{name}, {where}")
+            if threads == 1:
+                yield cpu_row(engines[OFF], batch, name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(Path(folder), QWEN3_42M)
+        for name, model in (("built-in model", "builtin"), ("42M random weights", folder)):
+            for threads in args.threads if args.device == "cpu" else [None]:
+                rows += rows_of(name, model, args.device, threads, args.rounds)
+    suffix = "_gpu" if args.device == "cuda" else ""
+    write(f"node/async_scheduling{suffix}", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Decode attention alone on a GPU, by format of the cache, and by options of its compilation.
+
+    python -m tandem.benchmarks.node.gpu_attention [--out DIR] [--device emulation]
+
+64 sequences of 8,192 tokens over one layer of Llama-3-8B, against a copy of the same bytes. Then
+the kernel with other tiles, stages and warps than it has: what is faster there by more than a few
+percent should become its default. ``--device emulation`` interprets a tiny case, to see that the
+benchmark works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+if "emulation" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from tandem.benchmarks.support.gpu_predictions import ATTENTION, PREDICTIONS
+from tandem.benchmarks.support.report import RESULTS, write
+from tandem.kernels.attention_metadata import AttentionParams, SequenceMetadata, decode_metadata
+from tandem.kernels.fp8 import FP8
+from tandem.kernels.gpu import paged_decode as kernels
+from tandem.kernels.scaled import INT8, CachedKV, ScaledKV, quantize
+
+HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
+FORMATS = {"bf16": torch.bfloat16, "fp8": FP8, "int8": INT8}
+OPTIONS = [
+    {"tile": tile, "num_stages": stages, "num_warps": warps}
+    for tile, stages, warps in product((32, 64, 128), (2, 3), (4, 8))
+]
+SWEPT = ("bf16", "fp8")
+
+
+@dataclass(frozen=True)
+class AttentionLoad:
+    """Sequences, their tokens, and how often each case is timed."""
+
+    device: str
+    sequences: int
+    tokens: int
+    rounds: int
+    options: list[dict[str, int]]
+
+
+ON_GPU = AttentionLoad("cuda", 64, 8192, 15, OPTIONS)
+EMULATED = AttentionLoad("cpu", 2, 40, 1, OPTIONS[:2])
+
+
+def cache(load: AttentionLoad, dtype: torch.dtype) -> CachedKV:
+    """Keys, or values, of all sequences."""
+    dtype = torch.float32 if load.device == "cpu" and dtype == torch.bfloat16 else dtype
+    slots = load.sequences * -(-load.tokens // BLOCK) * BLOCK
+    made = torch.randn(KV_HEADS, slots, DIM, device=load.device)
+    return ScaledKV(*quantize(made)) if dtype == INT8 else made.to(dtype)
+
+
+def attention(load: AttentionLoad, keys: CachedKV, values: CachedKV) -> Callable[[], None]:
+    """A call for a step's rows."""
+    each = -(-load.tokens // BLOCK)
+    order = torch.randperm(load.sequences * each).tolist()
+    sequences = [
+        SequenceMetadata(
+            slice(row, row + 1), load.tokens - 1, order[row * each : (row + 1) * each], BLOCK
+        )
+        for row in range(load.sequences)
+    ]
+    decodes = decode_metadata(sequences, torch.device(load.device))
+    assert decodes is not None
+    q = torch.randn(load.sequences, HEADS, DIM, device=load.device)
+    q = q if load.device == "cpu" else q.bfloat16()
+    out, params = torch.empty_like(q), AttentionParams(DIM**-0.5)
+    return lambda: kernels.paged_decode(q, keys, values, decodes, params, out)
+
+
+def seconds(load: AttentionLoad, work: Callable[[], Any]) -> float:
+    """The median time on the device."""
+    if load.device == "cpu":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    for _ in range(3):
+        work()
+    spent = []
+    for _ in range(load.rounds):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        last.synchronize()
+        spent.append(first.elapsed_time(last) / 1e3)
+    return statistics.median(spent)
+
+
+def size(cached: CachedKV) -> int:
+    """Bytes."""
+    if isinstance(cached, torch.Tensor):
+        return cached.nbytes
+    scales = cached.scales.nbytes if isinstance(cached, ScaledKV) else 0
+    return cached.values.nbytes + scales
+
+
+def copied(load: AttentionLoad) -> float:
+    """Bytes a second of a copy, read and written."""
+    source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
+    source = source.to(load.device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds(load, lambda: target.copy_(source))
+
+
+def sweep(load: AttentionLoad, work: Callable[[], None]) -> None:
+    """Print the time with each of the options that compile."""
+    constants, options = kernels.constants, dict(kernels.ATTEND_OPTIONS)
+    try:
+        for each in load.options:
+            kernels.constants = partial(_with_tile, constants, each["tile"])
+            kernels.ATTEND_OPTIONS.update({k: v for k, v in each.items() if k != "tile"})
+            try:
+                told = f"{seconds(load, work) * 1e6:.0f} us"
+            except Exception as error:  # more shared memory than there is, for one
+                told = type(error).__name__
+            print(f"  {' '.join(f'{k} {v}' for k, v in each.items())}: {told}", flush=True)
+    finally:
+        kernels.constants = constants
+        kernels.ATTEND_OPTIONS.update(options)
+
+
+def _with_tile(constants: Callable[..., Any], tile: int, *arguments: Any) -> Any:
+    attend, combine = constants(*arguments)
+    return attend | {"TILE": tile}, combine
+
+
+def measured(load: AttentionLoad) -> Iterator[dict[str, Any]]:
+    """Rows for ``report.write``, as they become known."""
+    limit, plain = copied(load), 0.0
+    sweeps = {}
+    for name, dtype in FORMATS.items():
+        keys, values = cache(load, dtype), cache(load, dtype)
+        work = attention(load, keys, values)
+        spent = seconds(load, work)
+        plain = plain or spent
+        rate = (size(keys) + size(values)) / spent
+        metric = f"{ATTENTION}, {name}"
+        told = f"predicted {PREDICTIONS[metric]}" if metric in PREDICTIONS else ""
+        against = f"a copy's {limit / 1e9:.4g} GB/s; {plain / spent:.2f} x bf16; {told}"
+        yield {
+            "metric": metric,
+            "value": rate / limit,
+            "unit": "of a copy's speed",
+            "against": against,
+        }
+        sweeps[name] = work
+    for name in SWEPT:
+        print(f"{name} with other options:", flush=True)
+        sweep(load, sweeps[name])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("gpu_attention", description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--device", choices=("cuda", "emulation"), default="cuda")
+    options = parser.parse_args()
+    emulated = options.device == "emulation"
+    if not emulated and not torch.cuda.is_available():
+        print("gpu_attention: there is no CUDA device here, so there is nothing to measure")
+        return 1
+    rows = []
+    for row in measured(EMULATED if emulated else ON_GPU):
+        print(f"{row['metric']}: {row['value']:.3g} {row['unit']}  {row['against']}", flush=True)
+        rows.append(row)
+        if not emulated:
+            write("gpu_attention", rows, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

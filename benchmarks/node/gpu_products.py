@@ -1,0 +1,317 @@
+"""Products with quantised weights and of experts on a GPU, beside a copy and torch's bfloat16.
+
+    python -m tandem.benchmarks.node.gpu_products [--out DIR] [--device emulation]
+
+A weight has the shape of an 8B model's gate, and there are as many of them as do not fit into the
+GPU's cache; all their products are one CUDA graph, so that no launch is waited for. A figure is the
+speed at which a weight's bytes are read, as a share of a copy's. Experts are those of a layer of
+Qwen3-30B-A3B, with the bytes of the experts that the rows choose. Kernels are compiled by several
+processes first. ``--device emulation`` interprets a tiny case, to see that the benchmark works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+if "emulation" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+import torch.nn.functional as F
+
+from tandem.benchmarks.support.report import RESULTS, write
+from tandem.kernels.block_formats import BLOCK_FORMATS, BlockFormat, group_format
+from tandem.kernels.gpu import quantized_trial, scaled_linear
+from tandem.kernels.gpu.grouped_experts import StackedWeights, TritonExperts
+from tandem.kernels.gpu.operators import GpuOperators
+from tandem.kernels.gpu.packed_codes import PackedCodes, pack, stack_packed
+from tandem.kernels.grouped_codes import GroupedCodes
+from tandem.kernels.quantized import QuantizedWeight
+from tandem.tests.support.random_blocks import random_weight
+
+BF16, SCALED = "bf16", "FP8 scaled"
+OTHERS = {
+    "FP8": group_format("e4m3", 8, 128, "F32"),
+    "AWQ": group_format("int", 4, 128, "F16", "zero"),
+    "GPTQ": group_format("int", 4, 128, "F16"),
+    "MLX4": group_format("int", 4, 64, "BF16", "minimum"),
+    "NF4": group_format("nf4", 4, 64, "F32"),
+}
+GGUF = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_K", "Q3_K", "Q2_K", "IQ4_NL", "MXFP4", "NVFP4")
+# Whose codebooks are in a library.
+BOOKS = ("IQ3_XXS", "IQ2_XS") if find_spec("gguf") else ()
+KINDS: dict[str, BlockFormat] = {name: BLOCK_FORMATS[name] for name in (*GGUF, *BOOKS)} | OTHERS
+OF_EXPERTS = (BF16, "Q4_0", "Q4_K", "MXFP4")
+
+
+@dataclass(frozen=True)
+class ProductLoad:
+    """Shapes, rows, and how often each case is timed."""
+
+    device: str
+    outputs: int
+    inputs: int
+    # Bytes of all copies of a weight.
+    uncached: int
+    rows: tuple[int, ...]
+    wide: tuple[int, ...]
+    experts: int
+    chosen: int
+    expert_shape: tuple[int, int]
+    expert_rows: tuple[int, ...]
+    rounds: int
+
+
+ON_GPU = ProductLoad(
+    *("cuda", 14336, 4096, 1 << 28, (1, 8, 16, 32, 64), (512, 2048)),
+    *(128, 8, (768, 2048), (1, 8, 32, 512), 9),
+)
+EMULATED = ProductLoad("cpu", 32, 256, 1 << 12, (3,), (), 4, 2, (32, 256), (2,), 1)
+
+
+def seconds(load: ProductLoad, work: Callable[[], Any]) -> float:
+    """The median time of one replay of all that ``work`` launches."""
+    work()
+    if load.device == "cpu":
+        begun = time.perf_counter()
+        work()
+        return time.perf_counter() - begun
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = work()
+    spent = []
+    for number in range(load.rounds + 2):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        graph.replay()
+        last.record()
+        last.synchronize()
+        if number >= 2:
+            spent.append(first.elapsed_time(last) / 1e3)
+    del kept
+    return statistics.median(spent)
+
+
+def eager_seconds(load: ProductLoad, work: Callable[[], Any], count: int = 50) -> float:
+    """The time of a call whose launches come one by one from Python."""
+    count = count if load.device == "cuda" else 1
+    work()
+    _settle(load)
+    begun = time.perf_counter()
+    for _ in range(count):
+        work()
+    _settle(load)
+    return (time.perf_counter() - begun) / count
+
+
+def _settle(load: ProductLoad) -> None:
+    if load.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def copied(load: ProductLoad) -> float:
+    """Bytes a second of a copy, read and written."""
+    source = torch.empty(1 << (30 if load.device == "cuda" else 20), dtype=torch.uint8)
+    source = source.to(load.device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    _settle(load)
+    begun = time.perf_counter()
+    for _ in range(10):
+        target.copy_(source)
+    _settle(load)
+    return 20 * source.nbytes / (time.perf_counter() - begun)
+
+
+def dtype_of(load: ProductLoad) -> torch.dtype:
+    return torch.bfloat16 if load.device == "cuda" else torch.float16
+
+
+# ---- the sides -----------------------------------------------------------------------------------
+
+
+def packed(load: ProductLoad, name: str, outputs: int, inputs: int) -> PackedCodes:
+    """A weight in the kernel's order. Any outputs do, and random bytes take long to draw."""
+    kind = KINDS[name]
+    few = min(outputs, 512)
+    some = random_weight(kind, few, inputs // kind.values).blocks.repeat(outputs // few, 1)
+    return pack(QuantizedWeight(kind, some.to(load.device)))
+
+
+def bytes_of(weight: PackedCodes) -> int:
+    minimums = 0 if weight.minimums is None else weight.minimums.nbytes
+    return weight.words.nbytes + weight.scales.nbytes + minimums + weight.factors.nbytes
+
+
+def split(stacked: PackedCodes, count: int) -> list[PackedCodes]:
+    """Weights that were stacked, one by one."""
+    tiles, outputs = len(stacked.words) // count, stacked.outputs // count
+    return [
+        replace(
+            stacked,
+            words=stacked.words[tiles * i : tiles * (i + 1)],
+            scales=stacked.scales[tiles * i : tiles * (i + 1)],
+            minimums=None
+            if stacked.minimums is None
+            else stacked.minimums[tiles * i : tiles * (i + 1)],
+            factors=stacked.factors[outputs * i : outputs * (i + 1)],
+        )
+        for i in range(count)
+    ]
+
+
+def linears(load: ProductLoad, name: str) -> tuple[list[Callable[[torch.Tensor], Any]], int]:
+    """The same weight several times, and the bytes of one."""
+    from tandem.kernels.gpu.quantized_linear import multiply
+
+    shape = load.outputs, load.inputs
+    if name == BF16:
+        plain = torch.randn(shape, device=load.device, dtype=dtype_of(load))
+        count = -(-load.uncached // plain.nbytes)
+        weights = [plain.clone() for _ in range(count)]
+        return [lambda x, w=w: F.linear(x, w) for w in weights], plain.nbytes  # type: ignore[misc]
+    if name == SCALED:
+        codes = torch.randn(shape, device=load.device).to(torch.float8_e4m3fn)
+        scales = torch.rand(load.outputs, 1, device=load.device).expand(-1, load.inputs // 128)
+        count = -(-load.uncached // codes.nbytes)
+        each = [GroupedCodes(codes.clone(), scales.contiguous(), None, 128) for _ in range(count)]
+        return [scaled_linear.ScaledLinear(one, "rows", None) for one in each], codes.nbytes
+    one = packed(load, name, *shape)
+    count = -(-load.uncached // bytes_of(one))
+    copies = split(stack_packed([one] * count, count), count)
+    return [lambda x, w=w: multiply(x, w) for w in copies], bytes_of(one)  # type: ignore[misc]
+
+
+def experts_of(load: ProductLoad, name: str) -> tuple[TritonExperts, int]:
+    """A layer's experts, and the bytes of one of them."""
+    width, hidden = load.expert_shape
+    halves, size = [], 0
+    for outputs, inputs in ((2 * width, hidden), (hidden, width)):
+        if name == BF16:
+            shape = load.experts, outputs, inputs
+            run: torch.Tensor | PackedCodes = torch.randn(
+                shape, device=load.device, dtype=dtype_of(load)
+            )
+            size += 2 * outputs * inputs
+        else:
+            one = packed(load, name, outputs, inputs)
+            size += bytes_of(one)
+            run = stack_packed([one] * load.experts, load.experts)
+        halves.append(StackedWeights(load.experts, (run,), None))
+    return TritonExperts(halves[0], halves[1], GpuOperators().act_and_mul, "silu"), size
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def products(load: ProductLoad, copy: float, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows for ``report.write``, as they become known."""
+    plain: dict[int, float] = {}
+    for name in names:
+        if name == SCALED and not scaled_linear.works("rows", torch.device(load.device), True):
+            continue
+        sides, size = linears(load, name)
+        for rows in (*load.rows, *load.wide):
+            if rows in load.wide and name not in (BF16, SCALED, "Q4_0", "Q4_K"):
+                continue
+            x = torch.randn(rows, load.inputs, device=load.device, dtype=dtype_of(load))
+            spent = seconds(load, lambda sides=sides, x=x: [side(x) for side in sides])  # type: ignore[misc]
+            spent /= len(sides)
+            plain.setdefault(rows, spent)
+            yield {
+                "metric": f"product {name}, {rows} rows",
+                "value": spent * 1e6,
+                "unit": "us",
+                "ratio": size / spent / copy,
+                "against": f"a copy of {size / 1e6:.1f} MB; {plain[rows] / spent:.2f} x bf16",
+            }
+
+
+def mixtures(load: ProductLoad, copy: float) -> Iterator[dict[str, Any]]:
+    """The same of experts."""
+    for name in OF_EXPERTS if load.device == "cuda" else ("Q4_0",):
+        experts, size = experts_of(load, name)
+        for rows in load.expert_rows:
+            x = torch.randn(rows, load.expert_shape[1], device=load.device, dtype=dtype_of(load))
+            scores = torch.rand(rows, load.experts, device=load.device)
+            weights, chosen = scores.topk(load.chosen)
+            out = torch.zeros_like(x)
+            work = lambda e=experts, a=(x, weights, chosen, out): e(*a)  # noqa: E731
+            spent, eager = seconds(load, work), eager_seconds(load, work)
+            read = len(chosen.unique()) * size
+            yield {
+                "metric": f"experts {name}, {rows} rows",
+                "value": spent * 1e6,
+                "unit": "us",
+                "ratio": read / spent / copy,
+                "against": f"a copy of {read / 1e6:.1f} MB; {eager * 1e6:.0f} us from Python",
+            }
+
+
+def _compile(case: tuple[str, int]) -> str:
+    """Compile a kernel into Triton's cache, and say how far off its results are."""
+    name, rows = case
+    gpu = torch.device("cuda")
+    error = quantized_trial.largest_error(KINDS[name], torch.bfloat16, gpu, rows)
+    return "" if error < quantized_trial.limit(torch.bfloat16) else f"{name} {rows}: {error:g} off"
+
+
+def compile_all() -> None:
+    """Compile what will be timed. Triton compiles one kernel at a time in a process."""
+    from tandem.kernels.gpu.quantized_linear import ROWS
+
+    cases = [(name, rows) for rows in (*ROWS, max(ROWS) + 1) for name in KINDS]
+    begun = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(min(12, os.cpu_count() or 1)) as pool:
+        for said in pool.imap_unordered(_compile, cases):
+            if said:
+                print(f"  {said}", flush=True)
+    print(f"{len(cases)} kernels compiled in {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def measured(load: ProductLoad) -> Iterator[dict[str, Any]]:
+    """All rows."""
+    copy = copied(load)
+    yield {"metric": "copy, read and written", "value": copy / 1e12, "unit": "TB/s"}
+    names = [BF16, *KINDS, SCALED] if load.device == "cuda" else ["Q4_0"]
+    yield from products(load, copy, names)
+    yield from mixtures(load, copy)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("gpu_products", description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--device", choices=("cuda", "emulation"), default="cuda")
+    options = parser.parse_args()
+    emulated = options.device == "emulation"
+    if not emulated and not torch.cuda.is_available():
+        print("gpu_products: there is no CUDA device here, so there is nothing to measure")
+        return 1
+    if not emulated:
+        compile_all()
+    rows = []
+    with torch.inference_mode():
+        for row in measured(EMULATED if emulated else ON_GPU):
+            share = f"{row['ratio']:.2f} of a copy, " if "ratio" in row else ""
+            told = f"{share}{row.get('against', '')}"
+            print(f"{row['metric']}: {row['value']:.4g} {row['unit']}  {told}", flush=True)
+            rows.append(row)
+            if not emulated:
+                write("gpu_products", rows, options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""The cost of grammars: masks of a batch of 32 against a decode step, and the first mask.
+
+    python -m tandem.benchmarks.node.grammar_masks [--vocab 151936] [--rows 32]
+
+The decode step is bounded from below by its logits: one product of [rows, hidden] and the
+vocabulary. The tokenizer is made up; its tokens have the lengths of real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tandem.benchmarks.support.report import add_dry, publish
+from tandem.kernels.reference.token_mask import TokenMask
+from tandem.shared.engine.structured.constraint import Constraint
+from tandem.shared.engine.structured.grammar import Grammar
+from tandem.shared.engine.structured.llguidance_backend import LLGuidanceBackend
+from tandem.shared.engine.structured.params import StructuredOutputs
+from tandem.shared.text.tokenizer_files import TokenizerFiles
+
+HIDDEN = 896
+STEPS = 40
+
+
+def tokenizer_of(vocab_size: int) -> TokenizerFiles:
+    """Byte pairs at random, and an end token."""
+    rng = random.Random(0)
+    vocabulary = {text: number for number, text in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    known, merges = list(vocabulary), []
+    while len(vocabulary) < vocab_size - 1:
+        left, right = rng.choice(known), rng.choice(known)
+        if len(left + right) < 12 and left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append((left, right))
+            known.append(left + right)
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|end|>"])
+    return TokenizerFiles(made.to_str(), "made up")
+
+
+def schema_of(size: int) -> dict[str, Any]:
+    """A schema of at least so many characters."""
+    kinds = ({"type": "string"}, {"type": "integer"}, {"enum": ["red", "green", "blue"]})
+    properties: dict[str, Any] = {}
+    while len(json.dumps(properties)) < size:
+        properties[f"field_{len(properties)}"] = kinds[len(properties) % len(kinds)]
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of this thread, which does all the work: others on the machine do not matter."""
+    begun = time.thread_time()
+    work()
+    return time.thread_time() - begun
+
+
+def allowed(mask: bytes, rng: random.Random, vocab_size: int) -> int:
+    while True:
+        token = rng.randrange(vocab_size)
+        if mask[token >> 3] >> (token & 7) & 1:
+            return token
+        if rng.random() < 0.001:
+            return next(t for t in range(vocab_size) if mask[t >> 3] >> (t & 7) & 1)
+
+
+def measure(vocab_size: int, rows: int) -> list[dict[str, Any]]:
+    """The report's rows for a batch of so many constrained sequences."""
+    torch.set_num_threads(1)
+    backend = LLGuidanceBackend(tokenizer_of(vocab_size), vocab_size, [vocab_size - 1])
+    key = StructuredOutputs(json=schema_of(2048)).key()
+    first = statistics.median(
+        seconds(lambda: Constraint(backend.compile(key), ()).next_mask([])) for _ in range(10)
+    )
+    computing, applying = steps(backend.compile(key), vocab_size, rows)
+    head, hidden = torch.randn(vocab_size, HIDDEN), torch.randn(rows, HIDDEN)
+    logits = statistics.median(seconds(lambda: hidden @ head.T) for _ in range(5))
+    against = f"the step's logits, hidden size {HIDDEN} ({logits * 1e3:.0f} ms)"
+    batch = f"batch {rows}, vocabulary {vocab_size:,}"
+    return [
+        {"metric": "first mask of a 2 kB schema", "value": first * 1e3, "unit": "ms",
+         "goal": "<=50"},
+        {"metric": f"masks computed, beside the step; {batch}", "value": computing * 1e3,
+         "unit": "ms", "against": against, "ratio": computing / logits},
+        {"metric": f"masks applied, in the step; {batch}", "value": applying * 1e3,
+         "unit": "ms", "against": against, "ratio": applying / logits},
+        {"metric": f"masks, both; {batch}", "value": (computing + applying) * 1e3,
+         "unit": "ms", "goal": "<=0.1", "against": against,
+         "ratio": (computing + applying) / logits},
+    ]  # fmt: skip
+
+
+def steps(grammar: Grammar, vocab_size: int, rows: int) -> tuple[float, float]:
+    """CPU seconds of a step for computing and for applying its masks, as medians."""
+    rng, table = random.Random(1), TokenMask()
+    constraints = [Constraint(grammar, [vocab_size - 1]) for _ in range(rows)]
+    drawn: list[list[int]] = [[] for _ in constraints]
+    logits, computing, applying = torch.randn(rows, vocab_size), [], []
+    for _ in range(STEPS):
+        begun = time.thread_time()
+        found = [row.next_mask(tokens) for row, tokens in zip(constraints, drawn, strict=True)]
+        computing.append(time.thread_time() - begun)
+        masks = [mask or bytes(-(-vocab_size // 8)) for mask in found]
+        copy = logits.clone()
+        applying.append(seconds(lambda: table.apply(copy, list(range(rows)), masks)))  # noqa: B023
+        drawn = [[allowed(mask, rng, vocab_size)] if any(mask) else [] for mask in masks]
+    return statistics.median(computing), statistics.median(applying)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocab", type=int, default=151_936)
+    parser.add_argument("--rows", type=int, default=32)
+    add_dry(parser)
+    given = parser.parse_args()
+    publish("node/grammar_masks", measure(given.vocab, given.rows), dry=given.dry)
+
+
+if __name__ == "__main__":
+    main()

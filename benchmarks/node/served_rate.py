@@ -1,0 +1,219 @@
+"""The share of a decode node's own rate that clients get: ``python -m ...node.served_rate``.
+
+64 streams of the built-in model, whose steps are short, so that the share of what is not computing
+is large. The node's own rate is that of its engine in a process that throws the tokens away.
+Served, a decode node has the same core to itself; the router and the clients have another one. Both
+take turns, and a ratio is the median over the rounds' own ratios. Beside the rates, the CPU time of
+the node's processes is compared, which a busy machine changes less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from tandem import Engine, EngineConfig, SamplingParams
+from tandem.benchmarks.support.cores import two_cores
+from tandem.benchmarks.support.report import load_parser, publish
+from tandem.benchmarks.support.router_tokens_load import Client, Pace
+from tandem.benchmarks.support.sides import Side, pinned, serving
+from tandem.shared.builtin_model import builtin_model_path
+from tandem.shared.engine.core import EngineCore
+from tandem.shared.engine.request import build_sequences
+from tandem.shared.engine.sequence import StepOutput
+
+NODE = Side("a decode node", (("decode-node", (1,), ("--threads=1",)),))
+PROMPT, CONTEXT = 16, 1024
+THIS = "tandem.benchmarks.node.served_rate"
+
+
+class Spent(NamedTuple):
+    """What one round took."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def prompts(streams: int, number: int) -> list[list[int]]:
+    """Prompts that no round before had."""
+    return [[3 + stream, 3 + number, *range(3, PROMPT + 1)] for stream in range(streams)]
+
+
+def spent(process: psutil.Process, work: Callable[[], None]) -> Spent:
+    """What ``work`` takes, and of the CPU by a process and those that it has started."""
+    family = [process, *process.children(recursive=True)]
+
+    def cpu() -> float:
+        return sum(sum(each.cpu_times()[:2]) for each in family)
+
+    begun, before = time.monotonic(), cpu()
+    work()
+    return Spent(time.monotonic() - begun, cpu() - before)
+
+
+async def computed(core: EngineCore, options: argparse.Namespace, number: int) -> None:
+    """All tokens of all streams, thrown away."""
+    ended = asyncio.get_running_loop().create_future()
+    left = options.streams
+
+    def listen(output: StepOutput) -> None:
+        nonlocal left
+        left -= output.finish_reason is not None
+        if not left:
+            ended.set_result(None)
+
+    params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+    for prompt in prompts(options.streams, number):
+        (sequence,) = build_sequences(core, prompt, params, eos_token_ids=(), vocab_size=2048)
+        core.submit(sequence, listen)
+    await ended
+
+
+def run_engine(options: argparse.Namespace) -> None:
+    """The engine's process: a round for each line of standard input."""
+    config = EngineConfig(
+        model="builtin", threads=1, max_num_seqs=options.streams, max_model_len=CONTEXT
+    )
+    with Engine(config) as engine:
+        assert engine._thread is not None
+        core = engine._thread.runner.engine.core
+        print("ready", flush=True)
+        for line in sys.stdin:
+            work = computed(core, options, int(line))
+            engine._thread.submit(work).result()
+            print("computed", flush=True)
+
+
+@contextmanager
+def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Callable[[int], Spent]]:
+    """A function that runs a round of the engine alone."""
+    counts = [f"--streams={options.streams}", f"--tokens={options.tokens}"]
+    with pinned(cores[1:]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", THIS, "--engine", *counts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    assert process.stdin is not None and process.stdout is not None
+    asked, told = process.stdin, process.stdout
+
+    def run(number: int) -> None:
+        asked.write(f"{number}\n")
+        asked.flush()
+        told.readline()
+
+    try:
+        assert told.readline() == "ready\n"
+        yield lambda number: spent(psutil.Process(process.pid), lambda: run(number))
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def served(port: int, options: argparse.Namespace, number: int) -> None:
+    """A round of clients of a router."""
+
+    async def run() -> None:
+        loop, pace = asyncio.get_running_loop(), Pace(1)
+        made = [
+            await loop.create_connection(
+                lambda prompt=prompt: Client(_request(prompt, options.tokens), pace),  # type: ignore[misc]
+                "127.0.0.1",
+                port,
+            )
+            for prompt in prompts(options.streams, number)
+        ]
+        await asyncio.gather(*(client.ended for _, client in made))
+        for transport, _ in made:
+            transport.close()
+
+    asyncio.run(run())
+
+
+def _request(prompt: list[int], tokens: int) -> bytes:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    data = json.dumps(body | {"stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json"
+    return f"{head}\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The report's rows."""
+    cores = two_cores()
+    alone: list[Spent] = []
+    over_http: list[Spent] = []
+    flags = (f"--max-num-seqs={options.streams}", f"--max-model-len={CONTEXT}")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        engine_alone(options, cores) as engine,
+        pinned(cores[:1]),
+        serving(NODE, cores, builtin_model_path(), Path(folder), *flags) as port,
+    ):
+        children = psutil.Process().children()
+        (node,) = (each for each in children if "decode-node" in each.cmdline())
+        engine(0)
+        served(port, options, 0)
+        for number in range(1, options.rounds + 1):
+            alone.append(engine(number))
+            over_http.append(spent(node, lambda number=number: served(port, options, number)))  # type: ignore[misc]
+    return rows(options, alone, over_http)
+
+
+def rows(
+    options: argparse.Namespace, alone: list[Spent], over_http: list[Spent]
+) -> list[dict[str, Any]]:
+    streams = f"{options.streams} streams of the built-in model"
+    tokens = options.streams * options.tokens
+    pairs = list(zip(alone, over_http, strict=True))
+    own = tokens / statistics.median(each.seconds for each in alone)
+    own_cpu = 1e6 / tokens * statistics.median(each.cpu_seconds for each in alone)
+    return [
+        {
+            "metric": f"{streams}, served over HTTP",
+            "value": tokens / statistics.median(each.seconds for each in over_http),
+            "unit": "tokens/s",
+            "goal": ">=0.95",
+            "against": f"the node's engine alone ({own:.0f} tokens/s)",
+            "ratio": statistics.median(one.seconds / other.seconds for one, other in pairs),
+        },
+        {
+            "metric": f"{streams}, served over HTTP: CPU time of the node",
+            "value": 1e6 / tokens * statistics.median(each.cpu_seconds for each in over_http),
+            "unit": "us/token",
+            "goal": "<=1.05",
+            "against": f"its engine alone ({own_cpu:.1f} us)",
+            "ratio": statistics.median(other.cpu_seconds / one.cpu_seconds for one, other in pairs),
+        },
+    ]
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options; of the command line if there are no ``arguments``."""
+    parser = load_parser(__doc__, streams=64, tokens=500, rounds=7)
+    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    options = parse()
+    if options.engine:
+        run_engine(options)
+        return
+    publish("node/served_rate", measure(options), dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Whole models in GGUF files beside llama.cpp, on a CPU that multiplies bytes.
+
+    python -m tandem.benchmarks.quantised_models FILE ... --llama-python PYTHON
+
+PYTHON is an interpreter that has llama-cpp-python; ``support/random_gguf.py`` writes files of
+random weights. What is measured of a file, and its goals, depend on its weights (``plan_of``).
+Tandem is measured through its Python API, with the head's process, the scheduler and the sampler in
+the figures; llama.cpp by ``llama_decode`` and a search for the largest logit. Both cache KV in
+float16, llama.cpp's default. Both sides have the file loaded and take turns, one figure at a time,
+as others use the machine, too: a figure is the median of its rounds, and a ratio that of the ratios
+of the pairs. llama.cpp's threads wait for each other without sleeping, so it needs all of its
+cores. With ``--share``, how much of a decoding step products take is measured in a process by
+itself, without a head: the model's products one after the other against the runner's steps, in
+turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.benchmarks.support.decode_rate import decode_rate
+from tandem.benchmarks.support.report import add_dry, publish
+from tandem.shared.models.registry import spec_of
+from tandem.shared.models.spec import QUANTIZED, MoESpec
+from tandem.shared.weights.source import open_source
+
+BATCHES = (1, 8, 32)
+PREFILLS = (128, 512)
+CONTEXT = 128
+# Of each stream, without those in which other streams begin.
+STEPS = {1: 60, 8: 30, 32: 12}
+ROOM = 512
+# From this hidden size on a file has some layers of a large model.
+LARGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The goal of each figure's ratio."""
+
+    batches: dict[int, str]
+    prefills: dict[int, str]
+
+
+def plan_of(file: str) -> Plan:
+    """What is measured of a file, by the kind of its weights."""
+    spec = spec_of(open_source(file).config())
+    ahead = dict.fromkeys(BATCHES, ">1.0")
+    if any(isinstance(layer.mlp, MoESpec) for layer in spec.layers):
+        return Plan(ahead, {})
+    if spec.hidden_size >= LARGE:
+        return Plan({1: ">=1.0"}, {})
+    if spec.dtype != QUANTIZED:
+        return Plan(ahead, dict.fromkeys(PREFILLS, ">1.0"))
+    return Plan({1: ">=0.9", 8: ">=1.6", 32: ">=2.0"}, dict.fromkeys(PREFILLS, ">=2.0"))
+
+
+def prefill_rate(engine: Any, length: int, seed: int) -> float:
+    """Tokens a second of a prompt that no other begins like."""
+    from tandem import SamplingParams
+
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    begun = time.perf_counter()
+    engine.generate_sync([[100 + (at + seed) % 4000 for at in range(length)]], one)
+    return length / (time.perf_counter() - begun)
+
+
+class Llama:
+    """llama.cpp's process (``support/llama_side.py``)."""
+
+    def __init__(self, python: str, file: str, threads: int) -> None:
+        script = Path(__file__).parent / "support" / "llama_side.py"
+        numbers = map(str, (threads, max(BATCHES), ROOM))
+        self._process = subprocess.Popen(
+            [python, str(script), file, *numbers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def rate(self, *question: object) -> float:
+        """The answer to a line."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(*question, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"llama.cpp's process ended with {self._process.wait()}")
+        return float(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def measure(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The report's rows for a file."""
+    from tandem import Engine, EngineConfig
+
+    plan = plan_of(file)
+    longest = max(plan.prefills, default=0)
+    # The prompts of streams are prefilled in the first round; no two others begin alike.
+    blocks = (max(plan.batches) + 2) * ROOM // 16
+    config = EngineConfig(
+        model=file,
+        threads=options.threads,
+        cpu_kernels="compiled",
+        kv_cache_dtype="float16",
+        max_model_len=ROOM + 64,
+        max_num_seqs=max(BATCHES),
+        num_blocks=blocks,
+        itl_target=0,  # all streams of a batch shall begin soon after each other
+    )
+    made = []
+    llama = Llama(options.llama_python, file, options.threads)
+    with Engine(config) as engine:
+        prefill_rate(engine, 64, 0)
+        # llama.cpp clears its cache when it begins; a thread does that for ours beside the first
+        # prompts.
+        for number in range(blocks * 16 // longest if longest else 0):
+            prefill_rate(engine, longest, 2000 + number)
+        for length, goal in plan.prefills.items():
+            pairs = [
+                (prefill_rate(engine, length, length + number), llama.rate("prefill", length))
+                for number in range(options.rounds)
+            ]
+            made.append(_row(f"prefill of {length} tokens", file, goal, pairs))
+        for streams, goal in plan.batches.items():
+            prompts = [[1 + stream, *range(100, 99 + CONTEXT)] for stream in range(streams)]
+            decode_rate(engine, prompts, 1)
+            llama.rate("decode", streams, CONTEXT, 1)
+            pairs = [
+                (
+                    decode_rate(engine, prompts, STEPS[streams]),
+                    llama.rate("decode", streams, CONTEXT, STEPS[streams]),
+                )
+                for _ in range(options.rounds)
+            ]
+            made.append(_row(f"decoding at batch {streams}", file, goal, pairs))
+    llama.close()
+    return made
+
+
+def _row(name: str, file: str, goal: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Print a figure as soon as it is there; returns the report's row."""
+    ours, theirs = map(statistics.median, zip(*pairs, strict=True))
+    ratios = sorted(a / b for a, b in pairs)
+    row = {
+        "metric": f"{name}, {Path(file).stem}",
+        "value": ours,
+        "unit": "tok/s",
+        "goal": goal,
+        "against": f"llama.cpp ({theirs:.0f} tok/s)",
+        "ratio": statistics.median(ratios),
+    }
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+    print(
+        f"{row['metric']}: {ours:.0f} / {theirs:.0f}, ratio {row['ratio']:.2f} ({spread}), "
+        f"goal {goal}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return row
+
+
+def share_of_products(file: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """How much of a rank's step its products take, by themselves and in turns with it."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tandem.benchmarks.quantised_models", file),
+            *("--print-share", f"--threads={options.threads}", f"--rounds={options.rounds}"),
+        ],
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    made = []
+    for line in done.stdout.splitlines():
+        streams, step, products = line.split()
+        made.append(
+            {
+                "metric": f"products in a step of {streams} rows, {Path(file).stem}",
+                "value": float(products) * 1e3,
+                "unit": "ms",
+                "against": f"the rank's step ({float(step) * 1e3:.2f} ms)",
+                "ratio": float(products) / float(step),
+            }
+        )
+    return made
+
+
+def _environment() -> dict[str, str]:
+    from tandem.shared.engine.executor import ENVIRONMENT
+
+    return os.environ | ENVIRONMENT
+
+
+def print_share(file: str, options: argparse.Namespace) -> None:
+    """Entry point of the process that computes without a head."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    from tandem.shared.engine.device import operators_for
+    from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
+    from tandem.tests.support.runners import build_runner
+
+    blocks = ROOM // 16
+    runner = build_runner(
+        file,
+        dtype="float32",
+        num_blocks=max(BATCHES) * blocks,
+        kv_dtype="float16",
+        operators=operators_for(torch.device("cpu"), cpu_kernels="compiled"),
+    )
+    layers: Any = runner.model.layers
+    methods = [
+        (each.method, each.method.parts[0].inputs[0])
+        for layer in layers
+        for each in (layer.attention.qkv, layer.attention.o, layer.mlp.up, layer.mlp.down)
+        if hasattr(each.method, "parts")
+    ]
+    for stream in range(max(BATCHES)):
+        runner.sampler.add(SamplerSpec(stream, RankSampling(temperature=0.0), stream))
+    number = 0
+    for streams in BATCHES:
+        tables = [list(range(at * blocks, (at + 1) * blocks)) for at in range(streams)]
+        inputs = [(method, torch.randn(streams, width)) for method, width in methods]
+        last = torch.randn(streams, runner.model.spec.hidden_size)
+        steps, products = [], []
+        for turn in range(options.rounds * 10):
+            number += 1
+            rows = [
+                SequenceStep(at, [100 + at], CONTEXT + turn % 64, table, True)
+                for at, table in enumerate(tables)
+            ]
+            begun = time.perf_counter()
+            runner.execute(StepPlan(number, rows))
+            stepped = time.perf_counter()
+            for method, x in inputs:
+                method(x)
+            runner.model.logits(last)
+            steps.append(stepped - begun)
+            products.append(time.perf_counter() - stepped)
+        print(streams, statistics.median(steps), statistics.median(products), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--share", action="store_true", help="of a step that its products take")
+    parser.add_argument("--print-share", action="store_true", help=argparse.SUPPRESS)
+    add_dry(parser)
+    options = parser.parse_args()
+    if options.print_share:
+        print_share(options.files[0], options)
+        return
+    if not options.llama_python:
+        parser.error("--llama-python is missing")
+    made = []
+    for file in options.files:
+        made += measure(file, options)
+        if options.share:
+            made += share_of_products(file, options)
+    publish("quantised_models", made, dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

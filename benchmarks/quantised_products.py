@@ -1,0 +1,144 @@
+"""Products with quantised weights on a CPU that multiplies bytes, in the shape of an 8B model's
+gate.
+
+    python -m tandem.benchmarks.quantised_products [FORMAT ...]
+
+Each format and number of rows is timed beside torch's product with bf16 weights, packed as models
+pack them. One row is bound by memory, so it is also compared with how fast memory is read. There
+are as many copies of a weight as do not fit the CPU's caches. Sides take turns, and a figure is the
+best of its rounds, as other processes only make a product slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tandem.benchmarks.support.report import add_dry, publish
+from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
+from tandem.kernels.cpu import jit
+from tandem.kernels.quantized import QuantizedWeight
+from tandem.kernels.reference.linear import prepare_linear
+from tandem.kernels.signatures import Linear
+from tandem.tests.support.random_blocks import random_weight
+
+INPUTS, OUTPUTS = 4096, 14336
+ROWS = (1, 8, 32, 512)
+# Of a side, in each turn.
+SECONDS = 0.1
+UNCACHED = 1 << 27
+BF16 = "bf16"
+# Formats of other methods than GGUF, and those of GGUF.
+KINDS = {
+    "FP8": group_format("e4m3", 8, 128, "F32"),
+    "AWQ": group_format("int", 4, 128, "F16", "zero"),
+    "W4A16": group_format("int", 4, 128, "BF16"),
+    "W8A16": group_format("int", 8, 128, "BF16"),
+    "MLX4": group_format("int", 4, 64, "BF16", "minimum"),
+    "NF4": group_format("nf4", 4, 64, "F32"),
+    "E2M1": group_format("e2m1", 4, 16, "F32"),
+} | BLOCK_FORMATS
+
+
+def copies_of(name: str) -> list[Linear]:
+    """The same weight several times."""
+    from tandem.kernels.cpu.byte_products import PanelLinear
+
+    if name == BF16:
+        plain = torch.randn(OUTPUTS, INPUTS).bfloat16() * 0.02
+        return [prepare_linear(plain.clone(), None) for _ in range(-(-UNCACHED // plain.nbytes))]
+    kind = KINDS[name]
+    # Any outputs do, and random bytes take long to draw.
+    some = random_weight(kind, OUTPUTS // 32, INPUTS // kind.values).blocks.repeat(32, 1)
+    weight = QuantizedWeight(kind, some)
+    return [PanelLinear(weight, None) for _ in range(-(-UNCACHED // some.nbytes))]
+
+
+def seconds(products: list[Linear], x: torch.Tensor) -> float:
+    """The best of a product, for some time."""
+    begun, best, count = time.perf_counter(), float("inf"), 0
+    while count < 3 or time.perf_counter() < begun + SECONDS:
+        started = time.perf_counter()
+        products[count % len(products)](x)
+        best = min(best, time.perf_counter() - started)
+        count += 1
+    return best
+
+
+def read_rate() -> float:
+    """Bytes a second that torch reads from memory."""
+    buffer = torch.ones(UNCACHED // 4)
+
+    def once() -> float:
+        started = time.perf_counter()
+        buffer.sum()
+        return buffer.nbytes / (time.perf_counter() - started)
+
+    return max(once() for _ in range(5))
+
+
+def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], None]) -> list[Any]:
+    """The report's rows for a format."""
+    products, made = copies_of(name), []
+    nbytes = KINDS[name].bytes_of(INPUTS * OUTPUTS)
+    for rows in ROWS:
+        x = torch.randn(rows, INPUTS)
+        halved = x.bfloat16()
+        pairs = [(seconds(products, x), seconds(plain, halved)) for _ in range(rounds)]
+        taken, theirs = map(min, zip(*pairs, strict=True))
+        work = 2 * rows * INPUTS * OUTPUTS / 1e9
+        about = f"{name}, {rows} row{'s' if rows > 1 else ''} of {INPUTS} by {OUTPUTS}"
+        made.append(
+            {
+                "metric": f"product with {about}",
+                "value": work / taken,
+                "unit": "GOP/s",
+                "goal": ">=1",
+                "against": f"torch's bf16 product ({work / theirs:.0f} GOP/s)",
+                "ratio": theirs / taken,
+            }
+        )
+        if rows == 1:
+            limit = read_rate()
+            made.append(
+                {
+                    "metric": f"bytes read by a product with {about}",
+                    "value": nbytes / taken / 1e9,
+                    "unit": "GB/s",
+                    "against": f"a sum of as much memory ({limit / 1e9:.1f} GB/s)",
+                    "ratio": nbytes / taken / limit,
+                }
+            )
+        note(f"{about}: {work / taken:.0f} GOP/s, bf16 {work / theirs:.0f}")
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("formats", nargs="*", help="all if left out")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    add_dry(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    jit.prepare()
+    if not jit.multiplies_bytes():
+        parser.exit(message="this CPU has no AVX-512 VNNI: nothing to measure\n")
+    plain = copies_of(BF16)
+    chosen = options.formats or [
+        name for name, kind in KINDS.items() if jit.moves_bits() or kind not in CODEBOOK_FORMATS
+    ]
+    made = [
+        row
+        for name in chosen
+        for row in measure(name, options.rounds, plain, lambda text: print(text, flush=True))
+    ]
+    publish("quantised_products", made, dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

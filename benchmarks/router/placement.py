@@ -1,0 +1,139 @@
+"""The cost of placing one prompt, by policy and number of nodes.
+
+    python -m tandem.benchmarks.router.placement [--nodes 10 100 1000] [--dry]
+
+Half of the nodes are decode nodes. Most prompts are new; every fourth continues one that some of
+the nodes hold. A placement is timed whole, with the prompt's keys, as a router makes it for a
+request. Beside it, in turns: the least that a placement could be, which takes the next decode node
+from a list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tandem.benchmarks.support.report import add_dry, publish
+from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster.node_table import NodeTable
+from tandem.router.placement.node_prefixes import PromptKeys
+from tandem.router.placement.policies import POLICIES
+from tandem.shared.kv.prefix_keys import chain, pack_keys, short_key
+
+BLOCK = 16
+PROMPT_TOKENS = 512
+KEYS = 16_384  # that a node holds, besides shared prefixes
+SHARED_PROMPTS = 8
+GOAL_SECONDS = 0.3e-3
+
+Prompt = list[int]
+
+
+class SimulatedFleet:
+    """A node table without connections."""
+
+    def __init__(self, nodes: int) -> None:
+        self._random = random.Random(nodes)
+        self.shared = [self.new_prompt() for _ in range(SHARED_PROMPTS)]
+        self.table = NodeTable(60.0)
+        for number in range(nodes):
+            self.table.join(self._join(number), f"10.0.{number >> 8}.{number & 255}:8100")
+        self.decode = [node for node in self.table if not node.is_prefill]
+
+    def new_prompt(self) -> Prompt:
+        return [self._random.randrange(100_000) for _ in range(PROMPT_TOKENS)]
+
+    def prompts(self, count: int) -> list[Prompt]:
+        return [
+            self.new_prompt() if number % 4 else self.shared[number // 4 % SHARED_PROMPTS]
+            for number in range(count)
+        ]
+
+    def _join(self, number: int) -> pb.JoinRequest:
+        busy = self._random.randrange(64)
+        held = {self._random.getrandbits(64) for _ in range(KEYS)}
+        if number % 5 == 0:
+            shared = self._random.choice(self.shared)
+            held |= {short_key(key) for key in chain(shared, BLOCK)}
+        return pb.JoinRequest(
+            node_id=f"node-{number}",
+            epoch=1,
+            role=pb.ROLE_PREFILL if number % 2 else pb.ROLE_DECODE,
+            model=pb.ModelCard(fingerprint="layers=2"),
+            load=pb.Load(
+                running=busy,
+                free_blocks=20_000 - 100 * busy,
+                total_blocks=20_000,
+                queued_prefill_tokens=100 * busy,
+                prefill_tokens_per_second=9000.0 + busy,
+                block_size=BLOCK,
+            ),
+            prefixes=pb.Prefixes(
+                version=1, block_size=BLOCK, stride=1, added=pack_keys(sorted(held))
+            ),
+        )
+
+
+def timed(work: Callable[[Prompt], object], prompts: Sequence[Prompt]) -> list[float]:
+    """Seconds of each call."""
+    found = []
+    for prompt in prompts:
+        begun = time.perf_counter()
+        work(prompt)
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def placing(fleet: SimulatedFleet, name: str) -> Callable[[Prompt], object]:
+    """A placement as ``Dispatcher`` makes it."""
+    return lambda prompt: fleet.table.place(PromptKeys(prompt), POLICIES[name])
+
+
+def next_of(fleet: SimulatedFleet) -> Callable[[Prompt], object]:
+    """The simplest lookup."""
+    nodes, turns = fleet.decode, itertools.count()
+    return lambda prompt: nodes[next(turns) % len(nodes)]
+
+
+def measure(nodes: int, rounds: int) -> list[dict[str, Any]]:
+    """The report's rows for so many nodes."""
+    fleet, rows = SimulatedFleet(nodes), []
+    for name in POLICIES:
+        work, simplest = placing(fleet, name), next_of(fleet)
+        timed(work, fleet.prompts(20))
+        prompts = fleet.prompts(rounds)
+        found, least = timed(work, prompts), timed(simplest, prompts)
+        for part, figure in (("p50", statistics.median(found)), ("p99", _p99(found))):
+            rows.append(
+                {
+                    "metric": f"placement, {name}, {nodes} nodes, {part}",
+                    "value": figure * 1e3,
+                    "unit": "ms",
+                    "goal": f"<={GOAL_SECONDS * 1e3:g}" if part == "p50" else "",
+                    "against": f"the next of a list ({statistics.median(least) * 1e6:.2f} us)",
+                }
+            )
+    return rows
+
+
+def _p99(values: Sequence[float]) -> float:
+    return sorted(values)[int(0.99 * len(values))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--rounds", type=int, default=1000)
+    add_dry(parser)
+    options = parser.parse_args()
+    rows = [row for nodes in options.nodes for row in measure(nodes, options.rounds)]
+    publish("router/placement", rows, dry=options.dry)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Run benchmarks and make one table of their results: ``python -m tandem.benchmarks.run``.
+
+Names of benchmarks as arguments choose some of them, without their folders. Each is a process of
+its own: thread counts and allocators must not leak from one to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tandem.benchmarks.support.report import RESULTS
+
+_MODULES = (
+    "startup",
+    "router.placement",
+    "router.router_workers",
+    "router.router_tokens",
+    "node.served_rate",
+    "handoff_tcp",
+    "handoff_shared_memory",
+    "handoff_blocks",
+    "last_kv",
+    "decode_steps",
+    "quantised_products",
+    "engine",
+    "node.async_scheduling",
+    "overload",
+    "interference",
+    "measuring_client",
+    "node.grammar_masks",
+    "mixed_load",
+)
+BENCHMARKS = {module.rpartition(".")[2]: module for module in _MODULES}
+
+
+def table() -> str:
+    """All results on disk as Markdown."""
+    lines = [
+        "| metric | value | unit | goal | holds | against | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted(RESULTS.rglob("*.json"), key=lambda file: file.name):
+        for row in json.loads(file.read_text()):
+            holds = {True: "yes", False: "no", None: ""}[row["holds"]]
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            lines.append(
+                f"| {row['metric']} | {row['value']:.4g} | {row['unit']} | {row['goal']} | {holds} "
+                f"| {row['against']} | {ratio} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(BENCHMARKS)
+    unknown = set(chosen) - BENCHMARKS.keys()
+    if unknown:
+        sys.exit(f"unknown benchmarks {sorted(unknown)}; there are {', '.join(BENCHMARKS)}")
+    for name in chosen:
+        print(f"== {name}", flush=True)
+        module = f"tandem.benchmarks.{BENCHMARKS[name]}"
+        subprocess.run([sys.executable, "-m", module], check=True)
+    text = table()
+    (RESULTS / "RESULTS.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

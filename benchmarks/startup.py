@@ -1,0 +1,95 @@
+"""From command to ready, and what a router weighs.
+
+``python -m tandem.benchmarks.startup``
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from tandem.benchmarks.support.report import write
+from tandem.shared.process.lifeline import read_announcements
+
+RUNS = 5
+
+
+def router_alone() -> tuple[float, float]:
+    """Seconds until a router listens, and its resident memory in MB."""
+    read, ready = os.pipe()
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tandem", "router", "--port=0", "--registry-port=0"],
+        pass_fds=[ready],
+        env=os.environ | {"TANDEM_READY_FD": str(ready)},
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(ready)
+    with os.fdopen(read, "rb") as pipe:
+        if not read_announcements(pipe.read())[1]:
+            raise RuntimeError("the router did not start")
+    seconds = time.perf_counter() - begun
+    memory = psutil.Process(process.pid).memory_info().rss / 1e6
+    process.terminate()
+    process.wait(30)
+    return seconds, memory
+
+
+def cluster(folder: Path) -> tuple[float, float]:
+    """Seconds until ``tandem serve`` with a prefill node is ready, and the router's MB then."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tandem",
+            "serve",
+            "--port=0",
+            "--prefill-nodes=1",
+            "--share-devices",
+            f"--log-dir={folder}",
+            "--drain-timeout=1",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    greeting = process.stdout.readline()
+    seconds = time.perf_counter() - begun
+    if "ready" not in greeting:
+        raise RuntimeError(f"the cluster did not start; see {folder}")
+    children = psutil.Process(process.pid).children()
+    router = next(child for child in children if "router" in child.cmdline())
+    memory = router.memory_info().rss / 1e6
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    process.stdout.close()
+    return seconds, memory
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cluster(Path(folder))  # fills the page cache, as an installation has
+        whole = [cluster(Path(folder)) for _ in range(RUNS)]
+    alone = [router_alone() for _ in range(RUNS)]
+    rows = [
+        ("cluster ready (median)", statistics.median(s for s, _ in whole), "s", "<=6"),
+        ("router ready (median)", statistics.median(s for s, _ in alone), "s", "<=1.5"),
+        ("router resident memory, serving", max(m for _, m in whole), "MB", "<=150"),
+    ]
+    path = write(
+        "startup", [{"metric": m, "value": v, "unit": u, "goal": g} for m, v, u, g in rows]
+    )
+    print(path.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Published clients, testers and tests of other servers against Tandem, each in a virtual
+environment of its own:
+
+    python -m tandem.contracts NAME [--url URL --key KEY] [--record]
+
+A name is one of ``SUITES``. The environment is made at the first run, in a folder of the user's
+cache, with the packages of its suite. With ``--url`` a running server is asked instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tandem.shared.version import version
+
+from . import record
+from .environments import environment
+from .servers import command_of, served
+from .suites import KEY, OTHERS, SCRIPTS, SERVERS, SUITES
+
+
+def main() -> int:
+    """Run one suite; the status is 1 if a case fails for a reason that is not known."""
+    parser = argparse.ArgumentParser(prog="python -m tandem.contracts")
+    parser.add_argument("name", choices=sorted(SUITES))
+    parser.add_argument("--url", help="a running server (default: one is started)")
+    parser.add_argument("--key", default=KEY)
+    parser.add_argument("--record", action="store_true", help="keep the result in the repository")
+    asked = parser.parse_args()
+    folder = environment(asked.name, SUITES[asked.name])
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    server = SERVERS[SUITES[asked.name].server]
+    with contextlib.ExitStack() as stack:
+        url = asked.url or stack.enter_context(served(server, asked.key, folder))
+        status = _run(asked.name, folder, url.rstrip("/"), asked.key, report)
+    if not report.exists():
+        print(f"{asked.name} ended with status {status} and no report", file=sys.stderr)
+        return status or 1
+    return _judge(asked.name, record.read_report(report), keep=asked.record)
+
+
+def _run(name: str, folder: Path, url: str, key: str, report: Path) -> int:
+    """The status of the suite's command."""
+    suite = SUITES[name]
+    server = SERVERS[suite.server]
+    model = server.model
+    filled = {"url": url, "key": key, "model": model, "scripts": SCRIPTS, "folder": folder}
+    program, *arguments = (part.format(**filled, report=report) for part in suite.command)
+    given = {
+        "TARGET_URL": url,
+        "TARGET_KEY": key,
+        "TARGET_MODEL": model,
+        "TARGET_VERSION": version(),
+        "TARGET_COMMAND": json.dumps(command_of(server, key, folder)),
+        "TARGET_NODE_MODULES": str(folder / "node_modules"),
+        "TARGET_OTHERS": str(folder / OTHERS),
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(SCRIPTS),
+    }
+    command = [str(folder / "bin" / program), *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ | given).returncode
+
+
+def _judge(name: str, cases: list[record.ReportedCase], *, keep: bool) -> int:
+    """Print the record of a run, keep it if asked for, and return the status."""
+    known = record.KnownFailures.of(name)
+    written = record.text(name, cases, known)
+    print(written)
+    if keep:
+        record.RECORDS.mkdir(exist_ok=True)
+        (record.RECORDS / f"{name}.md").write_text(written)
+    return int(bool(record.unexplained(cases, known)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The run on a GPU: the parts have limits, each and together, none stops the next, and a table
+comes last, however the run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tandem.benchmarks.node import gpu_engine
+from tandem.benchmarks.support import gpu_predictions
+from tandem.benchmarks.support.report import RESULTS
+from tandem.tools.on_gpu import __main__ as on_gpu
+from tandem.tools.on_gpu.__main__ import GpuPart, Outcome, Run, main
+
+# What these do is in the module that they run.
+PART = "tandem.tests.tools.on_gpu.on_gpu_part"
+GOOD = GpuPart("good", PART, ("passes",), ("torch",), 60)
+BAD = GpuPart("bad", PART, ("fails",), (), 60)
+LONG = GpuPart("long", PART, ("hangs",), (), 5)
+LACKING = GpuPart("lacking", PART, (), ("zmq_of_nowhere", "torch"), 60)
+ANSWERS = GpuPart("machine", PART, ("answers", "{out}"), (), 60)
+FILES = {"GPU.md", "all.tgz", "on_gpu.json"}
+BARE = Path(__file__).with_name("bare")
+
+
+def results(out: Path) -> dict[str, tuple[str, str]]:
+    rows = json.loads((out / "on_gpu.json").read_text())
+    return {row["part"]: (row["result"], row["detail"]) for row in rows}
+
+
+def gone(process: str) -> bool:
+    """A container may have no process to reap it."""
+    number = int(process)
+    return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
+def test_no_part_stops_the_next_and_the_table_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = (BAD, LONG, LACKING, GOOD)
+    assert main(["--out", str(tmp_path), "--device", "emulation"], parts) == 1
+    told = capsys.readouterr()
+    child = re.search(r"^child (\d+)$", told.out, re.M)
+    assert child is not None and gone(child[1])  # a part's children end with it
+    assert results(tmp_path) == {
+        "bad": ("failed", "exit status 3; it fails"),
+        "long": ("too long", f"over 5 s; child {child[1]}"),
+        "lacking": ("not run", "first: pip install zmq_of_nowhere"),
+        "good": ("passed", "it passes"),
+    }
+    assert told.out.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
+    assert "not passed: bad, long;" in told.err
+    assert {file.name for file in tmp_path.iterdir()} == FILES
+    with tarfile.open(tmp_path / "all.tgz") as archive:
+        assert archive.getnames() == ["bad.log", "good.log", "long.log"]
+        log = archive.extractfile("good.log")
+        assert log is not None and log.read() == b"it passes\n"
+
+
+def test_what_could_not_run_is_no_failure(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--device", "emulation"], (GOOD, LACKING)) == 0
+
+
+def test_a_part_that_the_machine_does_not_allow_is_left_out(tmp_path: Path) -> None:
+    refused = replace(GOOD, name="refused", probes=("good", "bad"))
+    allowed = replace(GOOD, name="allowed", probes=("good", "not answered"))
+    parts = (ANSWERS, refused, allowed)
+    assert main(["--out", str(tmp_path), "--device", "emulation"], parts) == 0
+    found = results(tmp_path)
+    assert found["refused"] == ("not run", "the machine does not allow it: bad")
+    assert found["allowed"] == ("passed", "it passes")
+
+
+def test_the_time_of_all_parts_is_shared_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "RESERVE_SECONDS", 0.0)
+    monkeypatch.setattr(on_gpu, "LEAST_SECONDS", 0.1)
+    parts = (replace(LONG, seconds=300), GOOD)
+    assert main(["--out", str(tmp_path), "--device", "emulation", "--seconds", "3"], parts) == 1
+    found = results(tmp_path)
+    assert found["long"][0] == "too long" and found["long"][1].startswith("over 3 s")
+    assert found["good"] == ("not run", "no time is left")
+
+
+def test_a_run_that_is_ended_still_writes_its_table(tmp_path: Path) -> None:
+    script = (
+        f"import sys; from tandem.tests.tools.on_gpu.test_on_gpu import *; "
+        f"sys.exit(main({['--out', str(tmp_path), '--device', 'emulation']!r}, "
+        f"(GOOD, replace(LONG, seconds=300), BAD)))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        told = ""
+        while "child" not in told:  # each line comes at once
+            told += (line := process.stdout.readline())
+            assert line, told
+        assert results(tmp_path) == {"good": ("passed", "it passes")}  # already
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=60)
+    child = told.rpartition("child ")[2].strip()
+    assert process.returncode == 1 and "not passed: long;" in errors
+    assert results(tmp_path) == {
+        "good": ("passed", "it passes"),
+        "long": ("ended", f"with the run; child {child}"),
+        "bad": ("not run", "the run was ended"),
+    }
+    assert rest.rstrip().endswith((tmp_path / "GPU.md").read_text().rstrip())
+    assert {file.name for file in tmp_path.iterdir()} == FILES and gone(child)
+
+
+def test_without_a_device_no_part_runs_and_each_reports_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_gpu, "has_cuda", lambda: False)
+    assert main(["--out", str(tmp_path)]) == 1
+    found = results(tmp_path)
+    assert set(found) == {part.name for part in on_gpu.PARTS}
+    assert set(found.values()) == {("not run", "no CUDA device")}
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_machine_with_torch_and_few_other_packages_is_enough(tmp_path: Path) -> None:
+    """Of the real parts, those that need no more packages; and the others say what they need."""
+    command = [sys.executable, "-P", "-m", "tandem.tools.on_gpu", "--device", "emulation"]
+    only = ("machine", "engine", "driver", "cuda ipc", "handoff", "cluster")
+    environment = os.environ | {"PYTHONPATH": str(BARE)}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path), "--only", *only],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    found = results(tmp_path)
+    assert [name for name, (result, _) in found.items() if result == "passed"] == list(only[:3])
+    for name in only[3:]:
+        assert found[name][0] == "not run" and "first: pip install pyzmq" in found[name][1]
+    assert "probe ipc: yes" in done.stdout and "API: " in done.stdout
+
+
+def test_what_a_machine_lacks_can_be_fetched_with_all_that_it_needs() -> None:
+    names = {each.partition("==")[0] for each in on_gpu.lacking(on_gpu.PARTS, "3.12")}
+    assert {"pyzmq", "pydantic", "pydantic-core", "starlette", "grpcio", "protobuf"} <= names
+    assert not names & (on_gpu.there() - {"grpcio", "protobuf"})
+    command = on_gpu.download(on_gpu.PARTS, "3.12")
+    assert " --no-deps " in command and "pyzmq==" in command and "\n" not in command
+
+
+def test_the_parts_fit_a_command_of_ten_minutes_and_packages_are_named_as_pip_does() -> None:
+    assert max(part.seconds for part in on_gpu.PARTS) <= 180
+    assert on_gpu.PARTS[0].name == "machine"
+    assert on_gpu.missing(["torch", "zmq_"]) == ["zmq_"]
+    assert on_gpu._DISTRIBUTIONS["zmq"] == "pyzmq"
+
+
+def test_the_predictions_are_those_of_figures_that_are_measured() -> None:
+    measured = {
+        f"{shape.name} {kind}: {side}"
+        for shape in gpu_engine.shapes(small=False)
+        for side in ("step", "API")
+        for kind in (
+            *(f"decode {rows} x {context}" for rows, context in gpu_engine.ON_GPU.decodes),
+            *(f"prefill {length}" for length in gpu_engine.ON_GPU.prompts),
+        )
+    }
+    others = {"copy on the GPU, read and written", "bfloat16 product of 8192 x 8192"}
+    others.add(gpu_predictions.CARRIER)
+    others |= {f"{gpu_predictions.ATTENTION}, {name}" for name in ("bf16", "fp8", "int8")}
+    assert set(gpu_predictions.PREDICTIONS) - measured == others
+
+
+def test_the_table_of_predictions_is_up_to_date() -> None:
+    """Until it has been filled on a GPU, after which its predictions still stand there."""
+    written = (RESULTS / "GPU.md").read_text()
+    for line in gpu_predictions.table({}).splitlines():
+        assert line.removesuffix(f"{gpu_predictions.UNMEASURED} |") in written
+
+
+def test_figures_of_all_benchmarks_are_beside_the_predictions(tmp_path: Path) -> None:
+    limit = {"metric": "Llama-3-8B decode 1 x 128: API", "value": 140.0, "unit": "tok/s"}
+    alone = {"metric": "carrier alone: out of the ring", "value": 300.0, "ratio": 0.125}
+    attention = {"metric": f"{gpu_predictions.ATTENTION}, fp8", "value": 0.61}
+    for name, row in (
+        ("gpu_engine", limit),
+        ("handoff_cuda_ipc", alone),
+        ("gpu_attention", attention),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps([row]))
+    run = Run(tmp_path, tmp_path, "emulation", 10)
+    run.outcomes.append(Outcome("engine", "passed", 3.0, "well"))
+    text = run.report()
+    assert "| 130 to 145 tok/s |  | 200 tok/s | 140 tok/s |" in text
+    assert "| 0.1 to 0.15 | >=0.1 | 1 | 0.125 |" in text
+    assert "| 0.5 to 0.7 |  | 1 | 0.61 |" in text
+    assert "engine  passed  3        well" in text
+    assert "| weights |" not in text
+    rows = [
+        {"metric": f"product Q4_0, {count} rows", "value": 17.4, "ratio": 0.64} for count in (8, 16)
+    ]
+    (tmp_path / "gpu_products.json").write_text(json.dumps(rows))
+    assert "| weights | 8 | 16 |" in run.report()
+    assert "| product Q4_0 | 17 us, 0.64 | 17 us, 0.64 |" in run.report()
+
+
+def test_a_goal_is_within_what_is_predicted() -> None:
+    for one in gpu_predictions.PREDICTIONS.values():
+        assert not one.goal or float(one.goal.removeprefix(">=")) <= one.low
+
+
+def test_what_was_measured_stands_beside_what_was_predicted() -> None:
+    text = gpu_predictions.table({"Qwen3-0.6B decode 1 x 128: API": 170.26, "something else": 3.0})
+    assert "| 155 to 220 tok/s |  | 2,500 tok/s | 170.3 tok/s |" in text
+    assert "| something else | | | | 3 |" in text
+
+
+def test_limits_are_those_of_published_sizes() -> None:
+    qwen, llama = gpu_engine.shapes(small=False)
+    assert qwen.weight_bytes == pytest.approx(1.19e9, rel=0.01)
+    assert llama.weight_bytes == pytest.approx(15.0e9, rel=0.01)
+    assert (qwen.kv_bytes, llama.kv_bytes) == (114_688, 131_072)

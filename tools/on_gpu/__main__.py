@@ -1,0 +1,489 @@
+"""All that only a CUDA device can show, in one go and with the interpreter that runs it:
+
+    python -m tandem.tools.on_gpu --out DIR [--seconds 540]
+
+The first part asks what the machine allows, and parts that it does not allow are left out. Every
+part is a process of its own with a time limit, and the next one runs whatever became of it. The
+most valuable come first, and all together take no longer than ``--seconds``. What they print is
+passed on at once. ``DIR`` gets three files, which are written anew after each part and when the run
+is ended by SIGTERM: ``GPU.md`` with figures next to predictions, ``on_gpu.json`` with the outcomes,
+and ``all.tgz`` with the parts' output. A table comes last. From a checkout that is not installed:
+
+    mkdir -p P && ln -s "$PWD" P/tandem && PYTHONPATH=P python -m tandem.tools.on_gpu --out DIR
+
+Parts whose packages are not installed are left out, with the reason. A machine that cannot download
+them may get them as files: ``--wheels 3.12``, run elsewhere, prints the command that fetches them
+for that version of Python, with the packages that these need in turn.
+
+``--device emulation`` tries the parts without a GPU, over stand-ins; that measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from types import FrameType
+from typing import IO, Any
+
+from tandem.benchmarks.support import gpu_predictions as predictions
+from tandem.benchmarks.support.gpu_predictions import CARRIER
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = Path(__file__).with_name("packages.txt")
+DEVICES = ("cuda", "emulation")
+_PYTEST = ("pytest", "torch")
+_PLANE = ("zmq", "msgpack", "xxhash")
+_CLUSTER = (
+    *_PLANE,
+    "msgspec",
+    *("fastapi", "grpc", "uvicorn", "httptools", "prometheus_client", "rich", "pydantic"),
+    *("transformers", "pytest_asyncio", "llguidance", "limits", "cryptography", "click", "yaml"),
+)
+# Where a package is installed by another name than it is imported by.
+_DISTRIBUTIONS = {
+    "zmq": "pyzmq",
+    "grpc": "grpcio",
+    "yaml": "pyyaml",
+    "prometheus_client": "prometheus-client",
+    "pytest_asyncio": "pytest-asyncio",
+    "xdist": "pytest-xdist",
+}
+# Generated stubs ask for these as new as here, whatever the machine has.
+_AS_NEW = ("grpcio", "protobuf")
+_PLATFORMS = tuple(
+    f"--platform manylinux{kind}_x86_64"
+    for kind in ("_2_35", "_2_34", "_2_31", "_2_28", "_2_27", "_2_24", "_2_17", "2014", "1")
+)
+# Kept of ``--seconds`` for the table.
+RESERVE_SECONDS = 5.0
+# Less is not worth the start of a part.
+LEAST_SECONDS = 8.0
+# As ranks have it, so that what is computed here is what they would compute.
+ENVIRONMENT = {
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+    "TRITON_DEFAULT_FP_FUSION": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class GpuPart:
+    """One process: a module that is run with arguments, in which ``{out}``, ``{device}`` and
+    ``{root}`` stand for this run's own. ``needs`` are packages, ``probes`` the answers of the first
+    part without which this one is left out. ``under`` is a program that runs the interpreter."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...]
+    seconds: float
+    probes: tuple[str, ...] = ()
+    under: tuple[str, ...] = ()
+
+
+def tests(
+    name: str,
+    *files: str,
+    seconds: float,
+    needs: tuple[str, ...] = (),
+    probes: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    under: tuple[str, ...] = (),
+) -> GpuPart:
+    """A part of test files. Warnings are errors elsewhere, but not of a machine's own versions of
+    libraries; and plugins that it lacks leave settings that pytest does not know."""
+    usual = ("-q", "-c", "{root}/pyproject.toml", "-p", "no:cacheprovider", "-W", "default")
+    paths = tuple(f"{{root}}/{file}" for file in files)
+    arguments = (*usual, *options, *paths)
+    return GpuPart(name, "pytest", arguments, (*_PYTEST, *needs), seconds, probes, under)
+
+
+def benchmark(
+    name: str, module: str, *needs: str, seconds: float, probes: tuple[str, ...] = ()
+) -> GpuPart:
+    """A part that measures."""
+    arguments = ("--out", "{out}", "--device", "{device}")
+    return GpuPart(name, f"tandem.{module}", arguments, ("torch", *needs), seconds, probes)
+
+
+_KERNELS = (
+    "tests/kernels/test_paged_decode.py",
+    "tests/kernels/test_quantized_on_gpu.py",
+    "tests/kernels/test_experts_on_gpu.py",
+    "tests/kernels/test_scaled_linear.py",
+)
+_IPC = ("memfd", "ipc")
+PARTS = (
+    benchmark("machine", "tools.on_gpu.machine", seconds=45),
+    tests(
+        "kernels",
+        "tests/kernels/test_row_sums.py",
+        "tests/kernels/test_slot_copy.py",
+        *_KERNELS,
+        needs=("triton", "xdist", "gguf"),
+        probes=("triton",),
+        options=("-n", "8"),
+        seconds=90,
+    ),
+    tests(
+        "models",
+        "tests/shared/models/test_on_device.py",
+        needs=("triton", "transformers", "safetensors", "msgspec", "xdist"),
+        probes=("triton",),
+        options=("-n", "8"),
+        seconds=100,
+    ),
+    benchmark("products", "benchmarks.node.gpu_products", "triton", seconds=70, probes=("triton",)),
+    benchmark(
+        "engine",
+        "benchmarks.node.gpu_engine",
+        "triton",
+        "safetensors",
+        seconds=180,
+        probes=("triton",),
+    ),
+    tests("driver", "tests/shared/handoff/carriers/test_cuda_driver.py", seconds=60),
+    tests(
+        "device",
+        "tests/shared/handoff/carriers/test_gpu.py",
+        needs=("msgpack", "xxhash"),
+        seconds=20,
+    ),
+    tests(
+        "cuda ipc",
+        "tests/shared/handoff/carriers/test_cuda_ipc.py",
+        "tests/shared/handoff/carriers/test_cuda_ipc_caches.py",
+        needs=(*_PLANE, "hypothesis"),
+        probes=_IPC,
+        seconds=45,
+    ),
+    benchmark("handoff", "benchmarks.handoff_cuda_ipc", *_PLANE, seconds=45, probes=_IPC),
+    tests(
+        "cluster",
+        "tests/end_to_end/parity/test_cuda_ipc.py",
+        needs=_CLUSTER,
+        probes=(*_IPC, "triton"),
+        seconds=90,
+    ),
+    benchmark(
+        "attention", "benchmarks.node.gpu_attention", "triton", seconds=60, probes=("triton",)
+    ),
+    tests(
+        "sanitizer",
+        *_KERNELS,
+        needs=("triton",),
+        probes=("triton",),
+        options=("-k", "trial or tries"),
+        seconds=60,
+        under=("compute-sanitizer", "--error-exitcode", "9"),
+    ),
+)
+
+
+PASSED, FAILED, TOO_LONG, ENDED, NOT_RUN = "passed", "failed", "too long", "ended", "not run"
+BAD = (FAILED, TOO_LONG, ENDED)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a part: ``passed``, ``not run`` or one of ``BAD``."""
+
+    part: str
+    result: str
+    seconds: float
+    detail: str
+
+
+class RunEndedError(BaseException):
+    """The run was told to end."""
+
+
+def missing(packages: Iterable[str]) -> list[str]:
+    """Those that are not installed, by the names that pip knows."""
+    absent = [name for name in dict.fromkeys(packages) if find_spec(name) is None]
+    return [_DISTRIBUTIONS.get(name, name) for name in absent]
+
+
+class Run:
+    """Parts one after the other. Their output and figures are in ``folder``, and ``out`` gets the
+    three files."""
+
+    def __init__(self, out: Path, folder: Path, device: str, seconds: float) -> None:
+        self._out = out
+        self._folder = folder
+        self._device = device
+        self._end = time.monotonic() + seconds - RESERVE_SECONDS
+        self.outcomes: list[Outcome] = []
+
+    def run(self, parts: Sequence[GpuPart]) -> None:
+        """Run them all, or until the run is told to end."""
+        left = list(parts)
+        try:
+            while left:
+                print(f"== {left[0].name}", flush=True)
+                outcome = self._one(left[0])
+                self._note(outcome)
+                left.pop(0)
+        except RunEndedError:
+            first, *rest = left
+            self._note(Outcome(first.name, ENDED, 0.0, f"with the run; {self._last_line(first)}"))
+            for part in rest:
+                self._note(Outcome(part.name, NOT_RUN, 0.0, "the run was ended"))
+
+    def leave_out(self, parts: Sequence[GpuPart], reason: str) -> None:
+        """Run none of them."""
+        for part in parts:
+            self._note(Outcome(part.name, NOT_RUN, 0.0, reason))
+
+    def _one(self, part: GpuPart) -> Outcome:
+        """Run a part to its end or its limit, unless something that it needs is not there."""
+        if reason := self._unfit(part):
+            return Outcome(part.name, NOT_RUN, 0.0, reason)
+        left = self._end - time.monotonic()
+        if left < min(part.seconds, LEAST_SECONDS):
+            return Outcome(part.name, NOT_RUN, 0.0, "no time is left")
+        limit, begun = min(part.seconds, left), time.monotonic()
+        status = self._process(part, limit)
+        spent, last = time.monotonic() - begun, self._last_line(part)
+        if status is None:
+            return Outcome(part.name, TOO_LONG, spent, f"over {limit:.0f} s; {last}")
+        if status:
+            return Outcome(part.name, FAILED, spent, f"exit status {status}; {last}")
+        return Outcome(part.name, PASSED, spent, last)
+
+    def _unfit(self, part: GpuPart) -> str:
+        if absent := missing(part.needs):
+            return f"first: pip install {' '.join(absent)}"
+        if part.under and (self._device == "emulation" or which(part.under[0]) is None):
+            return f"there is no {part.under[0]}"
+        answers = self._json("machine.json") or {}
+        refused = [name for name in part.probes if answers.get(name) is False]
+        return f"the machine does not allow it: {', '.join(refused)}" if refused else ""
+
+    def _process(self, part: GpuPart, limit: float) -> int | None:
+        """The exit status, or ``None`` at the limit."""
+        values = {"out": self._folder, "device": self._device, "root": ROOT}
+        arguments = [each.format(**values) for each in part.arguments]
+        deadline = time.monotonic() + limit
+        with self._log(part).open("wb") as log:
+            process = subprocess.Popen(
+                [*part.under, sys.executable, "-m", part.module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=ENVIRONMENT | os.environ,
+            )
+            try:
+                assert process.stdout is not None
+                _pass_on(process.stdout, log, deadline)
+                return process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                _end(process)
+
+    def _note(self, outcome: Outcome) -> None:
+        """Keep an outcome, and write the files anew: nobody knows which is the last."""
+        self.outcomes.append(outcome)
+        rows = json.dumps([asdict(each) for each in self.outcomes], indent=2)
+        _replace(self._out / "on_gpu.json", rows.encode())
+        _replace(self._out / "GPU.md", self.report().encode())
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for file in sorted(self._folder.iterdir()):
+                archive.add(file, arcname=file.name)
+        _replace(self._out / "all.tgz", packed.getvalue())
+
+    def report(self) -> str:
+        """Figures beside predictions, and the outcomes."""
+        measured = {}
+        for name in ("gpu_engine", "gpu_attention", "handoff_cuda_ipc"):
+            for row in self._json(f"{name}.json") or ():
+                measured[row["metric"]] = row["value"]
+                if row["metric"] == CARRIER.partition(",")[0]:
+                    measured[CARRIER] = row["ratio"]
+        products = predictions.products_table(self._json("gpu_products.json") or ())
+        return f"{predictions.table(measured)}{products}\n```\n{table(self.outcomes)}```\n"
+
+    def _json(self, name: str) -> Any:
+        file = self._folder / name
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    def _log(self, part: GpuPart) -> Path:
+        return self._folder / f"{part.name.replace(' ', '_')}.log"
+
+    def _last_line(self, part: GpuPart) -> str:
+        log = self._log(part)
+        text = log.read_text(errors="replace") if log.is_file() else ""
+        lines = [line.strip() for line in text.splitlines()]
+        said = next((line for line in reversed(lines) if line), "no output")
+        return re.sub(r"^=+ | =+$", "", said)[:160]
+
+
+def _pass_on(source: IO[bytes], log: IO[bytes], deadline: float) -> None:
+    """Copy what a part prints to its log and to our output, until it ends or has no more time."""
+    while (left := deadline - time.monotonic()) > 0:
+        if not select.select([source], [], [], left)[0]:
+            return
+        data = os.read(source.fileno(), 1 << 16)
+        if not data:
+            return
+        log.write(data)
+        log.flush()
+        sys.stdout.write(data.decode(errors="replace"))
+        sys.stdout.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a part and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """At once, so that a kill leaves the old file or the new one."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
+        new.write(content)
+    os.chmod(new.name, 0o644)
+    os.replace(new.name, file)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Outcomes in columns."""
+    rows = [("part", "result", "seconds", "detail")]
+    rows += [(o.part, o.result, f"{o.seconds:.0f}", o.detail) for o in outcomes]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, row[3]]).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def has_cuda() -> bool:
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+# ---- packages that a machine lacks ---------------------------------------------------------------
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def there() -> set[str]:
+    """The packages of a usual machine."""
+    lines = PACKAGES.read_text().splitlines()
+    return {name for line in lines if not line.startswith("#") for name in line.split()}
+
+
+def lacking(parts: Sequence[GpuPart], python: str) -> list[str]:
+    """What the parts need beyond the packages of a usual machine, and what that needs in turn, at
+    the versions that are installed here."""
+    from packaging.requirements import Requirement
+
+    has = there()
+    wanted = [_DISTRIBUTIONS.get(name, name) for part in parts for name in part.needs]
+    left = [*_AS_NEW, *(name for name in wanted if _normal(name) not in has)]
+    found: dict[str, str] = {}
+    while left:
+        name = _normal(left.pop())
+        if name in found:
+            continue
+        package = importlib.metadata.distribution(name)
+        found[name] = package.version
+        needs = [Requirement(each) for each in package.requires or ()]
+        environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+        left += [
+            each.name
+            for each in needs
+            if _normal(each.name) not in has
+            and (each.marker is None or each.marker.evaluate(environment))
+        ]
+    return [f"{name}=={version}" for name, version in sorted(found.items())]
+
+
+def download(parts: Sequence[GpuPart], python: str) -> str:
+    """The command that fetches them."""
+    lines = [
+        f"python3 -m pip download --no-deps --only-binary=:all: --python-version {python}",
+        "--implementation cp",
+        *_PLATFORMS,
+        "-d WHEELS",
+        *lacking(parts, python),
+    ]
+    return " ".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None, parts: Sequence[GpuPart] = PARTS) -> int:
+    parser = argparse.ArgumentParser(
+        "on_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for the three files")
+    parser.add_argument("--device", choices=DEVICES, default="cuda")
+    parser.add_argument("--seconds", type=float, default=540.0, help="of all parts (default: 540)")
+    names = [part.name for part in parts]
+    parser.add_argument("--only", choices=names, nargs="+", help="these parts alone")
+    parser.add_argument("--wheels", metavar="PYTHON", help="print how to fetch what is missing")
+    options = parser.parse_args(arguments)
+    chosen = [part for part in parts if part.name in (options.only or names)]
+    if options.wheels:
+        print(download(chosen, options.wheels))
+        return 0
+    if options.out is None:
+        parser.error("--out: which folder?")
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    here = options.device == "emulation" or has_cuda()
+    with tempfile.TemporaryDirectory(prefix="on-gpu-") as folder:
+        run = Run(out, Path(folder), options.device, options.seconds)
+        before = signal.signal(signal.SIGTERM, _told_to_end)
+        try:
+            if here:
+                run.run(chosen)
+            else:
+                run.leave_out(chosen, "no CUDA device")
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        print(run.report(), flush=True)
+    if not here:
+        print("on_gpu: there is no CUDA device here; see --device emulation", file=sys.stderr)
+        return 1
+    bad = [outcome.part for outcome in run.outcomes if outcome.result in BAD]
+    if bad:
+        print(f"on_gpu: not passed: {', '.join(bad)}; see {out}", file=sys.stderr)
+    return int(bool(bad))
+
+
+def _told_to_end(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once
+    raise RunEndedError
+
+
+if __name__ == "__main__":
+    sys.exit(main())
