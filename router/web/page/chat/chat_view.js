@@ -2,15 +2,13 @@
 
 import { announce, el, fill, icon, iconButton, relabel } from "../dom.js";
 import { ServerError } from "../server.js";
+import { Answers, MAX_ANSWERS, tellEnd } from "./answers.js";
 import { bodyOf, canContinue, continuationOf, stream } from "./answer.js";
 import { Attachments } from "./attachments.js";
-import { add, choose, newChat, path, siblings, titleOf } from "./conversation.js";
+import { add, become, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
-import { MOST, RunningAnswers } from "./running.js";
 import { defaults, showSettings } from "./settings.js";
-import { SharedChats } from "./shared_chats.js";
 import { canShorten, shorten } from "./shorten.js";
-import { OtherTabs } from "./tabs.js";
 
 const SAVE_EVERY = 2_000;
 // Messages of a chat that are shown at first; more are added when the log is scrolled near to them.
@@ -25,9 +23,8 @@ export class ChatView {
     this.model = model;
     this.changed = changed;
     this.views = new Map();
-    this.answers = new RunningAnswers();
-    this.shared = new SharedChats(this, store);
-    this.tabs = new OtherTabs(() => this.answers.all(), this.shared);
+    this.answers = new Answers((...answer) => this.followAnswer(...answer));
+    store.whenChanged(id => this.followChat(id));
     this.unseen = new Set();  // ids of chats with an answer that ended while another was shown
     this.drafts = new Map();  // messages that were begun and not sent, by chat
     this.editing = null;  // the message that the next one stands beside
@@ -83,7 +80,7 @@ export class ChatView {
     this.endEdit();
     this.keepDraft();
     this.chat = chat ?? newChat(sampling, system);
-    this.shared.takeTold(this.chat);
+    this.answers.update(this.chat);
     const { text, files } = this.drafts.get(this.draftName) ?? { text: "", files: [] };
     this.compose(text, files);
     this.unseen.delete(this.chat.id);
@@ -111,11 +108,6 @@ export class ChatView {
     this.field.value = text;
     this.attachments.set(files);
     this.grow();
-  }
-
-  /** The answers of a chat that are being streamed, here or in another tab. */
-  runningIn(id) {
-    return [...this.answers.inChat(id).map(({ message }) => message), ...this.tabs.inChat(id)];
   }
 
   /** The chat with this id as the page has it; undefined if it is only in the store. */
@@ -156,13 +148,8 @@ export class ChatView {
   viewOf(message) {
     if (!this.views.has(message.id)) this.views.set(message.id, new MessageView(message, this));
     const view = this.views.get(message.id);
-    view.state = this.stateOf(message);
+    view.state = this.answers.where(message);
     return view;
-  }
-
-  /** Where a message is being generated; empty if it is not. */
-  stateOf(message) {
-    return this.answers.has(message) ? "here" : this.tabs.has(message) ? "elsewhere" : "";
   }
 
   settings() {
@@ -177,7 +164,7 @@ export class ChatView {
 
   async save(chat) {
     try {
-      if (!await this.store.put(chat)) this.shared.deleted(chat.id);
+      if (!await this.store.put(chat)) this.chatDeleted(chat.id);
     } catch (error) {
       this.warn(`The chat could not be kept: ${error.message}`);
     }
@@ -186,6 +173,48 @@ export class ChatView {
   warn(text) {
     this.notice.textContent = text;
     this.notice.hidden = false;
+  }
+
+  // ---- other tabs ----------------------------------------------------------------------------
+
+  /** Another tab has kept or deleted a chat. */
+  async followChat(id) {
+    this.changed(this.chat);
+    const chat = this.live(id);
+    if (!chat) return;
+    if (!await this.store.refresh(chat)) return this.chatDeleted(id);
+    if (chat !== this.chat) return;
+    this.answers.update(chat);
+    for (const view of this.views.values()) view.refresh();
+    this.show();
+    this.follow(false);
+  }
+
+  chatDeleted(id) {
+    this.forget(id);
+    if (this.chat.id === id) {
+      this.start(null);
+      this.warn("This chat was deleted in another tab.");
+    }
+    this.changed(this.chat);
+  }
+
+  /** An answer of another tab begins, grows or has ended. */
+  async followAnswer(chatId, message, begins) {
+    const chat = this.live(chatId), ours = chat?.messages[message.id];
+    const state = this.answers.where(message);
+    if (ours) become(ours, message);
+    // Its tab was closed, and what it has told last may be kept nowhere.
+    if (ours && !state && message.ended === "interrupted") await this.save(chat);
+    const view = this.views.get(message.id);
+    if (view) {
+      view.state = state;
+      view.refresh();
+      this.follow(false);
+    }
+    if (state && !begins) return;
+    this.showRunning();
+    this.changed(this.chat);
   }
 
   // ---- asking --------------------------------------------------------------------------------
@@ -205,8 +234,8 @@ export class ChatView {
   /** False, with a notice, while as many answers are streamed as may be. */
   mayAsk() {
     this.notice.hidden = true;
-    if (this.answers.count + this.tabs.count < MOST) return true;
-    this.warn(`${MOST} answers are being streamed. Stop one, or wait for one to end.`);
+    if (this.answers.count < MAX_ANSWERS) return true;
+    this.warn(`${MAX_ANSWERS} answers are being streamed. Stop one, or wait for one to end.`);
     return false;
   }
 
@@ -227,31 +256,30 @@ export class ChatView {
     const { chat } = this;
     message.model = this.model().id;
     message.ended = "interrupted";  // as it is found if the page is closed before
-    const running = this.answers.begin(chat, message);
+    const answer = this.answers.begin(chat, message);
     chat.model = message.model;
     this.refreshVersions(message);
     this.show();
     this.follow(true);
-    running.savedAt = performance.now();
-    this.keep().then(() => this.answers.has(message) && this.tabs.report(running));
+    this.keep().then(() => this.answers.where(message) && this.answers.report(answer));
     try {
       const body = bodyOf(chat, message, message.model);
-      await stream(message, body, running.controller.signal, () => this.arrived(running));
+      await stream(message, body, answer.controller.signal, () => this.arrived(answer));
     } catch (error) {
       this.failed(message, error);
     }
-    this.ended(running);
+    await this.ended(answer);
   }
 
-  arrived(running) {
-    if (running.chat === this.chat) {
-      this.views.get(running.message.id)?.refresh();
+  arrived(answer) {
+    if (answer.chat === this.chat) {
+      this.views.get(answer.message.id)?.refresh();
       this.follow(false);
     }
-    this.tabs.report(running);
-    if (performance.now() - running.savedAt > SAVE_EVERY && !running.dropped) {
-      running.savedAt = performance.now();
-      this.save(running.chat);
+    this.answers.report(answer);
+    if (performance.now() - answer.savedAt > SAVE_EVERY && !answer.dropped) {
+      answer.savedAt = performance.now();
+      this.save(answer.chat);
     }
   }
 
@@ -267,18 +295,17 @@ export class ChatView {
     if (retryAfter) message.error.until = Date.now() + retryAfter * 1000;
   }
 
-  ended(running) {
-    const { chat, message, dropped } = running;
-    this.answers.end(running);
+  async ended(answer) {
+    const { chat, message, dropped } = answer;
+    this.answers.end(answer);
     this.notice.hidden = true;
-    if (dropped) {
-      this.tabs.conclude(running);
-      return;
+    if (!dropped) {
+      message.revised = Date.now();
+      if (chat === this.chat) this.showEnded(message);
+      else this.noteUnseen(chat);
+      await this.keep(chat);
     }
-    message.revised = Date.now();
-    if (chat === this.chat) this.showEnded(message);
-    else this.noteUnseen(chat);
-    this.keep(chat).then(() => this.tabs.conclude(running));
+    tellEnd(answer);
   }
 
   showEnded(message) {
@@ -297,7 +324,7 @@ export class ChatView {
 
   /** The answer that is being streamed into the shown path; undefined if there is none. */
   get running() {
-    return path(this.chat).findLast(message => this.stateOf(message));
+    return path(this.chat).findLast(message => this.answers.where(message));
   }
 
   /** True if a message has to wait for an answer; one that is edited stands beside it. */
@@ -307,9 +334,7 @@ export class ChatView {
 
   /** Stop an answer, by default the one that is shown. */
   stop(message = this.running) {
-    if (!message) return;
-    if (this.answers.has(message)) this.answers.stop(message);
-    else this.tabs.stop(message);
+    if (message) this.answers.stop(message);
   }
 
   showRunning() {
@@ -324,13 +349,17 @@ export class ChatView {
     return siblings(this.chat, message);
   }
 
-  choose(message) {
-    if (!message) return;
-    choose(this.chat, message);
+  /** Show the version of a message, by default of the last, that is `by` places further. Below it, the
+   * path is as it was when it was chosen last. */
+  step(by, message = path(this.chat).at(-1)) {
+    const versions = message ? this.siblings(message) : [];
+    const version = versions[versions.indexOf(message) + by];
+    if (!version) return;
+    this.chat.chosen[version.parent] = version.id;
     this.show();
-    this.refreshVersions(message);
+    this.refreshVersions(version);
     this.keep();
-    this.viewOf(message).node.querySelector(".versions button:not(:disabled)")?.focus();
+    this.viewOf(version).node.querySelector(".versions button:not(:disabled)")?.focus();
   }
 
   refreshVersions(message) {
@@ -415,14 +444,6 @@ export class ChatView {
   editLast() {
     const last = path(this.chat).findLast(message => message.role === "user");
     if (last) this.edit(last);
-  }
-
-  /** Show the version of the last answer that is `by` places further. */
-  step(by) {
-    const last = path(this.chat).at(-1);
-    if (!last) return;
-    const all = this.siblings(last);
-    this.choose(all[all.indexOf(last) + by]);
   }
 
   lastAnswer() {

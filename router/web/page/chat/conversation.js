@@ -40,11 +40,6 @@ export function siblings(chat, message) {
     .sort((a, b) => a.at - b.at);
 }
 
-/** Choose a message; below it the path is as it was when it was chosen last. */
-export function choose(chat, message) {
-  chat.chosen[message.parent] = message.id;
-}
-
 /** Take in what another tab has kept of the same chat: messages that are new here, which it shows,
  * and newer states of others. */
 export function merge(chat, kept) {

@@ -1,6 +1,7 @@
 // One message of the log: its text, what led to it, its actions and its figures.
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
+import { number, seconds } from "../format.js";
 import { MarkdownView } from "../markdown/render.js";
 import { filesBox } from "./attachments.js";
 import { CallsView, decisionBox, resultBox } from "./calls_view.js";
@@ -140,9 +141,9 @@ export class MessageView {
   versions() {
     const all = this.actions.siblings(this.message);
     if (all.length < 2) return [];
-    const at = all.findIndex(other => other.id === this.message.id);
-    const step = (by, name, shape) =>
-      iconButton(shape, name, () => this.actions.choose(all[at + by]), { disabled: !all[at + by] });
+    const at = all.indexOf(this.message);
+    const step = (by, name, shape) => iconButton(
+      shape, name, () => this.actions.step(by, this.message), { disabled: !all[at + by] });
     return [el("span", { class: "versions", role: "group", "aria-label": "Versions" },
                step(-1, "Version before", "left"), el("span", {}, `${at + 1}/${all.length}`),
                step(1, "Next version", "right"))];
@@ -163,7 +164,7 @@ function reasoningBox() {
       node.hidden = !text;
       const thinking = running && !message.text;
       node.classList.toggle("thinking", thinking);
-      const spent = message.thought ? `Thought for ${seconds(message.thought)}` : "Thoughts";
+      const spent = message.thought ? `Thought for ${duration(message.thought)}` : "Thoughts";
       const title = thinking ? "Thinking…" : spent;
       if (summary.textContent !== title) summary.textContent = title;
       fill();
@@ -185,7 +186,7 @@ function headOf(status) {
 function countDown(button, until) {
   const left = Math.ceil(((until ?? 0) - Date.now()) / 1000);
   button.disabled = left > 0;
-  button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+  button.textContent = left > 0 ? `Try again in ${seconds(left)}` : "Try again";
   if (left > 0) setTimeout(() => countDown(button, until), 1000);
 }
 
@@ -193,14 +194,14 @@ function countDown(button, until) {
 function figures({ stats, model }) {
   if (!stats) return [];
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;
-  const text = [`first token ${seconds(first)}`, rate ? `${rate.toFixed(1)} tokens/s` : null,
-                `${tokens} tokens`].filter(Boolean).join(" · ");
-  const where = prefill ? `${remote} of them prefilled by ${prefill}` : "prefilled where it was decoded";
+  const text = [`first token ${duration(first)}`, rate ? `${number(rate, 1)} tokens/s` : null,
+                `${number(tokens)} tokens`].filter(Boolean).join(" · ");
+  const where = prefill ? `${number(remote)} of them prefilled by ${prefill}` : "prefilled where it was decoded";
   const name = model ? `${model}: ` : "";
-  const details = `${name}${prompt} prompt tokens${cached ? `, ${cached} cached` : ""}; ${where}` +
+  const details = `${name}${number(prompt)} prompt tokens${cached ? `, ${number(cached)} cached` : ""}; ${where}` +
     (decode ? `; decoded by ${decode}` : "");
   return [el("span", { class: "figures", title: prompt ? details : null }, text,
              prefill ? el("span", { class: "via" }, ` · KV from ${prefill}`) : null)];
 }
 
-const seconds = value => (value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(0)} s`);
+const duration = value => seconds(value, value < 10 ? 2 : 0);

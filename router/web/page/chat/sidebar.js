@@ -79,7 +79,7 @@ export class Sidebar {
 
   /** A dot beside a chat that is being answered, or has been while another one was shown. */
   mark(id) {
-    const running = this.view.runningIn(id).length > 0;
+    const running = this.view.answers.inChat(id).length > 0;
     if (!running && !this.view.unseen.has(id)) return null;
     return el("span", { class: running ? "mark running" : "mark", role: "img",
                         "aria-label": running ? "is being answered" : "has a new answer" });
@@ -89,7 +89,7 @@ export class Sidebar {
     const item = (name, action, kind) => el("button", { type: "button", role: "menuitem",
       class: kind, onclick: () => (menu.hidePopover(), action()) }, name);
     const menu = el("div", { popover: "auto", role: "menu", class: "menu", "aria-label": title },
-      ...this.view.runningIn(id).map(message =>
+      ...this.view.answers.inChat(id).map(({ message }) =>
         item("Stop the answer", () => this.view.stop(message))),
       item("Rename", () => this.rename(id, title)),
       item("Export as JSON", () => this.save(id, "json")),

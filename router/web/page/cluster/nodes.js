@@ -1,6 +1,7 @@
 // The nodes, and KV on its way between them: cards, and lines drawn beneath.
 
 import { el, svg } from "../dom.js";
+import { number, percent, seconds } from "../format.js";
 
 // Every pair has a line, unless there are more than this many.
 const MAX_IDLE_LINES = 64;
@@ -11,12 +12,9 @@ const MAX_FULL_CARDS = 6;
 // More labels than this would cover the lines: one has the sums.
 const MAX_LABELS = 6;
 const ROLES = { prefill: "Prefill nodes", decode: "Decode nodes" };
-const number = value => value.toLocaleString("en");
-const percent = value => `${Math.round(value * 100)}%`;
 
 export class NodeMap {
   constructor() {
-    this.cards = new Map();
     this.lines = svg("svg", { class: "lines", "aria-hidden": "true" });
     this.labels = el("div", { class: "labels", "aria-hidden": "true" });
     this.columns = Object.fromEntries(Object.keys(ROLES).map(role => [role, new Column(role)]));
@@ -93,13 +91,13 @@ function flowsOf(prefills) {
     const key = JSON.stringify([each.prefill_node, each.decode_node]);
     if (!flows.has(key)) {
       flows.set(key, { from: each.prefill_node, to: each.decode_node, prompts: 0, tokens: 0,
-                       seconds: 0, done: 0 });
+                       elapsed: 0, done: 0 });
     }
     const flow = flows.get(key);
     if (running) {
       flow.prompts++;
       flow.tokens += each.tokens;
-      flow.seconds = Math.max(flow.seconds, each.seconds);
+      flow.elapsed = Math.max(flow.elapsed, each.seconds);
     } else {
       flow.done += each.moved_tokens;
       flow.took = each.seconds;
@@ -108,9 +106,9 @@ function flowsOf(prefills) {
   return [...flows.values()];
 }
 
-function label({ from, to, prompts, tokens, seconds, done, took }, place) {
-  const text = prompts ? moving(prompts, tokens, seconds) :
-    `${number(done)} tokens in ${took.toFixed(1)} s`;
+function label({ from, to, prompts, tokens, elapsed, done, took }, place) {
+  const text = prompts ? moving(prompts, tokens, elapsed) :
+    `${number(done)} tokens in ${seconds(took, 1)}`;
   const pair = el("span", { class: "pair" }, `${from} → ${to}: `);
   return placed(el("span", { class: prompts ? "flow" : "flow over" }, pair, text), place);
 }
@@ -118,16 +116,15 @@ function label({ from, to, prompts, tokens, seconds, done, took }, place) {
 /** One label for all lines, and for those of nodes that are left out. */
 function summary(flows, place) {
   const sum = name => flows.reduce((all, flow) => all + flow[name], 0);
-  const longest = Math.max(...flows.map(flow => flow.seconds));
+  const longest = Math.max(...flows.map(flow => flow.elapsed));
   const text = sum("prompts") ? moving(sum("prompts"), sum("tokens"), longest) :
     `${number(sum("done"))} tokens have moved`;
   return placed(el("span", { class: "flow" }, text), place);
 }
 
-function moving(prompts, tokens, seconds) {
-  const what = prompts > 1 ? `${prompts} prompts, ${number(tokens)} tokens` :
-    `${number(tokens)} tokens`;
-  return `${what} · ${seconds.toFixed(1)} s`;
+function moving(prompts, tokens, elapsed) {
+  const count = prompts > 1 ? `${prompts} prompts, ` : "";
+  return `${count}${number(tokens)} tokens · ${seconds(elapsed, 1)}`;
 }
 
 function placed(made, [x, y]) {
@@ -180,7 +177,7 @@ class Column {
     if (others) lines.push(`${number(others.nodes)} more are left out: ${sumOf(others)}`);
     if (!nodes.length) lines.push(NONE[this.role]);
     for (const { node_id, state, reason, seconds_ago, returned } of missing) {
-      const ago = `${number(Math.round(seconds_ago))} s ago${returned ? ", and back" : ""}`;
+      const ago = `${seconds(seconds_ago)} ago${returned ? ", and back" : ""}`;
       lines.push(`${short(node_id)}: ${state} ${ago}: ${reason}`);
     }
     return lines.map(line => el("span", {}, line));
@@ -227,7 +224,7 @@ class Card {
                                  ` of ${number(node.kv_tokens)}`, more(" tokens")] :
       ["KV not reported yet"];
     this.kv.replaceChildren(...kv);
-    this.node.title = `${name}: heard of ${node.heartbeat_age_seconds.toFixed(1)} s ago` +
+    this.node.title = `${name}: heard of ${seconds(node.heartbeat_age_seconds, 1)} ago` +
       (node.version ? `, version ${node.version}` : "");
     this.load.replaceChildren(...(node.role === "prefill" ? prefillLoad(node) : decodeLoad(node)));
   }
@@ -236,7 +233,7 @@ class Card {
 function prefillLoad(node) {
   const rate = node.prefill_tokens_per_second;
   return [`${number(node.queued_prefill_tokens)} tokens to compute`,
-          rate ? more(`, at ${number(Math.round(rate))} a second`) : ""];
+          rate ? more(`, at ${number(rate)} a second`) : ""];
 }
 
 function decodeLoad(node) {
