@@ -37,7 +37,7 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .mcp.approvals import Approvals
 from .mcp.mcp_chat import McpChat
 from .mcp.mcp_servers import mcp_servers
-from .ollama.ollama_errors import OllamaErrors
+from .ollama.response import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
 from .responses.background_runs import BackgroundRuns

@@ -144,6 +144,7 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "surface",
     ),
     "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
     "openai": (

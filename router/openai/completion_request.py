@@ -92,6 +92,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
     )
+    if wanted is None and model.defaults.max_tokens is not None:
+        granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
     return GenerationRequest(

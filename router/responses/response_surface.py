@@ -13,6 +13,7 @@ from ..mcp.mcp_chat import McpChat
 from ..mcp.request_approvals import RequestApprovals
 from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
+from ..requests.fitting_turns import parse_fitting
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from .background_runs import BackgroundRun
@@ -23,7 +24,6 @@ from .compaction.context_management import compaction_threshold
 from .compaction.summary import parse_summary, parse_summary_of
 from .compaction.summary_first import parse_within
 from .continued_conversation import ContinuedConversation, Conversations
-from .fitting_turns import parse_fitting
 from .input_items import Item
 from .response_events import ResponseEvents
 from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response

@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
-from tandem.router.ollama.load_request import OnlyLoadsError
-from tandem.router.ollama.ollama_surfaces import OllamaChat, OllamaGenerate
+from tandem.router.ollama.request import OnlyLoadsError
+from tandem.router.ollama.surfaces import CHAT, GENERATE
 from tandem.router.openai.error_body import error_body
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
@@ -281,8 +281,8 @@ SURFACES: tuple[tuple[Surface, str, Callable[[], Iterator[tuple[str, Any, dict[s
 SURFACES = (
     (ChatCompletions(), "prompt", bodies),
     (Completions(), "messages", bodies),
-    (OllamaChat(), "prompt", ollama_bodies),
-    (OllamaGenerate(), "messages", ollama_bodies),
+    (CHAT, "prompt", ollama_bodies),
+    (GENERATE, "messages", ollama_bodies),
 )
 
 

@@ -1,12 +1,14 @@
-"""Answers in Ollama's shape: one object, or a line of JSON for each piece."""
+"""Answers and errors in Ollama's shape: one object, or a line of JSON for each piece."""
 
 from __future__ import annotations
 
 import time
 from array import array
+from datetime import UTC, datetime
 from typing import Any
 
 from ...shared.text.output import CallDelta
+from ..errors import ApiError
 from ..generation import ChoiceDelta, Usage, new_tokens
 from ..http.encoding import EncodedArray, dump
 from ..http.long_events import Events, LongEvent, joined
@@ -15,8 +17,17 @@ from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
 from ..requests.call_arguments import read_arguments
 from ..result import GenerationResult
-from .load_request import timestamp
-from .ollama_request import OllamaRequest
+from .request import OllamaRequest, OnlyLoadsError
+
+
+class OllamaErrors:
+    """Errors in Ollama's shape: a message."""
+
+    def error_body(self, error: ApiError) -> Any:
+        return {"error": error.message}
+
+    def error_event(self, error: ApiError) -> bytes:
+        return dump(self.error_body(error)) + b"\n"
 
 
 class OllamaResponse:
@@ -62,7 +73,7 @@ class OllamaResponse:
         if self._request.returns_context:
             end["context"] = self._context(self._tokens)
         content = {**self._content("", ""), **end}
-        return [LongEvent(b"", self._body(content, done=True, made=timestamp()), b"\n")]
+        return [LongEvent(b"", self._body(content, done=True, made=_timestamp()), b"\n")]
 
     def end_of_stream(self) -> bytes:
         return b""
@@ -83,12 +94,12 @@ class OllamaResponse:
             end["context"] = self._context(choice.tokens)
         if choice.logprobs is not None:
             content["logprobs"] = choice.logprobs.body()
-        return self._body(content, done=True, made=timestamp()) | end
+        return self._body(content, done=True, made=_timestamp()) | end
 
     def _called(self) -> dict[str, Any]:
         """All calls, whose arguments are parsed in a thread."""
         calls = [call.body() for call in self._calls.values()]
-        return self._body(self._content("", "", calls), done=False, made=timestamp())
+        return self._body(self._content("", "", calls), done=False, made=_timestamp())
 
     def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         if not delta.scored:
@@ -115,7 +126,7 @@ class OllamaResponse:
         return {**head, **content, "done": done}
 
     def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
-        return dump(self._body(content, done=done, made=timestamp())) + b"\n"
+        return dump(self._body(content, done=done, made=_timestamp())) + b"\n"
 
     def _text_line(self, thinking: bool, made: str, text: str) -> bytes:
         """A line of text, or of reasoning, alone."""
@@ -145,6 +156,12 @@ class OllamaLogprobs(EncodedEntries):
         return self.content
 
 
+def loaded(asked: OnlyLoadsError) -> dict[str, Any]:
+    """The answer to a request without a prompt: the model is loaded, as always."""
+    head = {"model": asked.asked_model, "created_at": _timestamp()}
+    return {**head, **asked.content, "done": True, "done_reason": "load"}
+
+
 class _StreamedCall:
     """One call of a stream, collected."""
 
@@ -165,9 +182,14 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
     return {"function": {"name": name, "arguments": read_arguments(arguments)}}
 
 
+def _timestamp() -> str:
+    """The time now, as Ollama writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
 def _stamp() -> bytes:
     """The JSON of the time now."""
-    return b'"%b"' % timestamp().encode()
+    return b'"%b"' % _timestamp().encode()
 
 
 def _done_reason(finish_reason: str | None) -> str:

@@ -12,9 +12,9 @@ from ..requests.body_model import BodyModel
 from ..requests.reasoning_options import reasoning_of
 from ..requests.written_tools import shows_tools
 from ..served_model import ServedModel
-from .ollama_request import LATEST, check_name
+from .request import LATEST, check_name
 
-# Of Ollama's API: clients ask for a minimum.
+# The version of Ollama's API to report; clients check for a minimum.
 API_VERSION = "0.13.0"
 NEVER = "9999-12-31T23:59:59Z"
 DETAILS: dict[str, Any] = {
