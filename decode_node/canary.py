@@ -6,6 +6,7 @@ import asyncio
 import secrets
 
 from ..shared.causes import Cause
+from ..shared.engine.reception import Reception
 from ..shared.engine.sampling_params import SamplingParams
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.errors import PeerRefusedError, TransferError
@@ -32,7 +33,9 @@ class Canary:
     def __init__(self, node: ReceivingNode) -> None:
         self._node = node
         self._core = node.engine.core
-        self._prompt = canary_prompt(node.engine.spec.vocab_size, self._core.max_model_len)
+        self._prompt = canary_prompt(
+            node.engine.spec.vocab_size, node.engine.resolved.max_model_len
+        )
 
     @property
     def tokens(self) -> int:
@@ -58,16 +61,18 @@ class Canary:
         end = self.tokens
         ours, theirs = self._sequence(end), self._sequence(None)
         async with asyncio.timeout(CANARY_SECONDS):
-            reserved = await self._reserve(theirs, end)
+            reception = await self._reserve(theirs, end)
         try:
             computed = self._compute(ours)
             transfer_id = secrets.randbits(63)
-            result = await self._node.receive(theirs, peer, transfer_id, 0, end, TRANSFER_SECONDS)
+            result = await self._node.receive(
+                reception, peer, transfer_id, 0, end, TRANSFER_SECONDS
+            )
             await self._computed(computed)
             async with asyncio.timeout(CANARY_SECONDS):
                 worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
-            self._core.cancel_received(theirs, reserved)
+            reception.cancel()
             self._core.cancel(ours)
             self._core.release_held(ours)
         if worst.ratio > 1:
@@ -80,12 +85,12 @@ class Canary:
             )
         return result.bytes
 
-    async def _reserve(self, theirs: Sequence, end: int) -> list[int]:
+    async def _reserve(self, theirs: Sequence, end: int) -> Reception:
         """Reserve blocks as soon as there are any: a full node is the one that needs another peer.
         The caller's deadline ends the wait."""
-        while (reserved := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
+        while (reception := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
-        return reserved
+        return reception
 
     def _formats(self, peer: Peer) -> list[str]:
         """The dtypes that round between the prompt and its KV, here and there; each once."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
@@ -131,7 +132,7 @@ class OverloadedNode:
             max_model_len=load.blocks * BLOCK,
             max_waiting=1024,
         )
-        self._transfers: deque[tuple[float, Sequence, list[int]]] = deque()
+        self._transfers: deque[tuple[float, Reception]] = deque()
         self._sequences: list[Sequence] = []
         self._next = 0.0
         self.seen = RowsSeen()
@@ -175,19 +176,19 @@ class OverloadedNode:
         if not self._remote:
             self._scheduler.add(one)
             return
-        self._scheduler.ask(one, len(one.prompt) - 1)
+        self._scheduler.reservations.ask(one, len(one.prompt) - 1)
 
     def _reserve(self, now: float) -> None:
         load = self._load
-        while (granted := self._scheduler.next_reservation()) is not None:
-            one, reserved = granted
-            ready = now + load.transfer_steps + len(one.prompt) // load.tokens_a_step
-            self._transfers.append((ready, one, reserved))
+        while (reception := self._scheduler.reservations.next_granted()) is not None:
+            prompt = len(reception.sequence.prompt)
+            ready = now + load.transfer_steps + prompt // load.tokens_a_step
+            self._transfers.append((ready, reception))
 
     def _settle(self, now: float) -> None:
-        for ready, one, reserved in [t for t in self._transfers if t[0] <= now]:
-            self._transfers.remove((ready, one, reserved))
-            self._scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        for ready, reception in [t for t in self._transfers if t[0] <= now]:
+            self._transfers.remove((ready, reception))
+            reception.commit(len(reception.sequence.prompt) - 1)
             self.seen.received += 1
 
     def _step(self) -> float:

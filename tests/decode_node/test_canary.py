@@ -10,6 +10,7 @@ import pytest
 
 from tandem.decode_node.canary import Canary
 from tandem.decode_node.receiving import TransferResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError
@@ -26,8 +27,8 @@ class DecidedTransfer:
         self.error: TransferError | None = None
         self.received: list[Sequence] = []
 
-    async def receive(self, sequence: Sequence, *_: Any) -> TransferResult:
-        self.received.append(sequence)
+    async def receive(self, reception: Reception, *_: Any) -> TransferResult:
+        self.received.append(reception.sequence)
         if self.error is not None:
             raise self.error
         return TransferResult(0, None, 0)

@@ -61,9 +61,11 @@ class Attempt:
     ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
-        self.reserved = node.core.reserve(self.sequence, 49)
+        reception = node.core.reserve(sequence, 49)
+        assert reception is not None
+        self.reception = reception
         one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, end, seconds))
+        self.task = asyncio.create_task(one.receive(reception, peer, ID, 0, end, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Report ``count`` received bytes from every rank."""
@@ -110,7 +112,7 @@ async def attempt(
         await asyncio.wait([one.task])
         assert trust.ids == []
         assert not node.ranks.inbox._attempts
-        node.scheduler.cancel_received(one.sequence, one.reserved or [])
+        one.reception.cancel()
 
 
 async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> None:

@@ -23,6 +23,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
@@ -41,14 +42,14 @@ class FakeReceivingNode(ReceivingNode):
 
     async def receive(
         self,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
         end: int,
         seconds: float,
     ) -> TransferResult:
-        return await self.world.receive(sequence, peer, attempt, end, seconds)
+        return await self.world.receive(peer, attempt, end, seconds)
 
 
 class TransferWorld:
@@ -110,9 +111,7 @@ class TransferWorld:
     async def forget(self, peer: Peer) -> None:
         self.forgotten.append(peer.address)
 
-    async def receive(
-        self, sequence: Sequence, peer: Peer, attempt: int, end: int, seconds: float
-    ) -> TransferResult:
+    async def receive(self, peer: Peer, attempt: int, end: int, seconds: float) -> TransferResult:
         assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))
         error = self.fates[peer.address]
@@ -230,7 +229,7 @@ async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt
     world = TransferWorld({"a": None})
     world.weight_format = "bfloat16"
     assert (await world.run(A)).node == "a"
-    size = world.node.core.block_size
+    size = world.node.engine.resolved.block_size
     assert 99 % size
     received = 99 // size * size
     assert (world.sequence.computed, world.sequence.received) == (received, received)
@@ -369,7 +368,7 @@ async def waiting_for_blocks(
             world.node.core._wake()
 
         filling = asyncio.create_task(world.run(A))
-        await until(lambda: scheduler.asking)
+        await until(lambda: scheduler.reservations.asking)
         yield filling, give_back
         world.node.core.cancel(world.sequence)
 
@@ -398,7 +397,7 @@ async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost
     for one in (world, other):
         one.node.scheduler.pool.allocate(60)
     filling, lost = (asyncio.create_task(one.run(A)) for one in (world, other))
-    await until(lambda: world.node.scheduler.asking and other.node.scheduler.asking)
+    await until(lambda: all(one.node.scheduler.reservations.asking for one in (world, other)))
     filling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await filling

@@ -2,7 +2,8 @@
 
 It owns every sequence; the block pool owns every block. There is no torch, no socket and no clock
 here. Beside it: ``queues.py`` (the order), ``step_budget.py``, ``block_tables.py``,
-``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive).
+``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive, by
+transfers whose owners hold a ``Reception``).
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._whole_prompts = whole_prompts
         self._queues = SequenceQueues(policy)
-        self._tables = BlockTables(pool)
-        self._preemption = Preemption(self._queues, self._tables)
-        self._reservations = Reservations(
+        self.tables = BlockTables(pool)
+        self._preemption = Preemption(self._queues, self.tables)
+        self.reservations = Reservations(
             self._queues,
-            self._tables,
+            self.tables,
             self._preemption,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -83,7 +84,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queues.waiting) + len(self._reservations)
+        return len(self._queues.waiting) + len(self.reservations)
 
     @property
     def preemptions(self) -> int:
@@ -97,7 +98,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True if no sequence is alive in any phase, and no step is in flight."""
-        alive = self.has_work or len(self._reservations) or self._held
+        alive = self.has_work or len(self.reservations) or self._held
         return not (alive or self._in_flight)
 
     @property
@@ -132,10 +133,6 @@ class Scheduler:
                 f"try again later"
             )
 
-    def match_prefix(self, sequence: Sequence) -> None:
-        """See ``BlockTables.match_prefix``."""
-        self._tables.match_prefix(sequence)
-
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence in any phase but RECEIVING (its transfer ends it). Idempotent.
 
@@ -149,47 +146,7 @@ class Scheduler:
         no longer wanted. Idempotent."""
         if sequence in self._held:
             self._held.remove(sequence)
-            self._tables.release(sequence)
-
-    # ---- prompts that arrive by a transfer -------------------------------------------------
-
-    @property
-    def asking(self) -> bool:
-        return self._reservations.asking
-
-    def receive(self, sequence: Sequence, end: int) -> list[int]:
-        """Reserve blocks of a new sequence for a transfer up to token ``end``; see ``reserve``."""
-        self._queues.arrive(sequence)
-        return self._reservations.reserve(sequence, end)
-
-    def ask(self, sequence: Sequence, end: int) -> None:
-        """Queue a new sequence for ``next_reservation``: its transfer begins once the sequences
-        that go first have their blocks."""
-        self._queues.arrive(sequence)
-        self._reservations.ask(sequence, end)
-
-    def next_reservation(self) -> tuple[Sequence, list[int]] | None:
-        return self._reservations.next_granted()
-
-    def resume_at(self, sequence: Sequence) -> int:
-        return self._tables.resume_at(sequence)
-
-    def commit_received(
-        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
-    ) -> None:
-        """Schedule a sequence whose transfer has filled the blocks up to token ``end``."""
-        self._reservations.commit(sequence, reserved, end, whole_from)
-        self._queues.wait(sequence)
-
-    def abandon_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """Queue a sequence for prefill here: its transfer failed and no longer writes."""
-        self._reservations.drop(sequence, reserved)
-        self._queues.wait(sequence)
-
-    def cancel_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """End a sequence whose transfer no longer writes."""
-        self._reservations.drop(sequence, reserved)
-        self._finish(sequence, FinishReason.CANCELLED)
+            self.tables.release(sequence)
 
     # ---- planning a step -------------------------------------------------------------------
 
@@ -273,13 +230,13 @@ class Scheduler:
             slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
             if not sequence.private and (only_private or self.running >= slots):
                 return
-            if self._reservations.goes_before(sequence):
+            if self.reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first
-            self._tables.match_prefix(sequence)
+            self.tables.match_prefix(sequence)
             tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
                 if not sequence.received:
-                    self._tables.release(sequence)
+                    self.tables.release(sequence)
                 return
             self._queues.run(sequence)
             if not sequence.preemptions:
@@ -326,11 +283,11 @@ class Scheduler:
         an earlier row, are not finite."""
         if failure:
             sequence.error = failure
-            self._tables.unpublish(sequence)
+            self.tables.unpublish(sequence)
         elif not sequence.error:
             # The token of a placeholder is not known if the sequence ended before it was drawn.
             sequence.computed = min(row.start + len(row.tokens), sequence.length)
-            self._tables.publish(sequence)
+            self.tables.publish(sequence)
 
     def _output(
         self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
@@ -433,13 +390,13 @@ class Scheduler:
         of it (at most one block) themselves."""
         for sibling in leader.siblings:
             if sibling.phase is not Phase.FINISHED:
-                self._tables.share_prompt(leader, sibling)
+                self.tables.share_prompt(leader, sibling)
                 self.enqueue(sibling)
         leader.siblings = []
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._queues.remove(sequence)
-        self._reservations.forget(sequence)
+        self.reservations.forget(sequence)
         sequence.move(Phase.FINISHED)
         sequence.finish_reason = reason
         self._remove_from_ranks(sequence)
@@ -452,7 +409,7 @@ class Scheduler:
         """Release the blocks of a sequence that has ended, unless a step in flight still reads and
         writes them. Idempotent."""
         if sequence.phase is Phase.FINISHED and not sequence.in_flight:
-            self._tables.release(sequence)
+            self.tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
         """Have the ranks drop their state; they get it again if the sequence samples again."""

@@ -22,6 +22,7 @@ from tandem.shared.engine.plan import (
     StepResult,
     TokenMasks,
 )
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
@@ -93,7 +94,7 @@ class AnsweredLate(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.shown: dict[Sequence, list[int]] = {}
         self.ended: dict[Sequence, FinishReason] = {}
-        self.receiving: list[tuple[Sequence, list[int]]] = []
+        self.receiving: list[Reception] = []
         self.lost = False
 
         async def begin() -> tuple[EngineCore, asyncio.Task[None]]:
@@ -136,11 +137,11 @@ class AnsweredLate(RuleBasedStateMachine):
         if receives:
             self.core.match_prefix(made[0])
             self.core.listen(made[0], self.listen)
-            reserved = self.core.reserve(made[0], len(tokens) - 1)
-            if reserved is None:
+            reception = self.core.reserve(made[0], len(tokens) - 1)
+            if reception is None:
                 self.core.enqueue(made[0])
             else:
-                self.receiving.append((made[0], reserved))
+                self.receiving.append(reception)
         else:
             self.core.submit(made[0], self.listen)
         self.run(self.settle())
@@ -165,13 +166,14 @@ class AnsweredLate(RuleBasedStateMachine):
     @precondition(lambda self: self.receiving)
     @rule(arrived=st.booleans())
     def received(self, arrived: bool) -> None:
-        one, reserved = self.receiving.pop()
+        reception = self.receiving.pop()
+        one = reception.sequence
         end = len(one.prompt) - 1
         if arrived:
             self.executor.ranks.write(one.block_table, one.prompt, one.computed, end)
-            self.core.commit_received(one, reserved, end)
+            reception.commit(end)
         else:
-            self.core.abandon_received(one, reserved)
+            reception.abandon()
         self.run(self.settle())
 
     @precondition(lambda self: self.sequences)

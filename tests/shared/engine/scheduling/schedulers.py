@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence, StepOutput
@@ -47,16 +48,21 @@ def drain(scheduler: Scheduler, limit: int = 2000) -> None:
     raise AssertionError(f"work is left after {limit} steps")
 
 
+def reserve(scheduler: Scheduler, one: Sequence, end: int | None = None) -> Reception:
+    """Reserve blocks up to ``end``, or for all but the prompt's last token."""
+    scheduler.tables.match_prefix(one)
+    return scheduler.reservations.reserve(one, len(one.prompt) - 1 if end is None else end)
+
+
 def receive(scheduler: Scheduler, one: Sequence, outcome: str) -> None:
-    scheduler.match_prefix(one)
     try:
-        reserved = scheduler.receive(one, len(one.prompt) - 1)
+        reception = reserve(scheduler, one)
     except OutOfBlocksError:
         scheduler.add(one)
         return
     if outcome == "commit":
-        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        reception.commit(len(one.prompt) - 1)
     elif outcome == "abandon":
-        scheduler.abandon_received(one, reserved)
+        reception.abandon()
     else:
-        scheduler.cancel_received(one, reserved)
+        reception.cancel()

@@ -6,11 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import StepPlan
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.schedulers import make, receive, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import (
+    make,
+    receive,
+    reserve,
+    run_step,
+    sequence,
+)
 
 
 def watch_preemptions(scheduler: Scheduler) -> None:
@@ -43,7 +50,7 @@ class RandomWork:
             max_waiting=100,
             policy=policy,
         )
-        self.transfers: list[tuple[Sequence, list[int]]] = []
+        self.transfers: list[Reception] = []
         self._number = 0
 
     def draw(self, least: int, most: int) -> int:
@@ -64,11 +71,10 @@ class RandomWork:
             self.scheduler.add(one)
             return
         if self.flip():
-            self.scheduler.ask(one, len(one.prompt) - 1)
+            self.scheduler.reservations.ask(one, len(one.prompt) - 1)
             return
-        self.scheduler.match_prefix(one)
         try:
-            self.transfers.append((one, self.scheduler.receive(one, len(one.prompt) - 1)))
+            self.transfers.append(reserve(self.scheduler, one))
         except OutOfBlocksError:
             self.scheduler.enqueue(one)
 
@@ -83,15 +89,15 @@ class RandomWork:
         return one
 
     def grant(self) -> None:
-        while (granted := self.scheduler.next_reservation()) is not None:
+        while (granted := self.scheduler.reservations.next_granted()) is not None:
             self.transfers.append(granted)
 
     def settle(self) -> None:
-        one, reserved = self.transfers.pop(self.draw(0, len(self.transfers) - 1))
+        reception = self.transfers.pop(self.draw(0, len(self.transfers) - 1))
         if self.draw(0, 3):
-            self.scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+            reception.commit(len(reception.sequence.prompt) - 1)
         else:
-            self.scheduler.abandon_received(one, reserved)
+            reception.abandon()
 
     def step(self) -> StepPlan | None:
         plan, _ = run_step(self.scheduler)

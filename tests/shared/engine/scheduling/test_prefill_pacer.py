@@ -20,6 +20,7 @@ from tandem.shared.engine.scheduling.prefill_pacer import (
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
 from tandem.shared.kv.block_pool import BlockPool
+from tandem.tests.shared.engine.scheduling.schedulers import receive
 
 WEIGHTS, TOKEN, ATTENDED, CONTEXT = 0.05, 2.2e-3, 0.9e-6, 12e-6
 
@@ -162,8 +163,7 @@ def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
 def test_a_received_prompt_continues_at_once() -> None:
     node, _, _ = streaming(PrefillPacer(0.001), 4)
     one = Sequence(100, [100] * 1000, SamplingParams(max_tokens=2))
-    node.scheduler.match_prefix(one)
-    node.scheduler.commit_received(one, node.scheduler.receive(one, 999), 999)
+    receive(node.scheduler, one, "commit")
     node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
     assert node.pacer.limit == 0
     node.step()
