@@ -198,7 +198,7 @@ class DecodeService(DecodeServicer):
             computed = output.finish_reason is FinishReason.COMPUTED
             begins = sequence is call.choices.leader and (output.prompt_done or computed)
             if begins:
-                source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+                source.clock.sampled(output.started_at, remote=bool(sequence.received))
                 span.prompt_computed(source.clock.spent)
                 out.event(usage_event(sequence, source))
                 await self._put_prompt_logprobs(call, out)

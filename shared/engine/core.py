@@ -20,6 +20,7 @@ from ..kv.block_pool import OutOfBlocksError, PoolCounts
 from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .executor import Executor, ExecutorLostError, StepFailedError
+from .first_steps import FirstSteps
 from .messages import KVStream
 from .plan import OUT_OF_MEMORY, StepPlan, StepResult
 from .reception import Reception
@@ -101,6 +102,7 @@ class EngineCore:
         self._masks = StepMasks(executor.send_masks)
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
+        self._first_steps = FirstSteps()
         self._streams: dict[Sequence, _Stream] = {}
         self._reserving: dict[Sequence, asyncio.Future[Reception]] = {}
         self._schedulable = asyncio.Event()
@@ -109,7 +111,7 @@ class EngineCore:
         self._lost = ""
         self._prefill_rate = PrefillRate()
         self.counters = EngineCounters()
-        self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
+        self.on_started: Callable[[float], None] = lambda seconds: None  # of waiting
 
     # ---- state, for placement and metrics --------------------------------------------------
 
@@ -193,6 +195,7 @@ class EngineCore:
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence that is not receiving; its listener is not called again. Idempotent."""
         self._listeners.pop(sequence, None)
+        self._first_steps.forget(sequence)
         for sibling in sequence.siblings:
             self._cancel_waiting_sibling(sibling)
         self._scheduler.cancel(sequence)
@@ -210,8 +213,8 @@ class EngineCore:
         self._scheduler.release_held(sequence)
         self._wake()
 
-    def _queued(self, sequence: Sequence) -> None:
-        sequence.queued_at = time.monotonic()
+    def _queued(self, sequence: Sequence, waited_seconds: float = 0.0) -> None:
+        self._first_steps.queued(sequence, waited_seconds)
         self._wake()
 
     def _wake(self) -> None:
@@ -279,10 +282,8 @@ class EngineCore:
                 granted.set_result(reception)
 
     def _reception_ended(self, reception: Reception) -> None:
-        sequence = reception.sequence
-        if sequence.phase is Phase.WAITING:
-            sequence.reserving_seconds = reception.waited_seconds
-            self._queued(sequence)
+        if reception.sequence.phase is Phase.WAITING:  # not cancelled
+            self._queued(reception.sequence, reception.waited_seconds)
         self._wake()
 
     # ---- the loop --------------------------------------------------------------------------
@@ -336,10 +337,9 @@ class EngineCore:
 
     def _note_started(self) -> None:
         for sequence in self._scheduler.take_started():
-            sequence.started_at = time.monotonic()
-            if sequence.queued_at:  # not one that shares its leader's prompt
-                queued = sequence.started_at - sequence.queued_at
-                self.on_started(sequence.reserving_seconds + queued)
+            waited = self._first_steps.started(sequence)
+            if waited is not None:
+                self.on_started(waited)
                 if not sequence.private:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
@@ -375,6 +375,8 @@ class EngineCore:
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
         listener = self._listeners.get(sequence)
+        if output.prompt_done or output.finish_reason is not None:
+            output.started_at = self._first_steps.forget(sequence)
         if sequence.finish_reason is not None:
             self._listeners.pop(sequence, None)
         if listener is None:
@@ -423,6 +425,7 @@ class EngineCore:
 
     def _end_with_error(self, sequence: Sequence, reason: str) -> None:
         listener = self._listeners.pop(sequence, None)
+        self._first_steps.forget(sequence)
         if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
             self._scheduler.cancel(sequence, FinishReason.ERROR)
         sequence.finish_reason = FinishReason.ERROR

@@ -94,9 +94,6 @@ class Sequence:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
-    reserving_seconds: float = 0.0  # that it waited for blocks to receive its prompt in
-    queued_at: float = 0.0  # when it could first be scheduled
-    started_at: float = 0.0  # when it first was
     known_to_ranks: bool = False
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
@@ -166,8 +163,9 @@ class Sequence:
 class StepOutput:
     """New tokens of one sequence from one step, and the finish reason if it ended with them.
 
-    The token that ended it is not among them; ``stop_logprobs`` are its logprobs.
-    A later reader must not ask the sequence, which may have moved on since.
+    The token that ended it is not among them; ``stop_logprobs`` are its logprobs. The
+    output with which the prompt is computed has the time at which its first step started, by the
+    monotonic clock. A later reader must not ask the sequence, which may have moved on since.
     """
 
     sequence: Sequence
@@ -175,6 +173,7 @@ class StepOutput:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     stop_logprobs: PositionLogprobs | None = None
     prompt_done: bool = False  # the prompt is computed; comes before the first token
+    started_at: float = 0.0
     finish_reason: FinishReason | None = None
 
     def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:

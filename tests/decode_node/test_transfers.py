@@ -377,10 +377,16 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
     world = TransferWorld({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
         assert world.tried == []
+        waited: list[float] = []
+        world.node.core.on_started = waited.append
+        since = time.monotonic()
         give_back()
+        granting = time.monotonic() - since
         source = await filling
         assert source.node == "a"
-        assert source.clock.spent.queue_seconds >= world.sequence.reserving_seconds > 0
+        assert source.clock.spent.queue_seconds >= granting > 0
+        await until(lambda: bool(waited))
+        assert waited[0] >= granting
 
 
 async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:

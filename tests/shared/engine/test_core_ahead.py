@@ -234,6 +234,8 @@ class AnsweredLate(RuleBasedStateMachine):
             return
         assert self.scheduler.idle
         assert self.scheduler.pool.counts().available == self.scheduler.pool.num_blocks
+        times = self.core._first_steps
+        assert not times._queued_at and not times._started_at
         for one in self.sequences:
             assert one.phase is Phase.FINISHED and one in self.ended
             assert is_as_expected(one, self.limit), (one.outputs, one.finish_reason)
