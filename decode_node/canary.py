@@ -7,8 +7,8 @@ import secrets
 
 from ..shared.causes import Cause
 from ..shared.engine.reception import Reception
-from ..shared.engine.sampling_params import SamplingParams
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
+from ..shared.engine.work import Compute
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
@@ -59,7 +59,7 @@ class Canary:
 
     async def _check(self, peer: Peer) -> int:
         end = self.tokens
-        ours, theirs = self._sequence(end), self._sequence(None)
+        ours, theirs = self._sequence(), self._sequence()
         async with asyncio.timeout(CANARY_SECONDS):
             reception = await self._reserve(theirs, end)
         try:
@@ -98,15 +98,9 @@ class Canary:
         here, there = (engine.weight_format, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
         return list(dict.fromkeys((*here, *there)))
 
-    def _sequence(self, compute_until: int | None) -> Sequence:
+    def _sequence(self) -> Sequence:
         # Private: no cached block may stand in for a computed one, here or there.
-        return Sequence(
-            self._core.new_id(),
-            self._prompt,
-            SamplingParams(),
-            compute_until=compute_until,
-            private=True,
-        )
+        return Sequence(self._core.new_id(), self._prompt, Compute(self.tokens, private=True))
 
     def _compute(self, sequence: Sequence) -> asyncio.Future[None]:
         """Prefill here, while the peer does. The queue's limit applies to clients only."""

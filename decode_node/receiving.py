@@ -114,7 +114,7 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        resume_at = 0 if sequence.private else reception.resume_at
+        resume_at = 0 if sequence.work.private else reception.resume_at
         self._resume_at = min(resume_at, end)
         self._first_tokens = first_tokens(node.engine.spec, sequence.computed, end, self._resume_at)
         self._greeted = self._filled = self._bytes = 0
@@ -183,7 +183,7 @@ class _Receiving:
             cache_salt=sequence.salt,
             deadline_seconds=self._transfer.left_of_request,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
-            private=sequence.private,
+            private=sequence.work.private,
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,

@@ -150,7 +150,7 @@ class Transfers:
         """The prefill nodes that are worth trying, in the router's order, or why there is none."""
         if not candidates:
             return [], LocalReason.NO_NODE
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.wants_prompt_logprobs:
             return [], LocalReason.PROMPT_LOGPROBS  # they need every position's logits here
         if sequence.wants_every_position:
             return [], LocalReason.POOLING

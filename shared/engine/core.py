@@ -340,7 +340,7 @@ class EngineCore:
             waited = self._first_steps.started(sequence)
             if waited is not None:
                 self.on_started(waited)
-                if not sequence.private:
+                if not sequence.work.private:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 

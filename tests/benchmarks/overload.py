@@ -25,6 +25,7 @@ from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.tests.benchmarks.support.report import write
@@ -163,7 +164,7 @@ class OverloadedNode:
             self._next += draw.expovariate(1 / self._load.gap)
             prompt = [draw.randrange(50_000) for _ in range(draw.randint(*self._load.prompt))]
             params = SamplingParams(max_tokens=draw.randint(*self._load.output))
-            one = Sequence(len(self._sequences), prompt, params)
+            one = Sequence(len(self._sequences), prompt, Generate(params))
             self._sequences.append(one)
             try:
                 self._scheduler.check_room()

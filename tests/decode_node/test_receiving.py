@@ -21,6 +21,7 @@ from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -43,7 +44,7 @@ WINDOWED = replace(LAYER, attention=replace(ATTENTION, sliding_window=WINDOW))
 
 
 def prompt_of_50(**fields: Any) -> Sequence:
-    return Sequence(1, list(range(50)), SamplingParams(), **fields)
+    return Sequence(1, list(range(50)), Generate(SamplingParams()), **fields)
 
 
 class Attempt:
@@ -145,7 +146,9 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
     prompt's last; everything for a canary."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
-    sequence = prompt_of_50(siblings=siblings, private=private)
+    sequence = prompt_of_50(siblings=siblings)
+    if private:
+        sequence.work = Compute(49, private=True)
     async with attempt(sequence=sequence, end=end) as one:
         await one.fill()
         result = await one.result()

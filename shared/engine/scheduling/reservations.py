@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ...kv.block_pool import OutOfBlocksError
 from ..reception import Reception
 from ..sequence import Phase, Sequence
+from ..work import Generate
 from .block_tables import BlockTables
 from .preemption import Preemption
 from .queues import SequenceQueues
@@ -113,7 +114,7 @@ class Reservations:
         """Blocks that a reservation must leave: the ones that running sequences will fill soon, and
         all that earlier waiting sequences with a slot lack. The few blocks of a private sequence
         may be taken from any other."""
-        if newcomer.private:
+        if newcomer.work.private:
             return 0
         missing, queues = self._tables.missing, self._queues
         ends = ((s, min(s.length + GROWTH_TOKENS, self._end(s))) for s in queues.running)
@@ -124,6 +125,6 @@ class Reservations:
 
     def _end(self, sequence: Sequence) -> int:
         """The length at which the sequence ends at the latest."""
-        if sequence.compute_until is not None:
-            return sequence.compute_until
-        return min(len(sequence.prompt) + sequence.params.max_tokens, self._max_model_len)
+        if not isinstance(sequence.work, Generate):
+            return sequence.target
+        return min(len(sequence.prompt) + sequence.work.params.max_tokens, self._max_model_len)

@@ -15,6 +15,7 @@ from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
 from ..plan import Sampled, SequenceStep, StepPlan, StepResult
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
+from ..work import Generate
 from .block_tables import BlockTables
 from .plan_rows import sampler_spec, sequence_step
 from .preemption import Preemption
@@ -116,7 +117,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises ``OverloadedError`` if the queue is full; it never is for a
         private sequence, which goes first."""
-        if not sequence.private:
+        if not sequence.work.private:
             self.check_room()
         self.enqueue(sequence)
 
@@ -228,7 +229,7 @@ class Scheduler:
         while self._queues.waiting and budget.left > 0:
             sequence = self._queues.waiting[0]
             slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
-            if not sequence.private and (only_private or self.running >= slots):
+            if not sequence.work.private and (only_private or self.running >= slots):
                 return
             if self.reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first
@@ -292,10 +293,10 @@ class Scheduler:
     def _output(
         self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
     ) -> StepOutput:
-        output = StepOutput(sequence, [])
-        if sequence.constraint is not None and not sequence.error:
-            sequence.error = sequence.constraint.failure
-            sequence.unfollowable = sequence.constraint.unfollowable
+        output, work = StepOutput(sequence, []), sequence.work
+        if isinstance(work, Generate) and work.constraint is not None and not sequence.error:
+            sequence.error = work.constraint.failure
+            sequence.unfollowable = work.constraint.unfollowable
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:
@@ -305,7 +306,7 @@ class Scheduler:
             output.prompt_done = not sequence.has_drawn
             self._append(sequence, drawn.tokens, output)
             output.add_logprobs(drawn.logprobs)
-        elif sequence.compute_until is not None and sequence.computed == sequence.target:
+        elif not isinstance(work, Generate) and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason
         return output
@@ -359,8 +360,10 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
         """Append a step's tokens until one ends the sequence; drop the rest."""
-        reason = FinishReason.STOP if sequence.complete else None
-        for token in [] if sequence.complete else tokens:
+        constraint = sequence.generation.constraint
+        complete = constraint is not None and constraint.complete  # no token may follow
+        reason = FinishReason.STOP if complete else None
+        for token in [] if complete else tokens:
             sequence.outputs.append(token)
             if self._stops(sequence, token):
                 sequence.stop_token = token
@@ -379,10 +382,10 @@ class Scheduler:
         """True if the sequence has reached its length with ``more`` tokens."""
         outputs = len(sequence.outputs) + more
         full = len(sequence.prompt) + outputs >= self.max_model_len
-        return full or outputs >= sequence.params.max_tokens
+        return full or outputs >= sequence.generation.params.max_tokens
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
-        params = sequence.params
+        params = sequence.generation.params
         return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
 
     def _start_siblings(self, leader: Sequence) -> None:

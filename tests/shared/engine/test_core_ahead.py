@@ -27,6 +27,7 @@ from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.tests.support.simulated_ranks import (
     EOS,
@@ -130,7 +131,8 @@ class AnsweredLate(RuleBasedStateMachine):
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
         made = [
-            Sequence(self.core.new_id(), tokens, params, seed=distinct + i) for i in range(choices)
+            Sequence(self.core.new_id(), tokens, Generate(params, seed=distinct + i))
+            for i in range(choices)
         ]
         made[0].siblings = made[1:]
         self.sequences += made

@@ -9,6 +9,7 @@ from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 
 EOS = 999
@@ -26,7 +27,7 @@ def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
 
 
 def sequence(n: int, prompt: int, **params: Any) -> Sequence:
-    return Sequence(n, [n * 1000 + i for i in range(prompt)], SamplingParams(**params))
+    return Sequence(n, [n * 1000 + i for i in range(prompt)], Generate(SamplingParams(**params)))
 
 
 def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, list[StepOutput]]:

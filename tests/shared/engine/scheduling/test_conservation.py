@@ -10,6 +10,7 @@ from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import (
     make,
@@ -63,7 +64,7 @@ class RandomWork:
         self._number += 2
         if not self.draw(0, 4):
             canary = sequence(self._number, self.draw(2, 12))
-            canary.private, canary.compute_until = True, len(canary.prompt) - 1
+            canary.work = Compute(len(canary.prompt) - 1, private=True)
             self.scheduler.enqueue(canary)
             return
         one = self._sequence()
@@ -148,9 +149,9 @@ def test_everything_ends_and_every_block_returns(data: st.DataObject, policy: st
         one.prompt = [data.draw(st.integers(0, 1)) for _ in range(prompt)]
         one.priority = data.draw(st.integers(0, 2))
         if data.draw(st.booleans()):
-            one.compute_until = max(1, prompt - 1)
+            one.work = Compute(max(1, prompt - 1))
         alive.append(one)
-        if one.compute_until is None and prompt > 1 and data.draw(st.booleans()):
+        if isinstance(one.work, Generate) and prompt > 1 and data.draw(st.booleans()):
             receive(scheduler, one, data.draw(st.sampled_from(["commit", "abandon", "cancel"])))
         else:
             scheduler.add(one)

@@ -16,6 +16,7 @@ from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import make, reserve, sequence
 from tandem.tests.support.simulated_ranks import EOS, STOP, SimulatedRanks, is_as_expected
@@ -66,13 +67,13 @@ class PlannedAhead(RuleBasedStateMachine):
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
         made = [
-            Sequence(len(self.sequences) + i, tokens, params, seed=distinct + i)
+            Sequence(len(self.sequences) + i, tokens, Generate(params, seed=distinct + i))
             for i in range(choices)
         ]
         one, *siblings = made
         self.sequences += made if how in ("add", "receive", "ask") else [one]
         if how in ("prefill", "private"):
-            one.compute_until, one.private = len(tokens) - 1, how == "private"
+            one.work = Compute(len(tokens) - 1, how == "private")
         else:
             one.siblings = siblings
         if how == "receive":

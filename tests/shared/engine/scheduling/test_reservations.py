@@ -6,6 +6,7 @@ import pytest
 
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sequence import FinishReason, Phase
+from tandem.shared.engine.work import Compute
 from tandem.shared.kv.block_pool import OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import (
     drain,
@@ -39,7 +40,7 @@ def test_a_failed_transfer_is_prefilled_here() -> None:
 def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
     scheduler = make()
     one = sequence(1, 20)
-    one.compute_until = 19
+    one.work = Compute(19)
     scheduler.add(one)
     drain(scheduler)
     assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
