@@ -55,7 +55,7 @@ def prompt_logprobs_events(
     """At least one event. In pieces, other requests proceed in between, here and in the router;
     older routers take a single event only."""
     found = sequence.prompt_logprobs
-    listed = 1 + (sequence.params.prompt_logprobs or 0)
+    listed = 1 + (sequence.generation.params.prompt_logprobs or 0)
     step = max(1, PIECE_LOGPROBS // listed if split else len(found))
     for start in range(0, max(1, len(found)), step):
         positions = [_position(item, packed) for item in found[start : start + step]]
@@ -79,7 +79,7 @@ def finished_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
 
 
 def _listed(item: PositionLogprobs, sequence: Sequence, packed: bool) -> pb.PositionLogprobs:
-    return _position(item, packed, ranked=not sequence.params.logprob_token_ids)
+    return _position(item, packed, ranked=not sequence.generation.params.logprob_token_ids)
 
 
 def _position(item: PositionLogprobs, packed: bool, *, ranked: bool = True) -> pb.PositionLogprobs:

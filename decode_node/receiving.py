@@ -1,4 +1,4 @@
-"""The receiving side of one attempt: one peer fills one sequence's blocks.
+"""The receiving side of one attempt: one peer fills the blocks of one reception.
 
 ``_Receiving.run`` goes through all of its states::
 
@@ -25,7 +25,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.capabilities import needed
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
-from ..shared.engine.sequence import Sequence
+from ..shared.engine.reception import Reception
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import TransferError
 from ..shared.handoff.inbox import Inbox
@@ -74,27 +74,27 @@ class ReceivingNode:
 
     async def receive(
         self,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
         end: int,
         seconds: float,
     ) -> TransferResult:
-        """Fill the sequence's blocks from ``sequence.computed`` up to prompt token ``end``.
+        """Fill the blocks from the first token that is not cached up to prompt token ``end``.
 
         ``seconds`` are left to the request. On return every block is filled and checked; on any
         exception no rank writes them any longer.
         Raises ``TransferError``; ``PeerLostError`` if the peer must be greeted again.
         """
-        return await _Receiving(self, sequence, peer, transfer_id, attempt, end, seconds).run()
+        return await _Receiving(self, reception, peer, transfer_id, attempt, end, seconds).run()
 
 
 class _Receiving:
     def __init__(
         self,
         node: ReceivingNode,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
@@ -102,7 +102,7 @@ class _Receiving:
         seconds: float,
     ) -> None:
         self._node = node
-        self._sequence = sequence
+        self._sequence = sequence = reception.sequence
         self._peer = peer
         self._end = end
         self._seconds = seconds
@@ -114,7 +114,7 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        resume_at = 0 if sequence.private else node.engine.core.resume_at(sequence)
+        resume_at = 0 if sequence.work.private else reception.resume_at
         self._resume_at = min(resume_at, end)
         self._first_tokens = first_tokens(node.engine.spec, sequence.computed, end, self._resume_at)
         self._greeted = self._filled = self._bytes = 0
@@ -183,7 +183,7 @@ class _Receiving:
             cache_salt=sequence.salt,
             deadline_seconds=self._transfer.left_of_request,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
-            private=sequence.private,
+            private=sequence.work.private,
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,

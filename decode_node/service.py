@@ -17,6 +17,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
+from ..shared.engine.work import Generate
 from ..shared.errors import (
     NODE_DRAINING,
     ModelError,
@@ -198,7 +199,7 @@ class DecodeService(DecodeServicer):
             computed = output.finish_reason is FinishReason.COMPUTED
             begins = sequence is call.choices.leader and (output.prompt_done or computed)
             if begins:
-                source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+                source.clock.sampled(output.started_at, remote=bool(sequence.received))
                 span.prompt_computed(source.clock.spent)
                 out.event(usage_event(sequence, source))
                 await self._put_prompt_logprobs(call, out)
@@ -210,7 +211,7 @@ class DecodeService(DecodeServicer):
 
     async def _put_prompt_logprobs(self, call: _Call, out: CallOutput) -> None:
         leader, request = call.choices.leader, call.request
-        if leader.params.prompt_logprobs is not None:
+        if isinstance(leader.work, Generate) and leader.work.params.prompt_logprobs is not None:
             split, packed = request.split_prompt_logprobs, request.packed_logprobs
             for event in prompt_logprobs_events(leader, split, packed):
                 out.event(event)

@@ -19,6 +19,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.plan import PositionLogprobs
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.support.fake_call import fake_context
 from tandem.tests.support.fake_node import FakeNode
@@ -144,7 +145,7 @@ async def test_logprobs_that_a_router_takes_too_slowly_end_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandem.decode_node.choices.MOST_HELD_BYTES", 30)
-    sequence = Sequence(1, [1, 2], SamplingParams())
+    sequence = Sequence(1, [1, 2], Generate(SamplingParams()))
     choices = Choices(MagicMock(), [sequence])
     scored = PositionLogprobs(1, -0.5, 1, packed_top=bytes(12))
     for _ in range(2):

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.decode_node.embedding import make_embedding
+from tandem.decode_node.embedding import pooling_work
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Pool
 from tandem.shared.models.spec import ClassifierSpec, Pooling, ScoreActivation
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.support.fake_call import AbortedError, fake_context
@@ -100,12 +100,10 @@ async def test_a_pair_becomes_a_score(
 
 @pytest.mark.parametrize(("segments", "second"), [(2, 8), (1, 0)])
 def test_only_models_with_two_segments_number_the_texts(segments: int, second: int) -> None:
-    sequence = Sequence(1, list(range(20)), SamplingParams())
     engine = cross_encoder(segments=segments, pooling="last").engine
-    make_embedding([sequence], pb.Embed(score=True, second_text=8), engine)
-    assert (sequence.pooling, sequence.classify) == ("last", True)
-    assert sequence.second_text == second
-    assert sequence.compute_until == 20
+    work = pooling_work(request(score=True, second_text=8), engine)
+    assert work == Pool("last", classify=True, second_text=second)
+    assert Sequence(1, list(range(20)), work).target == 20
 
 
 async def test_a_cross_encoder_does_nothing_else() -> None:

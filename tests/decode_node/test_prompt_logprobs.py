@@ -18,6 +18,7 @@ from tandem.shared.engine.messages import CODEC, StepDone
 from tandem.shared.engine.plan import PositionLogprobs, Sampled, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.shared.errors import OverloadedError, RequestError
 
 
@@ -55,7 +56,7 @@ def test_a_head_does_as_much_for_one_alternative_as_for_a_vocabulary() -> None:
         def work() -> None:
             message = CODEC.decode(data)
             assert isinstance(message, StepDone) and message.result is not None
-            sequence = Sequence(1, [5, 6], SamplingParams(logprobs=1, prompt_logprobs=1))
+            sequence = Sequence(1, [5, 6], Generate(SamplingParams(logprobs=1, prompt_logprobs=1)))
             sequence.prompt_logprobs = message.result.prompt_logprobs[1]
             output = StepOutput(sequence, [1], logprobs=message.result.sampled[0].logprobs)
             events = [*prompt_logprobs_events(sequence, True, True), scored_event(output, True)]
@@ -79,7 +80,7 @@ def test_prompt_logprobs_travel_in_order_and_in_pieces_where_the_router_takes_th
     packed: bool, split: bool, alternatives: int, count: int
 ) -> None:
     params = SamplingParams(prompt_logprobs=alternatives)
-    sequence = Sequence(1, [5] * (count + 1), params)
+    sequence = Sequence(1, [5] * (count + 1), Generate(params))
     sequence.prompt_logprobs = [found(i, [(i, -1.0)]) for i in range(count)]
     events = list(prompt_logprobs_events(sequence, split, packed))
     positions = [p for event in events for p in event.prompt_logprobs.positions]

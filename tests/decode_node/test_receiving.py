@@ -21,6 +21,7 @@ from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -43,7 +44,7 @@ WINDOWED = replace(LAYER, attention=replace(ATTENTION, sliding_window=WINDOW))
 
 
 def prompt_of_50(**fields: Any) -> Sequence:
-    return Sequence(1, list(range(50)), SamplingParams(), **fields)
+    return Sequence(1, list(range(50)), Generate(SamplingParams()), **fields)
 
 
 class Attempt:
@@ -61,9 +62,11 @@ class Attempt:
     ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
-        self.reserved = node.core.reserve(self.sequence, 49)
+        reception = node.core.reserve(sequence, 49)
+        assert reception is not None
+        self.reception = reception
         one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, end, seconds))
+        self.task = asyncio.create_task(one.receive(reception, peer, ID, 0, end, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Report ``count`` received bytes from every rank."""
@@ -110,7 +113,7 @@ async def attempt(
         await asyncio.wait([one.task])
         assert trust.ids == []
         assert not node.ranks.inbox._attempts
-        node.scheduler.cancel_received(one.sequence, one.reserved or [])
+        one.reception.cancel()
 
 
 async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> None:
@@ -143,7 +146,9 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
     prompt's last; everything for a canary."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
-    sequence = prompt_of_50(siblings=siblings, private=private)
+    sequence = prompt_of_50(siblings=siblings)
+    if private:
+        sequence.work = Compute(49, private=True)
     async with attempt(sequence=sequence, end=end) as one:
         await one.fill()
         result = await one.result()
