@@ -7,7 +7,6 @@ an ``ErrorShape`` writes its errors. Everything in between is the same for all s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import ApiError
@@ -111,8 +110,8 @@ class HeldResponse(Response, Protocol):
     def so_far(self) -> Any:
         """The response in progress."""
 
-    def abandoned(self, error: ApiError | None) -> Events:
-        """The last events of a response in the background that failed, or was cancelled."""
+    def abandoned(self, error: ApiError | None) -> None:
+        """End a response in the background that failed, or was cancelled."""
 
 
 class HeldOutput:
@@ -127,7 +126,7 @@ class HeldOutput:
 
 
 class StreamSink(Protocol):
-    """Takes the events of a stream: a client's connection, or a log."""
+    """A client's connection, which takes the events of a stream."""
 
     access: AccessRecord
 
@@ -142,25 +141,11 @@ class StreamSink(Protocol):
     async def end_stream(self, events: bytes = b"") -> None: ...
 
 
-class EventSource(StreamSink, Protocol):
-    """A log of events, which clients read while it is written."""
-
-    def hold(self, memory: MemoryShare) -> None:
-        """Count events from now on in ``memory``."""
-
-    def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events after that of ``number``, until the last one."""
-
-
 class BackgroundWork(Protocol):
-    """The work on a response that no client waits for. ``log`` takes its events, if it is
-    streamed."""
+    """The work on a response that no client waits for."""
 
     @property
     def access(self) -> AccessRecord: ...
-
-    @property
-    def log(self) -> EventSource | None: ...
 
     def begun(self, task: asyncio.Task[None]) -> None: ...
 
