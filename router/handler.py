@@ -282,7 +282,7 @@ class GenerateHandler:
             response.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs, kept_alive(exchange, response):
+            async with aclosing(served) as outputs, kept_alive(exchange, response.ping()):
                 await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
 
     def _outputs(

@@ -21,6 +21,7 @@ from ..requests.context import encode_one, encode_text
 from ..requests.truncation import Truncation
 from ..result import GenerationResult
 from ..served_model import ServedModel
+from ..surface import Surface
 from .loaded_time import check_keep_alive
 from .ollama_options import OllamaOptions
 from .ollama_prompt import check_input, context_of
@@ -75,7 +76,7 @@ class OllamaVectorRequest(GenerationRequest):
     asked_model: str
 
 
-class OllamaEmbed:
+class OllamaEmbed(Surface):
     """POST /api/embed."""
 
     path = "/api/embed"
@@ -98,7 +99,7 @@ class OllamaEmbed:
         return EmbedResponse(request, created)
 
 
-class OllamaEmbeddings:
+class OllamaEmbeddings(Surface):
     """POST /api/embeddings."""
 
     path = "/api/embeddings"

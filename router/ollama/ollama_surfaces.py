@@ -7,11 +7,12 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from ..surface import Surface
 from .ollama_request import OllamaRequest, parse_chat, parse_generate
 from .ollama_response import OllamaResponse
 
 
-class OllamaChat:
+class OllamaChat(Surface):
     """POST /api/chat."""
 
     path = "/api/chat"
@@ -24,7 +25,7 @@ class OllamaChat:
         return OllamaResponse(request, chat=True)
 
 
-class OllamaGenerate:
+class OllamaGenerate(Surface):
     """POST /api/generate."""
 
     path = "/api/generate"

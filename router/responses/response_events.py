@@ -28,7 +28,7 @@ from ..mcp.approval_items import REQUEST
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
-from ..surface import BackgroundWork
+from ..surface import BackgroundWork, Response
 from .output_item import EVENTS, OutputItem
 from .raw_messages import NO_MESSAGES, RawMessages
 from .response_body import ENDED, response_body
@@ -39,7 +39,7 @@ from .response_tools import CalledTool
 Store = Callable[[dict[str, Any], int], None]
 
 
-class ResponseEvents:
+class ResponseEvents(Response):
     """Formats one response. Its output is kept, whether it is streamed or not: the last event has
     all of it. Without a stream no events are written."""
 
@@ -100,12 +100,6 @@ class ResponseEvents:
         body = self._body("cancelled" if error is None else "failed", self._output, error=error)
         self._store(body, self._bytes)
 
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
-
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return self._end(result.usage)[1]
 
@@ -151,9 +145,6 @@ class ResponseEvents:
         events, body = self._end(usage)
         kind = f"response.{body['status']}"
         return joined([events, self._event(kind, long=True, response=body)])
-
-    def end_of_stream(self) -> bytes:
-        return b""
 
     def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
         events = self._unanswered()

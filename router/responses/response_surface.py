@@ -14,6 +14,7 @@ from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
+from ..surface import Surface
 from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
 from .continued_conversation import ContinuedConversation, Conversations
@@ -26,7 +27,7 @@ from .response_tools import ResponseTools, read_response_tools
 RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 
 
-class Responses:
+class Responses(Surface):
     """POST /v1/responses, for one request."""
 
     path = "/v1/responses"
