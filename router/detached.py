@@ -12,10 +12,8 @@ from ..shared.telemetry.logs import logger
 from .errors import ApiError, internal_error, to_api_error
 from .http.access_log import AccessRecord
 from .http.key_owner import KeyOwner
-from .http.long_events import Events
 from .options import RouterOptions
 from .surface import BackgroundWork, HeldResponse
-from .write_outputs import write_events
 
 log = logger("router")
 
@@ -39,21 +37,17 @@ async def run_detached(
 ) -> None:
     """Wait until the response is ``computed``, and tell it how it ended. ``held`` are the limits
     within which it runs."""
-    last: Events = b""
     with held:
         try:
             await computed
         except asyncio.CancelledError:
-            last = response.abandoned(None)
+            response.abandoned(None)
         except Exception as error:
             failure = _failure(error, options)
             work.access.error = failure.code or failure.kind
             count_error(failure.status)
-            last = response.abandoned(failure)
+            response.abandoned(failure)
         finally:
-            if work.log is not None:
-                await write_events(work.log, last)
-                await work.log.end_stream()
             work.ended()
             if options.access_log:
                 work.access.log()

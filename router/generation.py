@@ -255,7 +255,6 @@ class ChoiceDelta:
     asked: Sequence[ApprovalRequest] = ()  # calls that the client has to approve, the last
     began: GenerationRequest | None = None  # a later generation, before all others
     error: RequestError | None = None
-    compacted: str = ""  # the summary that stands for the conversation, before that
 
 
 @dataclass(frozen=True, slots=True)

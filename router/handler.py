@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -114,7 +114,8 @@ class GenerateHandler:
             response = surface.response(request, int(time.time()))
             if isinstance(response, HeldResponse) and response.background is not None:
                 self._detach(exchange, request, response, response.background, deadline)
-                await self._answer_early(exchange, response, response.background)
+                body = await encode(response.so_far())
+                await exchange.respond_in_pieces(200, body, JSON_TYPE)
                 return
             reserved = self._reserved(exchange, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
@@ -183,8 +184,6 @@ class GenerateHandler:
             limits.enter_context(self._reserved(detached, request))
             limits.enter_context(self.prompts.share()).take(request.prompt_tokens)
             response.hold(limits.enter_context(self.answers.share()))
-            if work.log is not None:
-                work.log.hold(limits.enter_context(self.answers.share()))
             held = limits.pop_all()
         computed = _by(deadline, self._compute_detached(request, response, work, deadline))
         count_error = self.metrics.count_error
@@ -205,33 +204,9 @@ class GenerateHandler:
         with RequestMetrics(self.metrics, request, work.access) as metrics:
             served = self._outputs(request, work.access, deadline)
             async with aclosing(served) as outputs:
-                if work.log is not None:
-                    await stream_outputs(work.log, outputs, metrics, response, wide=request.wide)
-                else:
-                    await collect_outputs(outputs, metrics, response.add)
-                    metrics.finish(usage)
-                    response.whole(GenerationResult([], usage=usage))
-
-    async def _answer_early(
-        self, exchange: HttpExchange, response: HeldResponse, work: BackgroundWork
-    ) -> None:
-        if work.log is not None:
-            await self.follow(exchange, work.log.after(-1))
-        else:
-            await exchange.respond_in_pieces(200, await encode(response.so_far()), JSON_TYPE)
-
-    async def follow(self, exchange: HttpExchange, events: AsyncGenerator[bytes, None]) -> None:
-        """Write the events of a log to a client, until the last one."""
-
-        async def write() -> None:
-            await exchange.start_stream()
-            async with aclosing(events) as bursts:
-                async for burst in bursts:
-                    await exchange.write(burst)
-            await exchange.end_stream()
-
-        deadline = asyncio.get_running_loop().time() + self._options.request_timeout
-        await self._unless_gone(exchange, write(), deadline)
+                await collect_outputs(outputs, metrics, response.add)
+            metrics.finish(usage)
+            response.whole(GenerationResult([], usage=usage))
 
     async def ended(self) -> None:
         """Wait for what is computed in the background."""
@@ -307,7 +282,7 @@ class GenerateHandler:
             response.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs, kept_alive(exchange, response):
+            async with aclosing(served) as outputs, kept_alive(exchange, response.ping()):
                 await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
 
     def _outputs(

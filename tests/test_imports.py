@@ -108,6 +108,7 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "surface",
     ),
     "batches": (
         "access",
@@ -149,7 +150,7 @@ ROUTER = {
     "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
-        "served_model",
+        *("served_model", "surface"),
     ),
     "placement": (),
     "requests": ("errors", "http", "options", "served_model"),

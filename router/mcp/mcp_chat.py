@@ -19,7 +19,7 @@ from .approvals import ApprovalAnswer
 from .mcp_servers import McpServers
 from .mcp_tools import Offered, as_function, is_mcp, offer_tools
 from .request_approvals import RequestApprovals
-from .rounds import RoundCompaction, Rounds
+from .rounds import Rounds
 
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 
@@ -39,15 +39,11 @@ class McpChat:
         most_calls: int | None = None,
         approvals: RequestApprovals | None = None,
         grammars: ToolGrammars = NO_GRAMMARS,
-        compaction: RoundCompaction | None = None,
     ) -> GenerationRequest:
-        """Check a body, and tokenize it; ``approvals``, ``grammars`` of its functions and the
-        ``compaction`` between rounds are those of an API that has them. Raises ``RequestError``."""
+        """Check a body, and tokenize it; ``approvals`` and ``grammars`` of its functions are those
+        of an API that has them. Raises ``RequestError``."""
         if _names_servers(body):
-            request, rounds = self._with_rounds(
-                body, model, options, most_calls, approvals, grammars
-            )
-            return replace(request, rounds=replace(rounds, compaction=compaction))
+            return self._with_rounds(body, model, options, most_calls, approvals, grammars)
         if approvals is not None:
             _check_answers(approvals.answers, Offered(body))
         return parse_chat(self._with_offer(body, options), model, options, grammars)
@@ -86,7 +82,7 @@ class McpChat:
         most_calls: int | None,
         approvals: RequestApprovals | None,
         grammars: ToolGrammars,
-    ) -> tuple[GenerationRequest, Rounds]:
+    ) -> GenerationRequest:
         ignored: set[str] = set()
         servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
@@ -107,7 +103,7 @@ class McpChat:
             most_rounds=options.mcp_max_rounds,
             most_calls=most_calls,
         )
-        return replace(request, ignored={*ignored, *request.ignored}), rounds
+        return replace(request, ignored={*ignored, *request.ignored}, rounds=rounds)
 
 
 class McpChatCompletions(ChatCompletions):

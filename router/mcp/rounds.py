@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..generation import (
@@ -29,43 +29,13 @@ from .turn import ModelTurn, TurnCall
 
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
-Messages = list[dict[str, Any]]
 RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSummary:
-    """What the model wrote instead of the conversation."""
-
-    text: str
-    tokens: list[int]
-
-
-class RoundCompaction(Protocol):
-    """Compacts the conversation of a request whose prompt has more tokens than ``threshold``."""
-
-    @property
-    def threshold(self) -> int: ...
-
-    async def summary(
-        self,
-        messages: Messages,
-        name: str,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-    ) -> RoundSummary | None:
-        """Let the model write a summary, as the request ``name``; ``None`` if there is no room for
-        it, or if it is empty."""
-
-    def compacted(self, summary: str) -> Messages:
-        """The messages in which the summary stands for what the model wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The rounds of one request. ``parse`` makes the request of a body; ``most_calls`` and
-    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``. Between
-    rounds there may be a ``compaction``."""
+    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
 
     body: dict[str, Any]
     tools: Mapping[str, ServerTool]
@@ -76,7 +46,6 @@ class Rounds:
     run: RunCall
     most_rounds: int
     most_calls: int | None = None
-    compaction: RoundCompaction | None = None
 
     @cached_property
     def approved(self) -> Mapping[str, ApprovalAnswer]:
@@ -148,10 +117,6 @@ class Rounds:
             if asked or len(mine) < len(turn.calls):
                 break  # the client approves or runs the others
             following = await self._following(request, turn, executed, state, parse)
-            summary = await self._summary(request, state, generate, parse)
-            if summary is not None:
-                yield [ChoiceDelta(0, tokens=summary.tokens, compacted=summary.text)]
-                following = await self._compacted(request, summary, state, parse)
             if following is None:
                 turn.finish_reason = "length"
                 break
@@ -209,41 +174,9 @@ class Rounds:
         parse: Parsing,
     ) -> GenerationRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
-        state.prompt_tokens = 0
         if not state.has_tokens_left(turn.tokens):
             return None
         return await self._parsed(request, state, parse, lambda: state.add(turn, executed))
-
-    async def _summary(
-        self,
-        request: GenerationRequest,
-        state: _Progress,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-    ) -> RoundSummary | None:
-        """The summary that comes before the next round, if that has too long a prompt."""
-        compaction = self.compaction
-        if compaction is None or not compaction.threshold < state.prompt_tokens:
-            return None
-        if state.shortest > compaction.threshold:  # the last summary was of no use
-            return None
-        name = f"{_root(request)}.summary{state.rounds}"
-        return await compaction.summary(state.body["messages"], name, generate, parse)
-
-    async def _compacted(
-        self, request: GenerationRequest, summary: RoundSummary, state: _Progress, parse: Parsing
-    ) -> GenerationRequest | None:
-        """The request of the next round, after a summary."""
-        compaction = self.compaction
-        assert compaction is not None
-
-        def shorten() -> None:
-            state.body = state.body | {"messages": compaction.compacted(summary.text)}
-
-        state.rounds -= 1  # it is the same round
-        following = await self._parsed(request, state, parse, shorten)
-        state.shortest = state.prompt_tokens
-        return following
 
     async def _parsed(
         self,
@@ -266,25 +199,21 @@ class Rounds:
 
         try:
             parsed = await parse(work)
-        except ContextError as error:
-            state.prompt_tokens = error.length
+        except ContextError:
             return None
-        state.prompt_tokens = parsed.prompt_tokens
-        name = f"{_root(request)}.{state.rounds}"
+        root = request.request_id.partition(".")[0]  # of the first round
+        name = f"{root}.{state.rounds}"
         return replace(parsed, request_id=name, stream=request.stream)
 
 
 @dataclass
 class _Progress:
-    """The body of the next round, and what has been used so far: ``prompt_tokens`` are those of the
-    next round, or 0, and ``shortest`` those after the last summary."""
+    """The body of the next round, and what has been used so far."""
 
     body: dict[str, Any]
     rounds: int = 0
     calls: int = 0
     executed: int = 0
-    prompt_tokens: int = 0
-    shortest: int = 0
 
     def resume(self, executed: Sequence[ExecutedCall]) -> None:
         """Enter the results of calls that the chat has already."""
@@ -325,11 +254,6 @@ async def _generated(
                 turn.take(output) if isinstance(output, ChoiceDelta) else output
                 for output in arrived
             ]
-
-
-def _root(request: GenerationRequest) -> str:
-    """The name of the whole request, with which those of its rounds begin."""
-    return request.request_id.partition(".")[0]
 
 
 def _begun(index: int, call: ApprovalAnswer) -> CallDelta:

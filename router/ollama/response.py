@@ -17,6 +17,7 @@ from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
 from ..requests.call_arguments import read_arguments
 from ..result import GenerationResult
+from ..surface import Response
 from .request import OllamaRequest, OnlyLoadsError
 
 
@@ -30,7 +31,7 @@ class OllamaErrors:
         return dump(self.error_body(error)) + b"\n"
 
 
-class OllamaResponse:
+class OllamaResponse(Response):
     """Formats one response; ``chat`` tells the two routes apart."""
 
     def __init__(self, request: OllamaRequest, *, chat: bool) -> None:
@@ -44,9 +45,6 @@ class OllamaResponse:
         self._entries = TokenEntries(request.model.tokenizer, texts)
         self._tokens = new_tokens()  # of a streamed answer whose context is returned
         self._lines = StampedTemplates(self._text_line)
-
-    def opening(self) -> bytes:
-        return b""
 
     def chunk(self, delta: ChoiceDelta) -> Events:
         """A line for new text; calls are written whole, once they are."""
@@ -75,14 +73,8 @@ class OllamaResponse:
         content = {**self._content("", ""), **end}
         return [LongEvent(b"", self._body(content, done=True, made=_timestamp()), b"\n")]
 
-    def end_of_stream(self) -> bytes:
-        return b""
-
     def choice_logprobs(self) -> OllamaLogprobs | None:
         return OllamaLogprobs(self._entries) if self._request.logprobs is not None else None
-
-    def prompt_logprobs(self) -> None:
-        return None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         (choice,) = result.choices

@@ -17,6 +17,7 @@ from ..http.long_events import Events, joined
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
+from ..surface import Response
 from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
@@ -75,7 +76,7 @@ class ChatLogprobsEncoder(EncodedEntries):
         return {"content": self.content, "refusal": None}
 
 
-class ChatResponse:
+class ChatResponse(Response):
     """Formats one response; ``created`` is its Unix time."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:

@@ -8,18 +8,15 @@ from typing import Any
 from ..access.key_usage import KeyUsage
 from ..errors import ApiError
 from ..http.access_log import AccessRecord
-from .event_log import EventLog
 from .response_events import ResponseEvents
 
 
 class BackgroundRun:
-    """One response while it is computed. ``log`` has its events, if the client wants any, and
-    ``access`` is its line in the access log."""
+    """One response while it is computed. ``access`` is its line in the access log."""
 
-    def __init__(self, runs: BackgroundRuns, owner: str, path: str, *, logged: bool) -> None:
+    def __init__(self, runs: BackgroundRuns, owner: str, path: str) -> None:
         self.owner = owner
         self.access = AccessRecord("BACKGROUND", path, status=200)
-        self.log = EventLog(self.access) if logged else None
         self._runs = runs
         self._events: ResponseEvents
         self._task: asyncio.Task[None] | None = None
@@ -50,8 +47,6 @@ class BackgroundRun:
 
     def ended(self) -> None:
         """Forget the run; the response is stored by now."""
-        if self.log is not None:
-            self.log.end()
         self._runs.remove(self)
 
 

@@ -28,8 +28,7 @@ from ..mcp.approval_items import REQUEST
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
-from ..surface import BackgroundWork
-from .input_items import UNSPOKEN, compaction_item, encoded
+from ..surface import BackgroundWork, Response
 from .output_item import EVENTS, OutputItem
 from .raw_messages import NO_MESSAGES, RawMessages
 from .response_body import ENDED, response_body
@@ -40,7 +39,7 @@ from .response_tools import CalledTool
 Store = Callable[[dict[str, Any], int], None]
 
 
-class ResponseEvents:
+class ResponseEvents(Response):
     """Formats one response. Its output is kept, whether it is streamed or not: the last event has
     all of it. Without a stream no events are written."""
 
@@ -64,9 +63,6 @@ class ResponseEvents:
         self._memory: MemoryShare | None = None
         self._number = 0
         self._raw = RawMessages(request) if asked.enable_response_messages else None
-        self._begin()
-
-    def _begin(self) -> None:
         self._open: OutputItem | None = None  # what is being written
         self._output: list[dict[str, Any]] = []
         self._finish: str | None = None
@@ -96,21 +92,13 @@ class ResponseEvents:
         """The response in progress, with the items that are complete."""
         return self._body(self._begun_status, self._output)
 
-    def abandoned(self, error: ApiError | None) -> Events:
-        """The end of a response in the background: with an error, or because it is cancelled."""
+    def abandoned(self, error: ApiError | None) -> None:
+        """End a response in the background: with an error, or because it is cancelled."""
         self._finish = "length"  # no item is complete
-        events = self._ended() + self._unanswered()
+        self._ended()
+        self._unanswered()
         body = self._body("cancelled" if error is None else "failed", self._output, error=error)
         self._store(body, self._bytes)
-        if error is None:
-            return joined([events])
-        return joined([events, self._event("response.failed", long=True, response=body)])
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return self._end(result.usage)[1]
@@ -118,15 +106,8 @@ class ResponseEvents:
     # ---- the events of a stream --------------------------------------------------------------
 
     def opening(self) -> Events:
-        events: EventParts = []
-        if self.background is not None:
-            queued = self._body("queued", [])
-            events = self._event("response.created", long=True, response=queued)
-            events += self._event("response.queued", long=True, response=queued)
-        self._begun_status = "in_progress"
         body = self._body("in_progress", [])
-        if self.background is None:
-            events = self._event("response.created", long=True, response=body)
+        events = self._event("response.created", long=True, response=body)
         events += self._event("response.in_progress", long=True, response=body)
         return joined([events, self._listed(self._request.rounds)])
 
@@ -139,7 +120,7 @@ class ResponseEvents:
 
     def _items(self, delta: ChoiceDelta) -> EventParts:
         """The events of the items that a delta belongs to."""
-        events = self._compacted(delta.compacted) if delta.compacted else []
+        events: EventParts = []
         if delta.began is not None and delta.began.rounds is not None:
             events += self._listed(delta.began.rounds)
         if delta.reasoning:
@@ -165,12 +146,9 @@ class ResponseEvents:
         kind = f"response.{body['status']}"
         return joined([events, self._event(kind, long=True, response=body)])
 
-    def end_of_stream(self) -> bytes:
-        return b""
-
     def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
         events = self._unanswered()
-        spoken = any(item["type"] not in UNSPOKEN for item in self._output)
+        spoken = any(item["type"] != "mcp_list_tools" for item in self._output)
         events += [] if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
@@ -255,17 +233,6 @@ class ResponseEvents:
         }
         self._output.append(item)
         self._take(len(asked.arguments))
-        for name in ("response.output_item.added", "response.output_item.done"):
-            events += self._event(name, long=True, output_index=index, item=item)
-        return events
-
-    def _compacted(self, summary: str) -> EventParts:
-        """The item of a summary of the conversation, which appears whole."""
-        index = len(self._output)
-        item = compaction_item(f"cmp_{uuid.uuid4().hex}", encoded(summary))
-        self._output.append(item)
-        self._take(len(summary))
-        events: EventParts = []
         for name in ("response.output_item.added", "response.output_item.done"):
             events += self._event(name, long=True, output_index=index, item=item)
         return events

@@ -14,7 +14,6 @@ from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
-from .compaction.context_management import CompactionEntries
 from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
 
 MAX_METADATA = 16
@@ -100,6 +99,7 @@ class CreateResponseRequest(BodyModel):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background_options": ({},),
+        "context_management": (),
         "conversation": (),
         "ec_transfer_params": (),
         "image": (),
@@ -115,7 +115,6 @@ class CreateResponseRequest(BodyModel):
     model: Any = None
     input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])]
     background: bool = False
-    context_management: CompactionEntries | None = None
     enable_response_messages: bool = False
     include: Annotated[list[Any], Field(max_length=16), DocumentedAs(list[Literal[INCLUDABLE]])] = (
         Field(default_factory=list)
@@ -195,6 +194,9 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
     if asked.background and not asked.store:
         message = "background can only be used when `store` is true."
         raise invalid(message, "background", "invalid_value")
+    if asked.background and asked.stream:
+        message = "'stream' is not available with 'background'; leave one of the two out."
+        raise invalid(message, "stream", "unsupported_value")
     ReasoningOptions.read(asked.reasoning, ignored, "reasoning.", at="reasoning")
     TextConfig.read(asked.text, ignored, "text.", at="text")
 
