@@ -137,8 +137,10 @@ class _Receiving:
                 self._peer.link.moved(self._end - self._sequence.computed, self._done)
             return TransferResult(self._bytes, self._done, self._end, max(self._first_tokens))
         except TransferError as error:
-            error.computing = self._transfer.state is DecodeState.RECEIVING
-            raise await self._explained(error) from None
+            if self._transfer.state is not DecodeState.RECEIVING:
+                raise
+            last = await self._explained(error)
+            raise type(last)(str(last), cause=last.cause, computing=True) from error
         finally:
             await uninterrupted(self._close())
 
@@ -221,7 +223,7 @@ class _Receiving:
     async def _explained(self, error: TransferError) -> TransferError:
         """A better error for a lost peer, if its head reports within a moment that its rank ended,
         or has ended itself."""
-        if not error.computing or error.cause is not Cause.PEER_LOST:
+        if error.cause is not Cause.PEER_LOST:
             return error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MESSAGE_SECONDS):
@@ -230,7 +232,7 @@ class _Receiving:
                         self._handle(await self._attempt.events.get())
                     except TransferError as other:
                         if other.cause is Cause.DIED or isinstance(other, PeerLostError):
-                            other.computing, error = True, other
+                            error = other
                             break
         return error
 

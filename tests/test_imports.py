@@ -365,7 +365,7 @@ def loaded_by(module: str) -> set[str]:
         ("tandem.router.server", {"torch", "transformers", "triton"}),
         ("tandem.shared.text.tokenizer", {"torch", "transformers", "triton"}),
         (
-            "tandem.shared.engine.rank.setup",
+            "tandem.shared.engine.rank.loading",
             {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
         ),
         ("tandem.shared.engine.rank.runner", {"msgpack", "msgspec", "zmq", "grpc", "pydantic"}),

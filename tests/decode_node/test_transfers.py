@@ -297,9 +297,7 @@ async def test_what_cannot_end_in_time_is_not_begun() -> None:
 
 
 def _lost(*, computing: bool) -> TransferError:
-    error = PeerLostError("gone")
-    error.computing = computing
-    return error
+    return PeerLostError("gone", computing=computing)
 
 
 async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:

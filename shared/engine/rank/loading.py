@@ -1,17 +1,12 @@
-"""Builds a rank from the head's settings: the model on its device, the cache, the data plane.
+"""The model of a rank, loaded on its device, and its cache.
 
 Everything heavy is imported here, so that a rank that ends at once never pays for it.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
-import os
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,13 +14,6 @@ from ....kernels.errors import KernelUnavailableError
 from ...config.fields import json_object
 from ...config.kv_dtypes import SCALED_AS_A_WHOLE
 from ...errors import StartupError
-from ...handoff.carriers.carrier_option import allows, not_possible
-from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
-from ...handoff.carriers.cuda_ipc import NO_GPU
-from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
-from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
-from ...handoff.carriers.device import DEVICE_BYTES, DeviceError
-from ...handoff.plane.messages import Event
 from ...kv.backing import Backing
 from ...kv.cache import KVCache
 from ...kv.layout import UNSCALED, WholeScales
@@ -38,16 +26,12 @@ from ...weights.footprint import parameter_sizes
 from ...weights.kv_scales import read_kv_scales
 from ...weights.source import open_source
 from ...weights.transfer import in_words
-from ..device import device_named, operators_for
+from ..device import operators_for
 from ..device_memory import free_memory, report
 from ..messages import LoadFormats, RankSettings
+from .device import data_plane_bytes
+from .group import meet
 from .runner import ModelRunner, lacks_memory, runner_of
-
-if TYPE_CHECKING:
-    from ...handoff.plane.data_plane import DataPlane
-
-RENDEZVOUS_SECONDS = 60
-_LOOPBACKS = {"lo", "lo0"}  # Linux and macOS
 
 log = logging.getLogger(__name__)
 
@@ -102,33 +86,10 @@ class LoadedModel:
             ) from None
 
 
-def open_device(settings: RankSettings) -> torch.device:
-    """Open the device that the settings name. Raises ``StartupError``."""
-    device = device_named(settings.device, settings.device_index)
-    if device.type == CPU and settings.carrier == CUDA_IPC:
-        raise not_possible(CUDA_IPC, NO_GPU)
-    return device
-
-
-def bind_threads(settings: RankSettings, device: torch.device) -> None:
-    """Give each thread of the compiled kernels a core, if the node's ranks have a thread for each.
-
-    Threads that exist already, of the data plane for one, still run anywhere.
-    """
-    if device.type != CPU or settings.cpu_kernels == "torch" or settings.threads == 1:
-        return
-    from ....kernels.cpu.thread_cores import bind, usable_cores
-
-    cores = usable_cores()
-    if settings.threads * settings.size == len(cores):
-        first = settings.rank * settings.threads
-        bind(cores[first : first + settings.threads])
-
-
 def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
     """Load this rank's part of the model, after meeting the other ranks if there are any."""
     torch.set_num_threads(settings.threads)
-    tp = _meet(settings, device)
+    tp = meet(settings, device)
     overrides = json_object("--hf-overrides", settings.hf_overrides)
     operators = operators_for(
         device, cpu_kernels=settings.cpu_kernels, decode_kernel=settings.decode_kernel
@@ -195,11 +156,6 @@ def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:
     return RankMemory(free, taken, loaded.bytes_per_block)
 
 
-def data_plane_bytes(carrier: str, device: torch.device) -> int:
-    """Bytes of a GPU that ``free_memory`` counts and the cache must leave to the data plane."""
-    return DEVICE_BYTES if device.type == CUDA and allows(carrier, CUDA_IPC) else 0
-
-
 def backing_of(cache: KVCache) -> Backing | None:
     """A started ``Backing``, which populates the cache's memory ahead of use; ``None`` on devices
     whose memory is there from the start."""
@@ -208,83 +164,3 @@ def backing_of(cache: KVCache) -> Backing | None:
     backing = Backing((each for layer in cache.layers for each in layer), cache.block_size)
     backing.start()
     return backing
-
-
-def layer_marker(device: torch.device) -> Callable[[], Callable[[], None]] | None:
-    """See ``ComputedLayers``; ``None`` on devices that compute a layer before it is announced."""
-    return marker(device) if device.type == "cuda" else None
-
-
-def start_data_plane(
-    settings: RankSettings, cache: KVCache, on_event: Callable[[Event], None]
-) -> DataPlane:
-    """Open this rank's end of the data plane. Raises ``StartupError``."""
-    # The carriers' libraries are installed only where KV is handed over.
-    from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
-    from ...handoff.plane.data_plane import DataPlane
-    from ...handoff.plane.settings import DataPlaneConfig
-
-    plane = settings.data_plane
-    assert plane is not None
-    config = DataPlaneConfig(
-        node_id=plane.node_id,
-        epoch=plane.epoch,
-        rank=settings.rank,
-        tp_size=settings.size,
-        listen_host=plane.host,
-        listen_port=plane.port,
-        carrier=plane.carrier,
-        curve=plane.curve,
-        max_peers=plane.max_peers,
-        staging_slots=max(2, plane.staging_bytes // DEFAULT_SLOT_BYTES),
-    )
-    device = _gpu(cache.device, config.carrier)
-    data_plane = DataPlane(config, cache, on_event, device=device)
-    data_plane.start()
-    return data_plane
-
-
-def _gpu(device: torch.device, carrier: str) -> Gpu | None:
-    """The GPU as the data plane uses it, if it can. Raises ``StartupError``."""
-    if device.type != "cuda":
-        return None
-    try:
-        return Gpu(CudaDriver(device.index or 0), device)
-    except DeviceError as error:  # another vendor's GPU, which torch calls cuda too
-        if carrier == CUDA_IPC:
-            raise not_possible(CUDA_IPC, str(error)) from None
-        log.warning("KV of this GPU is transferred through the host: %s", error)
-        return None
-
-
-def _meet(settings: RankSettings, device: torch.device) -> TensorParallel:
-    if settings.size == 1:
-        return TensorParallel()
-    _stay_on_this_host()
-    try:
-        torch.distributed.init_process_group(
-            "nccl" if device.type == CUDA else "gloo",
-            init_method=settings.rendezvous,
-            rank=settings.rank,
-            world_size=settings.size,
-            timeout=datetime.timedelta(seconds=RENDEZVOUS_SECONDS),
-            # With it NCCL connects at once: missing libraries are noticed now, and its memory is
-            # taken before the cache is planned.
-            device_id=device if device.type == CUDA else None,
-        )
-        control = torch.distributed.new_group(backend="gloo")
-    except (RuntimeError, ValueError) as error:
-        raise StartupError(
-            f"rank {settings.rank} did not meet the other {settings.size - 1} at "
-            f"{settings.rendezvous} within {RENDEZVOUS_SECONDS} s: {str(error).splitlines()[0]}"
-        ) from None
-    return TensorParallel(settings.rank, settings.size, control=control)
-
-
-def _stay_on_this_host() -> None:
-    """Ranks of a node share a host, so they listen for each other on loopback only. Otherwise gloo
-    takes the address of the host's name, and NCCL that of any interface. The environment wins."""
-    names = {name for _, name in socket.if_nameindex()}
-    for name in _LOOPBACKS & names:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
