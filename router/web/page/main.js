@@ -23,7 +23,7 @@ class Page {
     this.store = new ChatStore();
     this.models = [];
     this.picker = at("model");
-    this.chat = new ChatView(this.store, () => this.chosenModel(), chat => this.onChat(chat));
+    this.chat = new ChatView(this.store, () => this.chosenModel(), () => this.onChat());
     this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
     this.cluster = null;
   }
@@ -47,7 +47,7 @@ class Page {
     this.findModels();
     const last = sessionStorage.getItem(CHAT);
     if (last) await this.chat.open(last);
-    this.sidebar.refresh(this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   addButtons() {
@@ -82,7 +82,7 @@ class Page {
     event.preventDefault();
     const taken = this.view === "chat" && !document.querySelector("dialog[open]");
     data.dropEffect = taken ? "copy" : "none";
-    if (taken && event.type === "drop") this.chat.attach(data.files);
+    if (taken && event.type === "drop") this.chat.composer.attach(data.files);
   }
 
   async showView() {
@@ -96,7 +96,7 @@ class Page {
     document.title = view === "cluster" ? "Cluster · Tandem" : "Tandem";
     document.body.dataset.view = view;
     this.settingsButton.hidden = view !== "chat";
-    if (view === "chat") this.chat.field.focus();
+    if (view === "chat") this.chat.composer.field.focus();
     if (view === "cluster") await this.makeCluster();
     this.cluster?.show(this.view === "cluster");
   }
@@ -124,10 +124,10 @@ class Page {
 
   // ---- chats ---------------------------------------------------------------------------------
 
-  onChat(chat) {
+  onChat() {
     if (!this.sidebar) return;
-    sessionStorage.setItem(CHAT, chat.id);
-    this.sidebar.refresh(chat.id);
+    sessionStorage.setItem(CHAT, this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   async openChat(id) {
@@ -228,7 +228,7 @@ class Page {
     if (event.key === "Escape" && this.chat.running) return () => this.chat.stop();
     if (typing) return null;
     if (event.key === "?") return showShortcuts;
-    return event.key === "/" && this.view === "chat" ? () => this.chat.field.focus() : null;
+    return event.key === "/" && this.view === "chat" ? () => this.chat.composer.field.focus() : null;
   }
 
   searchChats() {
