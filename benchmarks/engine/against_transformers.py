@@ -1,14 +1,15 @@
 """The engine on a CPU against transformers: Qwen3-0.6B's shape, random weights, bf16, two threads.
 
-``python -m tandem.benchmarks.engine``. Tandem is measured through its Python API, with the
-scheduler, the rank's process and the sampler in the figures: with compiled kernels, and with the
-default, torch's operators. transformers is measured by its forward pass alone, with a cache that is
-filled rather than prefilled before decoding. Each side runs in a process of its own; the sides
-alternate, and a figure is the median of its rounds (what takes a side longer than a minute is
-measured in one round only). A prompt is computed several times a round, and the first time, in
-which memory is taken and kernels are made, does not count unless it shows that one takes long. The
-limits (products, reads) are measured by the same processes: products in the better of bf16 and
-fp32, because not every CPU multiplies bf16.
+    python -m tandem.benchmarks.engine.against_transformers
+
+Tandem is measured through its Python API, with the scheduler, the rank's process and the sampler in
+the figures: with compiled kernels, and with the default, torch's operators. transformers is
+measured by its forward pass alone, with a cache that is filled rather than prefilled before
+decoding. Each side runs in a process of its own; the sides alternate, and a figure is the median of
+its rounds (what takes a side longer than a minute is measured in one round only). A prompt is
+computed several times a round, and the first time, in which memory is taken and kernels are made,
+does not count unless it shows that one takes long. The limits (products, reads) are measured by the
+same processes: products in the better of bf16 and fp32, because not every CPU multiplies bf16.
 """
 
 from __future__ import annotations
@@ -178,7 +179,14 @@ NAMES = {f"prefill {n}" for n in PREFILL_GOALS} | {f"decode {n}" for n in DECODE
 
 def run_side(side: str, folder: str, wanted: set[str]) -> dict[str, tuple[float, float]]:
     """Each figure of a side, and the seconds that it took."""
-    command = [sys.executable, "-m", "tandem.benchmarks.engine", side, folder, *wanted]
+    command = [
+        sys.executable,
+        "-m",
+        "tandem.benchmarks.engine.against_transformers",
+        side,
+        folder,
+        *wanted,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -248,13 +256,13 @@ def main() -> None:
     if len(sys.argv) > 2:
         print_side(sys.argv[1], sys.argv[2], set(sys.argv[3:]))
         return
-    from ..shared.builtin_model import builtin_model_path
+    from tandem.shared.builtin_model import builtin_model_path
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(builtin_model_path() / file, folder)
-        print(write("engine", rows_of(measure_all(folder))).read_text())
+        print(write("engine/against_transformers", rows_of(measure_all(folder))).read_text())
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import json
 import sys
 import time
 
-from ...shared.config import EngineConfig
-from ...shared.engine.api.engine import Engine
-from ...shared.errors import TandemError
+from tandem.shared.config import EngineConfig
+from tandem.shared.engine.api.engine import Engine
+from tandem.shared.errors import TandemError
 
 
 def main() -> None:
