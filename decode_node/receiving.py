@@ -19,10 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from ..proto import tandem_pb2 as pb
-from ..proto.capabilities import needed
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.reception import Reception
@@ -190,13 +187,6 @@ class _Receiving:
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,
         )
-        lacking = needed(request) - self._peer.capabilities
-        if lacking:
-            raise TransferError(
-                f"{self._peer.address} runs an older version, which does not support "
-                f"{', '.join(sorted(lacking))}",
-                cause=Cause.REFUSED,
-            )
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
@@ -322,7 +312,7 @@ async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
     """Pass the peer's messages on; then a ``TransferError``, unless the last one was an outcome."""
     try:
         with calling():
-            while (event := await call.read()) is not _END:
+            async for event in call:
                 events.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
@@ -330,7 +320,3 @@ async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
         events.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
     except TransferError as error:
         events.put_nowait(error)
-
-
-# The value of ``read`` at the end of a stream; the type stubs of grpc lack it.
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..proto import tandem_pb2 as pb
+from ..proto.packed_logprobs import MAX_LOGPROBS
 from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from ..shared.text.reasoning import NO_PARSER
@@ -25,8 +26,6 @@ from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
 EarlyStopping = Literal[False, True, "never"]
-# With this many logprobs of one token or more, they are formatted in a thread.
-WIDE_ALTERNATIVES = 1024
 
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
@@ -101,8 +100,8 @@ class BeamOptions:
 
     @property
     def alternatives(self) -> int:
-        """Continuations of one beam that have to be known."""
-        return self.ranked + len(self.ends)
+        """Continuations of one beam that are known."""
+        return min(MAX_LOGPROBS, self.ranked + len(self.ends))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +158,6 @@ class GenerationRequest:
         if self.prompt_logprobs is None and self.text.echo:
             return self.logprobs
         return self.prompt_logprobs
-
-    @property
-    def wide(self) -> bool:
-        """True if formatting the logprobs of a single token takes long."""
-        return max(self.logprobs or 0, self.prompt_alternatives or 0) >= WIDE_ALTERNATIVES
 
     @property
     def prompt_tokens(self) -> int:

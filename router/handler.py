@@ -37,7 +37,7 @@ from .served_model import ServedModel
 from .surface import BackgroundWork, HeldOutput, HeldResponse, Response, Surface
 from .telemetry.metrics import Metrics
 from .telemetry.request_metrics import RequestMetrics
-from .write_outputs import collect_outputs, collect_wide, stream_outputs
+from .write_outputs import collect_outputs, stream_outputs
 
 log = logger("router")
 
@@ -283,7 +283,7 @@ class GenerateHandler:
         with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs, kept_alive(exchange, response.ping()):
-                await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
+                await stream_outputs(exchange, outputs, metrics, response)
 
     def _outputs(
         self, request: GenerationRequest, access: AccessRecord, deadline: float
@@ -311,10 +311,7 @@ class GenerateHandler:
         with RequestMetrics(self.metrics, request, access) as metrics:
             served = self._outputs(request, access, deadline)
             async with aclosing(served) as outputs:
-                if request.wide and isinstance(collector, ResultCollector):
-                    await collect_wide(outputs, metrics, collector)
-                else:
-                    await collect_outputs(outputs, metrics, collector.add)
+                await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
         if result.call_characters <= SHORT_CALLS and not result.vectors:

@@ -149,26 +149,17 @@ class ResultCollector:
 
     def add(self, output: Output) -> None:
         """Add the next output of the request."""
-        self.take(self.format(output))
-
-    def take(self, size: int) -> None:
-        """Count this many more bytes."""
-        self._memory.take(size)
-
-    def format(self, output: Output) -> int:
-        """Add an output without counting the bytes by which the result grows, which it returns. May
-        run in a thread."""
         match output:
             case ChoiceDelta():
                 choice = self._result.choices[output.index]
-                return choice.add(output, keep_tokens=self._request.return_token_ids)
+                grown = choice.add(output, keep_tokens=self._request.return_token_ids)
+                self._memory.take(grown)
             case PromptScores():
-                return self._add_scores(output)
+                self._memory.take(self._add_scores(output))
             case PromptEmbedded():
                 self._result.vectors[output.prompt] = output.values
                 # With the JSON that it becomes: about 20 bytes for each of four.
-                return 6 * len(output.values)
-        return 0
+                self._memory.take(6 * len(output.values))
 
     def result(self, usage: Usage) -> GenerationResult:
         """The whole result, after the last output."""

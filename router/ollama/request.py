@@ -22,7 +22,7 @@ from ..openai.chat_messages import MAX_MESSAGES, MAX_TOOL_CALLS
 from ..openai.chat_request import parse_chat
 from ..openai.completion_request import parse_completion
 from ..openai.generation_body import MAX_STOPS, StopString
-from ..openai.logprob_fields import read_alternatives
+from ..openai.logprob_fields import check_alternatives
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import Tools
 from ..options import RouterOptions
@@ -291,7 +291,7 @@ def _generation_body(
     """The fields that chat completions and completions have in common."""
     if asked.top_logprobs and not asked.logprobs:
         raise invalid("'top_logprobs' is only allowed when 'logprobs' is true", "top_logprobs")
-    read_alternatives("top_logprobs", asked.top_logprobs, model, options)
+    check_alternatives("top_logprobs", asked.top_logprobs, options)
     body = {theirs: getattr(sampling, name) for name, theirs in OPENAI_NAMES.items()}
     body["stream"] = asked.stream
     if asked.format == "json":

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import invalid
 from ..generation import EarlyStopping
 from ..requests.body_errors import too_long, wrong_type
@@ -18,7 +19,6 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
 MAX_ALLOWED_IDS = 1024
 MAX_BIAS = 1024
-MAX_LOGPROB_TOKEN_IDS = 128
 MAX_WORDS = 256
 MAX_WORD_LENGTH = 256
 MAX_STREAM_OPTIONS = 16
@@ -95,7 +95,7 @@ class GenerationBody(ConstrainedBody):
         default_factory=list
     )
     bad_words: Annotated[list[Word], Field(max_length=MAX_WORDS)] = Field(default_factory=list)
-    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] = Field(
+    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROBS)] = Field(
         default_factory=list
     )
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = Field(

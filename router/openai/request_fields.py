@@ -19,7 +19,7 @@ from ..served_model import ServedModel
 from .bad_words import bad_word_ids
 from .beam_fields import read_beams
 from .generation_body import BIASES, GenerationBody, StreamOptions
-from .logprob_fields import read_alternatives
+from .logprob_fields import check_alternatives
 from .structured_outputs import read_constraint
 
 # Wrong keys that an error names.
@@ -53,6 +53,7 @@ def read_shared(
     best = None if body.use_beam_search else _best(body, options)
     sampling = _sampling(body, ignored, model, options)
     constrained = sampling.HasField("structured_outputs")
+    check_alternatives("prompt_logprobs", body.prompt_logprobs, options)
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     # The decoders of nearly all models write no spaces between special tokens in any case.
@@ -67,7 +68,7 @@ def read_shared(
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
         best=best,
         beams=read_beams(body, model, constrained=constrained),
-        prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
+        prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids or options.return_tokens_as_token_ids,
         timed=options.enable_per_request_metrics,

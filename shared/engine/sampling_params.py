@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import RequestError
 from .structured.params import StructuredOutputs
 from .structured.thinking_budget import ThinkingBudget
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 1 << 20
-MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 
@@ -100,10 +99,10 @@ def check_params(params: SamplingParams) -> None:
     _check_bad_words(params.bad_words)
     if params.logprob_token_ids and params.logprobs is None:
         raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
-    if len(params.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+    if len(params.logprob_token_ids) > MAX_LOGPROBS:
         raise RequestError(
             f"logprob_token_ids has {len(params.logprob_token_ids)} tokens; the limit is "
-            f"{MAX_LOGPROB_TOKEN_IDS}",
+            f"{MAX_LOGPROBS}",
             param="logprob_token_ids",
         )
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):

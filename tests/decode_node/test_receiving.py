@@ -15,7 +15,6 @@ from tandem.decode_node import receiving
 from tandem.decode_node.peering.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import FIELDS
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
@@ -159,17 +158,6 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
         for expect in one.node.ranks.of(Expect):
             assert expect.first_tokens == (0, first, first)
         assert result.whole_from == first
-
-
-async def test_a_peer_of_an_older_version_gets_no_request_that_it_would_misread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(FIELDS["OpenRequest"], "priority", "priorities")
-    async with attempt(sequence=prompt_of_50(priority=1)) as one:
-        error = await one.error()
-        assert error.cause is Cause.REFUSED
-        assert "runs an older version, which does not support priorities" in str(error)
-        assert one.fake.opened == []
 
 
 async def test_bytes_may_be_faster_than_the_acceptance() -> None:

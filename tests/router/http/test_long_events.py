@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tandem.router.http import encoding
 from tandem.router.http.encoding import WRITE_BYTES, EncodedArray, dump, pieces_of
-from tandem.router.http.long_events import Events, LongEvent, joined, whole, written
+from tandem.router.http.long_events import Events, LongEvent, joined, written
 from tandem.router.http.sse import data_event, long_data_event, long_event, named_event
 
 VALUES = st.recursive(
@@ -98,7 +98,6 @@ async def test_events_are_written_in_pieces_of_a_size() -> None:
 def test_events_without_long_ones_are_bytes() -> None:
     assert joined([b"a", b"", b"b"]) == b"ab"
     assert joined([b"a", []]) == b"a"
-    assert whole(joined([b"a", [LongEvent(b"<", [1], b">")]])) == b"a<[1]>"
 
 
 async def test_other_tasks_run_while_a_long_event_is_written() -> None:

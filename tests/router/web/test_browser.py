@@ -373,7 +373,7 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
         "decisions": [call | {"server": "s", "approve": True}],
     }
     places = [("1", ""), ("2", "1"), ("3", "2"), ("4", "2")]
-    kept = [user, answer, result, decision]
+    kept: list[dict[str, Any]] = [user, answer, result, decision]
     messages = {
         f"m{id}": {"id": f"m{id}", "parent": f"m{parent}" if parent else "", "other": 1} | message
         for (id, parent), message in zip(places, kept, strict=True)
