@@ -160,7 +160,7 @@ class App:
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
             runs=BackgroundRuns(self._usage),
             approvals=Approvals(options.response_lifetime),
-            chat=McpChat(self.mcp),
+            chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
             overview=overview,
             siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),
             batches=self._batches(),

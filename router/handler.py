@@ -27,7 +27,6 @@ from .http.json_body import parse_pieces
 from .http.keep_alive import kept_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
-from .mcp.serve_rounds import serve_rounds
 from .node_call import LATE
 from .options import RouterOptions
 from .requests.unknown_fields import UnknownFields
@@ -71,7 +70,7 @@ class GenerateHandler:
         self.metrics = metrics
         self._tracer = tracer
         self._limits = limits
-        self._parsers = ParserPools(options.parse_timeout)
+        self.parsers = ParserPools(options.parse_timeout)
         self._tasks: set[asyncio.Task[None]] = set()
         held = max(options.max_held_body_bytes, options.max_body_bytes)
         self.bodies = MemoryBudget(held, "bytes of bodies")
@@ -92,7 +91,7 @@ class GenerateHandler:
             task.cancel()
 
     def close(self) -> None:
-        self._parsers.close()
+        self.parsers.close()
 
     async def handle(self, exchange: HttpExchange, surface: Surface) -> None:
         """Answer one request. Errors are the caller's to write."""
@@ -113,14 +112,15 @@ class GenerateHandler:
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
             if isinstance(response, HeldResponse) and response.background is not None:
-                self._detach(exchange, request, response, response.background, deadline)
+                self._detach(exchange, surface, request, response, response.background, deadline)
                 body = await encode(response.so_far())
                 await exchange.respond_in_pieces(200, body, JSON_TYPE)
                 return
             reserved = self._reserved(exchange, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
-                work = self._answer(exchange, request, response, memory, deadline)
+                outputs = self._outputs(surface, request, exchange.access, deadline)
+                work = self._answer(exchange, request, response, outputs, memory)
                 await self._unless_gone(exchange, work, deadline)
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
@@ -152,14 +152,15 @@ class GenerateHandler:
 
         deadline = asyncio.get_running_loop().time() + self._options.request_timeout
         with serving(self._tracer, "request", "", route=surface.path) as span:
-            request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
+            request = await self.parsers.run(BACKGROUND_CLIENT, size, parse)
             self._unknown.note(request.ignored)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
             reserved = self._reserved(client, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
-                work = self._whole(request, response, client.access, memory, deadline)
+                outputs = self._outputs(surface, request, client.access, deadline)
+                work = self._whole(request, response, outputs, client.access, memory)
                 return await _by(deadline, work)
 
     def _reserved(
@@ -171,6 +172,7 @@ class GenerateHandler:
     def _detach(
         self,
         exchange: HttpExchange,
+        surface: Surface,
         request: GenerationRequest,
         response: HeldResponse,
         work: BackgroundWork,
@@ -185,7 +187,8 @@ class GenerateHandler:
             limits.enter_context(self.prompts.share()).take(request.prompt_tokens)
             response.hold(limits.enter_context(self.answers.share()))
             held = limits.pop_all()
-        computed = _by(deadline, self._compute_detached(request, response, work, deadline))
+        outputs = self._outputs(surface, request, work.access, deadline)
+        computed = _by(deadline, self._compute_detached(request, response, work, outputs))
         count_error = self.metrics.count_error
         run = run_detached(held, work, response, computed, self._options, count_error)
         task = asyncio.create_task(run)
@@ -198,12 +201,11 @@ class GenerateHandler:
         request: GenerationRequest,
         response: HeldResponse,
         work: BackgroundWork,
-        deadline: float,
+        outputs: Outputs,
     ) -> None:
         usage = work.access.usage
         with RequestMetrics(self.metrics, request, work.access) as metrics:
-            served = self._outputs(request, work.access, deadline)
-            async with aclosing(served) as outputs:
+            async with aclosing(outputs):
                 await collect_outputs(outputs, metrics, response.add)
             metrics.finish(usage)
             response.whole(GenerationResult([], usage=usage))
@@ -237,7 +239,7 @@ class GenerateHandler:
             def parsed() -> T:
                 return parse(parse_pieces(body, model.max_model_len), model)
 
-            return await self._parsers.run(exchange.client, share.size, parsed)
+            return await self.parsers.run(exchange.client, share.size, parsed)
 
     async def _unless_gone(
         self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float
@@ -270,47 +272,45 @@ class GenerateHandler:
         exchange: HttpExchange,
         request: GenerationRequest,
         response: Response,
+        outputs: Outputs,
         memory: MemoryShare,
-        deadline: float,
     ) -> None:
         access = exchange.access
         if not request.stream:
-            body = await self._whole(request, response, access, memory, deadline)
+            body = await self._whole(request, response, outputs, access, memory)
             await exchange.respond_in_pieces(200, body, JSON_TYPE)
             return
         if isinstance(response, HeldResponse):
             response.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs, kept_alive(exchange, response.ping()):
+            async with aclosing(outputs), kept_alive(exchange, response.ping()):
                 await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
 
     def _outputs(
-        self, request: GenerationRequest, access: AccessRecord, deadline: float
+        self,
+        surface: Surface,
+        request: GenerationRequest,
+        access: AccessRecord,
+        deadline: float,
     ) -> Outputs:
-        """The outputs of a request, and of the rounds that follow it."""
-
         def generate(one: GenerationRequest) -> Outputs:
             return serve(one, self._nodes, self._options, access.usage, deadline)
 
-        if request.rounds is None:
-            return generate(request)
-        return serve_rounds(request, access, generate, self._parsers, self.prompts)
+        return surface.outputs(request, generate)
 
     async def _whole(
         self,
         request: GenerationRequest,
         response: Response,
+        outputs: Outputs,
         access: AccessRecord,
         memory: MemoryShare,
-        deadline: float,
     ) -> list[bytes]:
         """The JSON of an answer that is not streamed."""
         usage = access.usage
         collector = _collector(request, response, memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs:
+            async with aclosing(outputs):
                 if request.wide and isinstance(collector, ResultCollector):
                     await collect_wide(outputs, metrics, collector)
                 else:
@@ -329,7 +329,7 @@ def _collector(
 ) -> ResultCollector | HeldOutput:
     if isinstance(response, HeldResponse):
         return HeldOutput(response, memory)
-    return ResultCollector(request, response.choice_logprobs, response.prompt_logprobs, memory)
+    return response.collector(request, memory)
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:

@@ -11,12 +11,12 @@ from abc import abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
 from .errors import ApiError
-from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs, Usage
 from .http.access_log import AccessRecord
 from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
-from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs
+from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs, ResultCollector
 from .served_model import ServedModel
 
 
@@ -36,6 +36,10 @@ class Surface(Protocol):
     @abstractmethod
     def response(self, request: GenerationRequest, created: int) -> Response:
         """The formatter of one response; ``created`` is its Unix time."""
+
+    def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
+        """The outputs of a request, by default those that ``generate`` computes."""
+        return generate(request)
 
 
 class ErrorShape(Protocol):
@@ -79,6 +83,10 @@ class Response(Protocol):
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """An encoder for one prompt's logprobs; ``None`` if the request wants none."""
         return None
+
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResultCollector:
+        """The collector of a response that is not streamed, which counts in ``memory``."""
+        return ResultCollector(request, self.choice_logprobs, self.prompt_logprobs, memory)
 
     @abstractmethod
     def whole(self, result: GenerationResult) -> Any:
