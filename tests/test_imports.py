@@ -112,8 +112,8 @@ ROUTER = {
     ),
     "batches": (
         "access",
-        "detached",
         "errors",
+        "generation",
         "handler",
         "http",
         "openai",
@@ -161,6 +161,7 @@ ROUTER = {
         "access",
         "errors",
         "generation",
+        "handler",
         "http",
         "mcp",
         "openai",

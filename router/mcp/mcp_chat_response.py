@@ -35,7 +35,7 @@ class McpChatResponse(ChatResponse):
         calls = {"mcp_calls": [_executed(call) for call in delta.executed]}
         return joined([events, [long_data_event(self._chunk([stream_choice(0, calls)]))]])
 
-    def collector(self, request: GenerationRequest, memory: MemoryShare) -> _Collector:
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResultCollector:
         return _Collector(request, self, memory, self._executed)
 
     def _called(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:

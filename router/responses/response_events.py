@@ -9,7 +9,14 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
-from ..generation import ChoiceDelta, Output, RequestAdmitted, ScoredToken, Usage
+from ..generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    Output,
+    RequestAdmitted,
+    ScoredToken,
+    Usage,
+)
 from ..http.long_events import EventParts, Events, joined
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
@@ -19,7 +26,7 @@ from ..mcp.round_delta import ApprovalRequest, ExecutedCall, RoundDelta
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
-from ..surface import BackgroundWork, Response
+from ..surface import Response
 from .output_item import EVENTS, OutputItem
 from .raw_messages import NO_MESSAGES, RawMessages
 from .response_body import ENDED, response_body
@@ -39,13 +46,11 @@ class ResponseEvents(Response):
         request: ResponseRequest,
         created: int,
         store: Store,
-        background: BackgroundWork | None = None,
     ) -> None:
-        self._request = request
+        self.request = request
         self._created = created
         self._asked = request.asked
         self._store = store
-        self.background = background
         self._begun_status = "queued"
         self._entries = TokenEntries(request.model.tokenizer, token_names(request))
         self._memory: MemoryShare | None = None
@@ -64,6 +69,10 @@ class ResponseEvents(Response):
     def hold(self, memory: MemoryShare) -> None:
         self._memory = memory
 
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResponseEvents:
+        self.hold(memory)
+        return self
+
     def add(self, output: Output) -> None:
         match output:
             case RequestAdmitted() if self._begun_status == "queued":  # by the first node
@@ -72,9 +81,9 @@ class ResponseEvents(Response):
             case ChoiceDelta():
                 self.chunk(output)
 
-    @property
-    def id(self) -> str:
-        return self._request.request_id
+    def result(self, usage: Usage) -> GenerationResult:
+        """A result without the output, which is kept here."""
+        return GenerationResult([], usage=usage)
 
     def so_far(self) -> dict[str, Any]:
         """The response in progress, with the items that are complete."""
@@ -111,9 +120,9 @@ class ResponseEvents(Response):
         events: EventParts = []
         if delta.reasoning:
             self._held.clear()
-            if self._request.include_reasoning:
+            if self.request.include_reasoning:
                 events += self._written("reasoning", delta.reasoning)
-        if self._request.logprobs is not None and not delta.reasoning and not delta.calls:
+        if self.request.logprobs is not None and not delta.reasoning and not delta.calls:
             self._held += delta.scored
         if delta.text:
             events += self._written("message", delta.text, self._scored())
@@ -172,13 +181,13 @@ class ResponseEvents(Response):
         """New text or arguments of an item."""
         self._take(len(text))
         item.written.write(text)
-        if not self._request.stream or item.is_custom:
+        if not self.request.stream or item.is_custom:
             return []
         number, self._number = self._number, self._number + 1
         return [self._deltas.fill(item.id, b"%d" % number, text)]
 
     def _begun_call(self, call: CallDelta) -> EventParts:
-        rounds = self._request.rounds
+        rounds = self.request.rounds
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
             return self._begun_of_client(call)
@@ -192,7 +201,7 @@ class ResponseEvents(Response):
 
     def _begun_of_client(self, call: CallDelta) -> EventParts:
         """A call that the client runs, by the name that it knows."""
-        tool = self._request.called.get(call.name, CalledTool(call.name))
+        tool = self.request.called.get(call.name, CalledTool(call.name))
         about = {"call_id": call.id, "name": tool.name}
         if tool.namespace is not None:
             about["namespace"] = tool.namespace
@@ -234,7 +243,7 @@ class ResponseEvents(Response):
     def _listed(self) -> EventParts:
         """The tools of the servers that the request names."""
         events: EventParts = []
-        rounds = self._request.rounds
+        rounds = self.request.rounds
         for listing in () if rounds is None else rounds.listings:
             item = {"id": f"mcpl_{uuid.uuid4().hex}", **listing}
             place = {"item_id": item["id"], "output_index": len(self._output)}
@@ -318,15 +327,13 @@ class ResponseEvents(Response):
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> dict[str, Any]:
-        body = response_body(
-            self._request, self._asked, self._created, status, output, usage, error
-        )
+        body = response_body(self.request, self._asked, self._created, status, output, usage, error)
         if self._raw is None:
             return body
         return body | (self._raw.body() if status in ENDED else NO_MESSAGES)
 
     def _event(self, kind: str, *, long: bool = False, **fields: Any) -> EventParts:
-        if not self._request.stream:
+        if not self.request.stream:
             return []
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1

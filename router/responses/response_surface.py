@@ -15,7 +15,6 @@ from ..options import RouterOptions
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from ..surface import Surface
-from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
 from .continued_conversation import Conversations
 from .fitting_turns import parse_fitting
@@ -65,13 +64,7 @@ class Responses(Surface):
 
     def response(self, request: GenerationRequest, created: int) -> ResponseEvents:
         assert isinstance(request, ResponseRequest), "made by parse"
-        run = None
-        if request.asked.background:
-            run = BackgroundRun(self._conversations.runs, self._conversations.owner, self.path)
-        events = ResponseEvents(request, created, partial(self._store, request), run)
-        if run is not None:
-            run.formatted_by(events)
-        return events
+        return ResponseEvents(request, created, partial(self._store, request))
 
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._conversations.owner)
