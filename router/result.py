@@ -13,7 +13,6 @@ from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from .generation import (
     ChoiceDelta,
-    ExecutedCall,
     GenerationRequest,
     Output,
     PromptEmbedded,
@@ -62,7 +61,6 @@ class ChoiceResult:
     text: StringIO = field(default_factory=StringIO)
     reasoning: StringIO = field(default_factory=StringIO)
     calls: list[ToolCallResult] = field(default_factory=list)
-    executed: list[ExecutedCall] = field(default_factory=list)
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -81,9 +79,6 @@ class ChoiceResult:
         self.reasoning.write(delta.reasoning)
         for call in delta.calls:
             grown += self._add_call(call)
-        for executed in delta.executed:
-            self.executed.append(executed)
-            grown += executed.size
         if keep_tokens:
             self.tokens.extend(delta.tokens)
         if delta.tokens:  # not the echo of a prompt

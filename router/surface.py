@@ -6,17 +6,16 @@ an ``ErrorShape`` writes its errors. Everything in between is the same for all s
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from .errors import ApiError
-from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs, Usage
 from .http.access_log import AccessRecord
 from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
-from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs
+from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs, ResultCollector
 from .served_model import ServedModel
 
 
@@ -36,6 +35,10 @@ class Surface(Protocol):
     @abstractmethod
     def response(self, request: GenerationRequest, created: int) -> Response:
         """The formatter of one response; ``created`` is its Unix time."""
+
+    def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
+        """The outputs of a request, by default those that ``generate`` computes."""
+        return generate(request)
 
 
 class ErrorShape(Protocol):
@@ -80,42 +83,27 @@ class Response(Protocol):
         """An encoder for one prompt's logprobs; ``None`` if the request wants none."""
         return None
 
+    def hold(self, memory: MemoryShare) -> None:
+        """Count what the formatter itself keeps in ``memory``; by default that is nothing."""
+        return
+
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> Collector:
+        """The collector of a response that is not streamed, which counts in ``memory``."""
+        return ResultCollector(request, self.choice_logprobs, self.prompt_logprobs, memory)
+
     @abstractmethod
     def whole(self, result: GenerationResult) -> Any:
         """The body of a response that is not streamed, for ``http.encoding.encode``."""
 
 
-@runtime_checkable
-class HeldResponse(Response, Protocol):
-    """A response that keeps all of its output itself, whether it is streamed or not."""
-
-    def hold(self, memory: MemoryShare) -> None:
-        """Count what is kept from now on in ``memory``."""
+class Collector(Protocol):
+    """Collects the outputs of one request."""
 
     def add(self, output: Output) -> None:
-        """Take the next output of an answer that is not streamed; ``whole`` then needs only the
-        usage."""
-
-    @property
-    def background(self) -> BackgroundWork | None:
-        """Set if the client does not wait for the response."""
-
-    def so_far(self) -> Any:
-        """The response in progress."""
-
-    def abandoned(self, error: ApiError | None) -> None:
-        """End a response in the background that failed, or was cancelled."""
-
-
-class HeldOutput:
-    """The collector of a response that keeps its output itself."""
-
-    def __init__(self, response: HeldResponse, memory: MemoryShare) -> None:
-        response.hold(memory)
-        self.add = response.add
+        """Add the next output."""
 
     def result(self, usage: Usage) -> GenerationResult:
-        return GenerationResult([], usage=usage)
+        """The whole result, after the last output."""
 
 
 class StreamSink(Protocol):
@@ -132,14 +120,3 @@ class StreamSink(Protocol):
     async def write(self, events: bytes) -> None: ...
 
     async def end_stream(self, events: bytes = b"") -> None: ...
-
-
-class BackgroundWork(Protocol):
-    """The work on a response that no client waits for."""
-
-    @property
-    def access(self) -> AccessRecord: ...
-
-    def begun(self, task: asyncio.Task[None]) -> None: ...
-
-    def ended(self) -> None: ...

@@ -112,8 +112,8 @@ ROUTER = {
     ),
     "batches": (
         "access",
-        "detached",
         "errors",
+        "generation",
         "handler",
         "http",
         "openai",
@@ -147,7 +147,10 @@ ROUTER = {
         "served_model",
         "surface",
     ),
-    "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
+    "mcp": (
+        *("errors", "generation", "http", "openai", "options", "requests", "result"),
+        "served_model",
+    ),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
         *("served_model", "surface"),
@@ -158,6 +161,7 @@ ROUTER = {
         "access",
         "errors",
         "generation",
+        "handler",
         "http",
         "mcp",
         "openai",
@@ -254,6 +258,15 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
     modules = [module for module in MODULES if module.parts[0] == folder]
     assert modules
     assert {str(m): bad for m in modules if (bad := outside(m))} == {}
+
+
+def test_what_every_request_passes_knows_no_tools_of_servers_and_no_responses() -> None:
+    apart = ("tandem.router.mcp", "tandem.router.responses")
+    passed = [m for m in MODULES if m.parent == Path("router") and m.stem not in ("app", "server")]
+    assert Path("router/handler.py") in passed
+    assert {
+        str(m): bad for m in passed if (bad := [n for n in imports(m) if within(n, *apart)])
+    } == {}
 
 
 def test_no_modules_import_each_other() -> None:

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import (
-    ApprovalRequest,
-    ChoiceDelta,
-    ExecutedCall,
-    GenerationRequest,
-    Outputs,
-    Parsing,
-    RequestAdmitted,
-    ServerTool,
-)
+from ..generation import ChoiceDelta, Generate, GenerationRequest, Outputs, RequestAdmitted
 from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
 from .approvals import ApprovalAnswer
 from .request_approvals import RequestApprovals
-from .server_tools import CallOutcome
+from .round_delta import ApprovalRequest, ExecutedCall, RoundDelta
+from .server_tools import CallOutcome, ServerTool
 from .turn import ModelTurn, TurnCall
 
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
+# Parses a request in a thread.
+Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationRequest]]
 RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
 
 
@@ -53,82 +47,55 @@ class Rounds:
         answers = () if self.approvals is None else self.approvals.answers
         return {answer.id: answer for answer in answers if answer.approve}
 
-    def outputs(
+    async def outputs(
         self,
         request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
+        generate: Generate,
+        parsing: AbstractContextManager[Parsing],
     ) -> Outputs:
         """The outputs of all generations as those of one: admitted once, finished once."""
         state = _Progress(self.body)
-        if self.approvals is None or not self.approvals.answers:
-            return self._rounds(request, generate, parse, state)
-        return self._resumed(request, generate, parse, state, self.approvals)
-
-    async def _resumed(
-        self,
-        request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-        state: _Progress,
-        approvals: RequestApprovals,
-    ) -> Outputs:
-        """Run the approved calls before the first generation."""
-        async with approvals:
-            following: GenerationRequest | None = request
-            if self.approved:
-                begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
-                yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
-                executed = await self._run_approved(state, approvals)
-                yield [ChoiceDelta(0, executed=executed)]
-                following = await self._parsed(
-                    request, state, parse, lambda: state.resume(executed)
-                )
-            if following is None:
-                yield [ChoiceDelta(0, finish_reason="length")]
-            else:
-                yield [ChoiceDelta(0, began=following)]
-                async with aclosing(self._rounds(following, generate, parse, state)) as outputs:
-                    async for arrived in outputs:
-                        yield arrived
-            approvals.settle()
-
-    async def _rounds(
-        self,
-        request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-        state: _Progress,
-    ) -> Outputs:
-        while True:
-            turn = ModelTurn(state.calls, self.guarded)
-            async for arrived in _generated(request, generate, turn):
-                if state.rounds:
-                    arrived = [one for one in arrived if not isinstance(one, RequestAdmitted)]
-                if arrived:
-                    yield arrived
-            mine = [call for call in turn.calls if call.name in self.tools]
-            state.calls += len(turn.calls)
-            if not mine or turn.finish_reason == "length":
-                break
-            executed = await self._run_all([c for c in mine if c.name not in self.guarded], state)
-            asked = [self._ask(call) for call in mine if call.name in self.guarded]
-            yield [ChoiceDelta(0, executed=executed, asked=asked)]
-            if asked or len(mine) < len(turn.calls):
-                break  # the client approves or runs the others
-            following = await self._following(request, turn, executed, state, parse)
-            if following is None:
-                turn.finish_reason = "length"
-                break
-            request = following
-            yield [ChoiceDelta(0, began=request)]
-        reason = turn.finish_reason
-        if reason == "tool_calls" and len(mine) == len(turn.calls):
-            reason = "stop"
-        yield [ChoiceDelta(0, finish_reason=reason, stop_reason=turn.stop_reason)]
+        with parsing as parse:
+            async with self.approvals or nullcontext():
+                following: GenerationRequest | None = request
+                if self.approved:
+                    begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
+                    yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
+                    executed = await self._run_approved(state)
+                    yield [RoundDelta(0, executed=executed)]
+                    resume = partial(state.resume, executed)
+                    following = await self._parsed(request, state, parse, resume)
+                    if following is not None:
+                        yield [RoundDelta(0, began=following)]
+                last = ChoiceDelta(0, finish_reason="length")  # unless there is room for more
+                while following is not None:
+                    turn = ModelTurn(state.calls, self.guarded)
+                    async with aclosing(generate(following)) as outputs:
+                        async for arrived in outputs:
+                            if taken := turn.take(arrived, first=state.rounds == 0):
+                                yield taken
+                    state.calls += len(turn.calls)
+                    mine = [call for call in turn.calls if call.name in self.tools]
+                    last = turn.end(answered=len(mine) == len(turn.calls))
+                    if not mine or last.finish_reason == "length":
+                        break
+                    executed = await self._run_all(mine, state)
+                    asked = [self._ask(call) for call in mine if call.name in self.guarded]
+                    yield [RoundDelta(0, executed=executed, asked=asked)]
+                    if asked or len(mine) < len(turn.calls):
+                        break  # the client approves or runs the others
+                    following = await self._following(request, turn, executed, state, parse)
+                    if following is None:
+                        last.finish_reason = "length"
+                    else:
+                        yield [RoundDelta(0, began=following)]
+                yield [last]
+                if self.approvals is not None:
+                    self.approvals.settle()
 
     async def _run_all(self, calls: Sequence[TurnCall], state: _Progress) -> list[ExecutedCall]:
-        """Run the calls of one round, all at once."""
+        """Run the calls of one round that need no approval, all at once."""
+        calls = [call for call in calls if call.name not in self.guarded]
         left = self._take_calls(len(calls), state)
         work = []
         for i, call in enumerate(calls):
@@ -137,15 +104,14 @@ class Rounds:
             work.append(_executed(call.id, tool, arguments, run()))
         return list(await asyncio.gather(*work))
 
-    async def _run_approved(
-        self, state: _Progress, approvals: RequestApprovals
-    ) -> list[ExecutedCall]:
+    async def _run_approved(self, state: _Progress) -> list[ExecutedCall]:
         """Run the calls that have been approved, all at once."""
+        assert self.approvals is not None
         left = self._take_calls(len(self.approved), state)
         work = []
         for i, call in enumerate(self.approved.values()):
             run = partial(self.run, call.tool, call.arguments)
-            outcome = approvals.run(call.id, run) if i < left else _not_run()
+            outcome = self.approvals.run(call.id, run) if i < left else _not_run()
             work.append(_executed(call.id, call.tool, call.arguments, outcome))
         return list(await asyncio.gather(*work))
 
@@ -242,18 +208,6 @@ class _Progress:
                 if most <= used:
                     return False
         return True
-
-
-async def _generated(
-    request: GenerationRequest, generate: Callable[[GenerationRequest], Outputs], turn: ModelTurn
-) -> Outputs:
-    """The outputs of one generation, without its finish."""
-    async with aclosing(generate(request)) as outputs:
-        async for arrived in outputs:
-            yield [
-                turn.take(output) if isinstance(output, ChoiceDelta) else output
-                for output in arrived
-            ]
 
 
 def _begun(index: int, call: ApprovalAnswer) -> CallDelta:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError, invalid
@@ -11,28 +10,13 @@ from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .background_runs import BackgroundRuns
 from .input_items import REFERENCE, Item, read_input, size_of
+from .response_request import ContinuedConversation
 from .response_store import ResponseStore
 
 PREVIOUS = "previous_response_id"
 # Items, far more than fit into a prompt: those of some kinds are in none.
 MAX_CONVERSATION = 65_536
 PARTIAL = ("in_progress", "incomplete")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContinuedConversation:
-    """``items`` is the input of the request itself, after those of ``earlier`` responses; ``size``
-    is in bytes. The response of a conversation that ``is_partial`` is the rest of its last
-    message."""
-
-    earlier: list[Item]
-    items: list[Item]
-    size: int
-    is_partial: bool
-
-    @property
-    def whole(self) -> list[Item]:
-        return [*self.earlier, *self.items]
 
 
 class Conversations:

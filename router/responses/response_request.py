@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ..errors import invalid
+from ..mcp.mcp_chat import McpChatRequest
 from ..openai.chat_request import Verbosity
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
-from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
+from .input_items import Item
+from .response_tools import (
+    CalledTool,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseTools,
+    chat_tool_choice,
+)
 
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
@@ -167,6 +176,32 @@ class CreateResponseRequest(BodyModel):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuedConversation:
+    """``items`` is the input of the request itself, after those of ``earlier`` responses; ``size``
+    is in bytes. The response of a conversation that ``is_partial`` is the rest of its last
+    message."""
+
+    earlier: list[Item]
+    items: list[Item]
+    size: int
+    is_partial: bool
+
+    @property
+    def whole(self) -> list[Item]:
+        return [*self.earlier, *self.items]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest(McpChatRequest):
+    """The chat that computes a response: the body ``asked`` for it, the functions that may be
+    ``called`` by their names in the chat, and the ``conversation`` that it continues."""
+
+    asked: CreateResponseRequest
+    called: Mapping[str, CalledTool]
+    conversation: ContinuedConversation
 
 
 def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..errors import ApiError, invalid
-from ..generation import GenerationRequest
+from ..generation import Generate, GenerationRequest, Outputs, extended
 from ..http.sse import named_event
 from ..mcp.mcp_chat import McpChat
 from ..mcp.request_approvals import RequestApprovals
@@ -16,11 +16,17 @@ from ..requests.fitting_turns import parse_fitting
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from ..surface import Surface
-from .background_runs import BackgroundRun
 from .chat_turns import Message, as_messages, told
-from .continued_conversation import ContinuedConversation, Conversations
+from .continued_conversation import Conversations
 from .response_events import ResponseEvents
-from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
+from .response_request import (
+    FIELD_NAMES,
+    ContinuedConversation,
+    CreateResponseRequest,
+    ResponseRequest,
+    chat_body,
+    check_response,
+)
 from .response_store import StoredResponse
 from .response_tools import ResponseTools, read_response_tools
 
@@ -28,64 +34,60 @@ RESPONSE_FORMAT, TEXT_FORMAT = "response_format", "text.format"
 
 
 class Responses(Surface):
-    """POST /v1/responses, for one request."""
+    """POST /v1/responses, for one owner."""
 
     path = "/v1/responses"
 
     def __init__(self, chat: McpChat, conversations: Conversations) -> None:
         self._chat = chat
         self._conversations = conversations
-        self._asked: CreateResponseRequest
-        self._conversation: ContinuedConversation
-        self._tools: ResponseTools
-        self._run: BackgroundRun | None = None
 
-    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> ResponseRequest:
         ignored: set[str] = set()
-        self._asked = asked = CreateResponseRequest.read(body, ignored)
+        asked = CreateResponseRequest.read(body, ignored)
         check_response(asked, ignored)
-        self._tools = tools = read_response_tools(asked.tools, ignored)
+        tools = read_response_tools(asked.tools, ignored)
         conversations = self._conversations
-        self._conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
-        if asked.background:
-            runs, owner = conversations.runs, conversations.owner
-            self._run = BackgroundRun(runs, owner, self.path)
-        approvals = conversations.approvals_of(self._conversation)
-        request = parse_turns(
-            asked, tools, self._conversation, self._chat, approvals, model, options
-        )
-        return replace(
+        conversation = conversations.read(asked.input, asked.previous_response_id, ignored)
+        approvals = conversations.approvals_of(conversation)
+        request = parse_turns(asked, tools, conversation, self._chat, approvals, model, options)
+        return extended(
+            ResponseRequest,
             request,
+            asked=asked,
+            called=tools.called,
+            conversation=conversation,
             request_id=conversations.store.new_id(),
             stream=asked.stream,
             ignored={*ignored, *request.ignored},
         )
 
     def response(self, request: GenerationRequest, created: int) -> ResponseEvents:
-        run = self._run
-        called = self._tools.called
-        events = ResponseEvents(request, created, self._asked, called, self._store, run)
-        if run is not None:
-            run.formatted_by(events)
-        return events
+        assert isinstance(request, ResponseRequest), "made by parse"
+        return ResponseEvents(request, created, partial(self._store, request))
 
-    def _store(self, body: dict[str, Any], size: int) -> None:
+    def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
+        return self._chat.outputs(request, generate, self._conversations.owner)
+
+    def _store(self, request: ResponseRequest, body: dict[str, Any], size: int) -> None:
         """Keep a response that has ended, unless the client wants none of it kept."""
-        if self._asked.store:
-            stored = StoredResponse(
-                owner=self._conversations.owner,
-                body=body,
-                items=self._conversation.items,
-                conversation=[*self._conversation.whole, *body["output"]],
-                size=self._conversation.size + 2 * size,
-            )
-            self._conversations.store.add(stored)
+        if not request.asked.store:
+            return
+        conversation = request.conversation
+        stored = StoredResponse(
+            owner=self._conversations.owner,
+            body=body,
+            items=conversation.items,
+            conversation=[*conversation.whole, *body["output"]],
+            size=conversation.size + 2 * size,
+        )
+        self._conversations.store.add(stored)
 
 
 class BatchedResponses(Responses):
     """POST /v1/responses as a line of a batch, whose output file has the answer."""
 
-    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> ResponseRequest:
         for name in ("background", "store"):
             if body.get(name):
                 message = f"'{name}' is not available in a batch; leave it out."

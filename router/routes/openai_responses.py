@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
+from ..http.encoding import encode
+from ..http.exchange import JSON_TYPE
 from ..openai.answers import OpenAIError
 from ..responses.continued_conversation import Conversations
 from ..responses.input_tokens import (
@@ -16,12 +20,12 @@ from ..responses.input_tokens import (
     input_token_counter,
 )
 from ..responses.response_body import ENDED
-from ..responses.response_request import CreateResponseRequest
+from ..responses.response_request import CreateResponseRequest, ResponseRequest
 from ..responses.response_surface import Responses
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, EncodedResponse, GenerationResponse
-from .services import Exchange, RouterServices
+from .services import Exchange, RouterServices, Services
 from .stored import Owner, page_of, page_parameters
 
 MAX_LISTED, LISTED = 100, 20
@@ -109,6 +113,29 @@ router = APIRouter(
 )
 
 
+class CreatedResponse(GenerationResponse):
+    """The response of its base, or its state for a client that does not wait."""
+
+    def __init__(
+        self, exchange: Exchange, services: Services, conversations: Conversations
+    ) -> None:
+        surface = Responses(services.chat, conversations)
+        super().__init__(exchange, services.handler, surface)
+        self._responses = surface
+        self._runs = conversations.runs
+        self._owner = conversations.owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange, surface = self._exchange, self._responses
+        async with self._handler.parsed(exchange, surface) as (request, deadline):
+            if isinstance(request, ResponseRequest) and request.asked.background:
+                events = surface.response(request, int(time.time()))
+                run = self._runs.start(exchange, surface, events, self._owner, deadline)
+                await exchange.respond_in_pieces(200, await encode(run.body), JSON_TYPE)
+            else:
+                await self._handler.respond(exchange, surface, request, deadline)
+
+
 async def _conversations(services: RouterServices, owner: Owner) -> Conversations:
     return Conversations(services.responses, services.runs, services.approvals, owner)
 
@@ -121,8 +148,7 @@ async def create_response(
     exchange: Exchange, services: RouterServices, conversations: OwnConversations
 ) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    surface = Responses(services.chat, conversations)
-    return GenerationResponse(exchange, services.handler, surface)
+    return CreatedResponse(exchange, services, conversations)
 
 
 @router.post("/v1/responses/input_tokens", **documented(CountInputTokensRequest, InputTokenCount))

@@ -61,6 +61,11 @@ class FakeServers:
         return CallOutcome(text=self.result or f"result {len(self.called)}")
 
 
+def chat_with(c: Cluster, servers: Any) -> McpChat:
+    handler = c.router.app.handler
+    return McpChat(servers, handler.parsers, handler.prompts)
+
+
 @asynccontextmanager
 async def served(
     tmp_path: Path, *replies: str, **options: Any
@@ -69,7 +74,7 @@ async def served(
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, context=4096, **options) as c:
         servers: Any = FakeServers()
-        c.router.app.services.chat = McpChat(servers)
+        c.router.app.services.chat = chat_with(c, servers)
         left = list(replies)
 
         async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -281,7 +286,7 @@ async def test_requests_use_configured_servers_only(tmp_path: Path) -> None:
             answer = await c.chat(**fields)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param, answer.text
-        c.router.app.services.chat = McpChat(None)
+        c.router.app.services.chat = chat_with(c, None)
         answer = await c.chat(tools=[SERVER])
         assert answer.status_code == 400 and "--mcp-config" in answer.text
         assert servers.called == []
