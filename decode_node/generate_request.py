@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from typing import Any
 
 from ..proto import tandem_pb2 as pb
+from ..shared.config.sampling_fields import NUMBERS
 from ..shared.engine.request import build_sequences, pooling_sequence
 from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
@@ -87,13 +88,7 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         return getattr(sampling, name) if sampling.HasField(name) else None
 
     params = SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if not math.isclose(sampling.top_p, 0.0) else 1.0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **_numbers(sampling),
         seed=given("seed"),
         logit_bias=dict(sampling.logit_bias),
         allowed_token_ids=tuple(sampling.allowed_token_ids),
@@ -111,6 +106,15 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
     )
     check_params(params)
     return params
+
+
+def _numbers(sampling: pb.Sampling) -> dict[str, Any]:
+    """The numbers; one that is absent and may not be 0 has its default."""
+    values = ((name, number, getattr(sampling, name)) for name, number in NUMBERS.items())
+    return {
+        name: number.default if number.above and not value else value
+        for name, number, value in values
+    }
 
 
 def _structured_outputs(sampling: pb.Sampling) -> StructuredOutputs | None:

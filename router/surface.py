@@ -22,10 +22,7 @@ from .served_model import ServedModel
 class Surface(Protocol):
     """One route of an HTTP API that generates text: the base of its class."""
 
-    @property
-    @abstractmethod
-    def path(self) -> str:
-        """The path of its POST requests."""
+    path: str  # of its POST requests
 
     @abstractmethod
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:

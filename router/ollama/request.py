@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ...shared.config.sampling_fields import NUMBERS
 from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
 from ..generation import GenerationRequest
@@ -27,11 +28,12 @@ from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import Tools
 from ..options import RouterOptions
 from ..requests.body_errors import check_token, wrong_type
-from ..requests.body_model import BOUNDED, INT32, INT64, WHOLE, BodyModel, DocumentedAs
+from ..requests.body_model import INT32, INT64, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import ContextError, encode_chat, encode_text
 from ..requests.fitting_turns import Messages, parse_fitting
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
 from ..requests.renamed_errors import fields_renamed
+from ..requests.sampling import body_with_numbers
 from ..served_model import ServedModel
 
 LATEST = ":latest"
@@ -40,18 +42,10 @@ MAX_CONTEXT_TOKENS = 1 << 20
 EFFORTS = ("low", "medium", "high")
 # At the beginning of a prompt that is cut, by default.
 KEPT_TOKENS = 4
+# Ollama's names of sampling parameters, where they differ.
+OWN_NAMES = {"repetition_penalty": "repeat_penalty"}
 # The options that OpenAI's bodies have too, by their names there.
-OPENAI_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-    "stop": "stop",
-}
+OPENAI_NAMES = {OWN_NAMES.get(name, name): name for name in (*NUMBERS, "seed", "stop")}
 # OpenAI's fields, in errors.
 FIELD_NAMES = (
     (re.compile(r"^(response_format|json_schema)\b.*"), "format"),
@@ -62,7 +56,13 @@ FIELD_NAMES = (
 _DURATION = re.compile(r"-?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d+)?")
 
 
-class OllamaOptions(BodyModel):
+if TYPE_CHECKING:
+    OllamaNumbers = BodyModel
+else:
+    OllamaNumbers = body_with_numbers(OWN_NAMES)
+
+
+class OllamaOptions(OllamaNumbers):
     """Sampling parameters; those without a value have the model's defaults."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -72,13 +72,6 @@ class OllamaOptions(BodyModel):
         "repeat_last_n": (-1, 64),
     }
 
-    temperature: Annotated[float, Field(ge=0, le=2), BOUNDED] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), BOUNDED] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
     seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
     # -1 and -2: as many as fit.
     num_predict: Annotated[int, Field(ge=-2, le=INT32 - 1), WHOLE] = -1

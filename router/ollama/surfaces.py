@@ -9,14 +9,14 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from ..surface import Response
+from ..surface import Response, Surface
 from .embeddings import EmbedResponse, OlderEmbeddingResponse, read_embed, read_embeddings
 from .request import OllamaRequest, read_chat, read_generate
 from .response import OllamaResponse
 
 
 @dataclass(frozen=True, slots=True)
-class OllamaSurface:
+class OllamaSurface(Surface):
     """A route whose body ``read`` translates, and whose answers a ``formatter`` writes."""
 
     path: str

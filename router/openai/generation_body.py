@@ -79,13 +79,6 @@ class GenerationBody(ConstrainedBody):
     stream_options: Annotated[
         dict[str, Any], Field(max_length=MAX_STREAM_OPTIONS), DocumentedAs(StreamOptions | None)
     ] = Field(default_factory=dict)
-    temperature: Annotated[float, Field(ge=0, le=2), BOUNDED] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), BOUNDED] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
     seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
     logit_bias: Annotated[
         dict[str, Any], Field(max_length=MAX_BIAS), DocumentedAs(dict[str, Bias])

@@ -15,6 +15,7 @@ from ..errors import invalid
 from ..generation import BeamOptions, TextOptions
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, check_token, to_request_error
+from ..requests.sampling import numbers_of, sampling_message
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
 from .beam_fields import read_beams
@@ -85,14 +86,9 @@ def _sampling(
     _check_token_ids("allowed_token_ids", body.allowed_token_ids, model.vocab_size)
     _check_token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
     _check_token_ids("logprob_token_ids", body.logprob_token_ids, model.vocab_size)
-    return pb.Sampling(
-        temperature=model.default("temperature", body.temperature),
-        top_p=model.default("top_p", body.top_p),
-        top_k=max(0, int(model.default("top_k", body.top_k))),
-        min_p=model.default("min_p", body.min_p),
-        repetition_penalty=model.default("repetition_penalty", body.repetition_penalty),
-        presence_penalty=model.default("presence_penalty", body.presence_penalty),
-        frequency_penalty=model.default("frequency_penalty", body.frequency_penalty),
+    return sampling_message(
+        model,
+        numbers_of(body),
         seed=body.seed,
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ...shared.config.sampling_fields import NUMBERS
 from ..errors import invalid
 from ..mcp.mcp_chat import McpChatRequest
 from ..openai.chat_request import Verbosity
@@ -16,6 +17,7 @@ from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
+from ..requests.sampling import SamplingBody
 from .input_items import Item
 from .response_tools import (
     CalledTool,
@@ -33,14 +35,8 @@ REPEATED = ("tools", "tool_choice", "text", "user", "safety_identifier", "prompt
 MAX_REPEATED = 512 * 1024
 # Fields that chat completions check, under the same names.
 SAME = (
+    *NUMBERS,
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
     "seed",
     "stop",
     "ignore_eos",
@@ -103,7 +99,7 @@ class TextConfig(BodyModel):
     verbosity: Verbosity | None = None
 
 
-class CreateResponseRequest(BodyModel):
+class CreateResponseRequest(SamplingBody):
     """The body of POST /v1/responses. Sampling parameters are those of chat completions."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -148,13 +144,6 @@ class CreateResponseRequest(BodyModel):
     parallel_tool_calls: bool = True
     top_logprobs: Alternatives = 0
     truncation: Literal["auto", "disabled"] = "disabled"
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
     seed: Any = None
     stop: Any = None
     ignore_eos: Any = None
