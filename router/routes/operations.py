@@ -169,8 +169,9 @@ async def metrics(services: RouterServices) -> Response:
     """Metrics in Prometheus' text format.
 
     404 where a key protects the port: Prometheus has no client's key, and without one metrics must
-    not be readable."""
-    if services.options.metrics_port is not None or services.options.asks_for_keys:
+    not be readable. On a port of several routers too: each page would be that of another one."""
+    options = services.options
+    if options.metrics_port is not None or options.asks_for_keys or options.router_workers > 1:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
     page = await services.siblings.page()
