@@ -77,14 +77,8 @@ class GenerateHandler:
         self.bodies = MemoryBudget(held, "bytes of bodies")
         self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
         self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
-        self.active = 0  # requests in progress here
-        self.elsewhere = 0  # and at the other workers of this router
+        self.active = 0  # requests in progress
         self._unknown = UnknownFields(strict=options.strict_parameters)
-
-    @property
-    def in_progress(self) -> int:
-        """Requests in progress, at all workers of this router."""
-        return self.active + self.elsewhere
 
     def abort(self) -> None:
         """End every request in progress with an error."""
@@ -241,10 +235,9 @@ class GenerateHandler:
     @contextmanager
     def _slot(self) -> Iterator[None]:
         """The place of one request among those in progress."""
-        active = self.in_progress
-        if active >= self._options.max_concurrent_requests:
+        if self.active >= self._options.max_concurrent_requests:
             raise OverloadedError(
-                f"The server has {active} requests in progress, which is its limit; try "
+                f"The server has {self.active} requests in progress, which is its limit; try "
                 "again later."
             )
         self.active += 1

@@ -49,7 +49,7 @@ class HttpServer:
         self._http: _Uvicorn | None = None
         self._acceptor: Acceptor | None = None
         self.serving: asyncio.Task[None] | None = None
-        self.taking: set[asyncio.Task[Any]] = set()
+        self._taking: set[asyncio.Task[Any]] = set()
 
     @property
     def connections(self) -> set[Any]:
@@ -91,7 +91,7 @@ class HttpServer:
     def take(self, accepted: socket.socket) -> None:
         """Serve an accepted connection, unless there are as many as there may be."""
         assert self._http is not None
-        if len(self.connections) + len(self.taking) >= self._room:
+        if len(self.connections) + len(self._taking) >= self._room:
             connections_log.warning(
                 "closed a new connection: there are %d, as many as may be", self._room
             )
@@ -107,8 +107,8 @@ class HttpServer:
         )
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(loop.connect_accepted_socket(make, accepted))
-        self.taking.add(task)
-        task.add_done_callback(self.taking.discard)
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""

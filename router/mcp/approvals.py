@@ -8,7 +8,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import ApiError, invalid
 from ..generation import ServerTool
@@ -29,11 +28,6 @@ class ApprovalAnswer:
     arguments: str
     approve: bool
     param: str
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> ApprovalAnswer:
-        """The inverse of ``asdict``."""
-        return cls(**(fields | {"tool": ServerTool(**fields["tool"])}))
 
 
 class _ApprovalState(enum.Enum):
