@@ -138,8 +138,8 @@ class App:
         self._usage = KeyUsage()
         self._access = Access(options)
         metrics.add(self._usage)
-        limits = RateLimits(options, self._usage)
-        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
+        self._limits = RateLimits(options, self._usage)
+        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, self._limits)
         overview = Overview(
             nodes,
             options.heartbeat_period,
@@ -197,8 +197,9 @@ class App:
             if self._options.access_log:
                 exchange.access.log()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.handler.close()
+        await self._limits.close()
 
     def _batches(self) -> Batches | None:
         options, folder = self._options, self._batch_folder.path

@@ -100,17 +100,17 @@ class GenerateHandler:
             about["key"] = exchange.access.key
         seconds = seconds_allowed(exchange, self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
-        self._limits.count_request(exchange)
+        await self._limits.count_request(exchange)
         with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await _by(deadline, self._read(exchange, parse))
             self._unknown.note(request.ignored)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
             if isinstance(response, HeldResponse) and response.background is not None:
-                self._detach(exchange, request, response, response.background, deadline)
+                await self._detach(exchange, request, response, response.background, deadline)
                 await self._answer_early(exchange, response, response.background)
                 return
-            reserved = self._reserved(exchange, request)
+            reserved = await self._reserve(exchange, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
                 work = self._answer(exchange, request, response, memory, deadline)
@@ -118,7 +118,7 @@ class GenerateHandler:
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
         """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
-        self._limits.count_request(exchange)
+        await self._limits.count_request(exchange)
         ignored: set[str] = set()
         with self._slot(), self.answers.share() as memory:
             made = await self._read(exchange, lambda body, model: work(body, model, ignored))
@@ -136,7 +136,7 @@ class GenerateHandler:
     ) -> list[bytes]:
         """The answer to a request of no connection, whose body of ``size`` bytes ``read`` makes in
         a thread. It counts against the limits of its key. Nodes serve it after all others."""
-        self._limits.count_request(client)
+        await self._limits.count_request(client)
         model = self._registry.model()
 
         def parse() -> GenerationRequest:
@@ -149,19 +149,19 @@ class GenerateHandler:
             self._unknown.note(request.ignored)
             span.set(**_attributes(request))
             response = surface.response(request, int(time.time()))
-            reserved = self._reserved(client, request)
+            reserved = await self._reserve(client, request)
             with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
                 prompts.take(request.prompt_tokens)
                 work = self._whole(request, response, client.access, memory, deadline)
                 return await _by(deadline, work)
 
-    def _reserved(
+    async def _reserve(
         self, exchange: LimitedRequest, request: GenerationRequest
     ) -> AbstractContextManager[None]:
         tokens = request.prompt_tokens, request.most_output_tokens
-        return self._limits.reserved(exchange, *tokens)
+        return await self._limits.reserve(exchange, *tokens)
 
-    def _detach(
+    async def _detach(
         self,
         exchange: HttpExchange,
         request: GenerationRequest,
@@ -174,7 +174,7 @@ class GenerateHandler:
         detached = DetachedRequest(exchange.owner, work.access, exchange.headers)
         with ExitStack() as limits:
             limits.enter_context(self._slot())
-            limits.enter_context(self._reserved(detached, request))
+            limits.enter_context(await self._reserve(detached, request))
             limits.enter_context(self.prompts.share()).take(request.prompt_tokens)
             response.hold(limits.enter_context(self.answers.share()))
             if work.log is not None:

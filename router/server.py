@@ -140,7 +140,7 @@ class Router:
         await self._metrics_page.stop()
         await self.nodes.close()
         await self._registry_server.stop()
-        self.app.close()
+        await self.app.close()
 
     def parts(self) -> list[asyncio.Task[None]]:
         """The tasks of a router that has started; if one of them ends, so does the router."""

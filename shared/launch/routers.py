@@ -25,6 +25,8 @@ from .cluster import LocalCluster, ProcessSpec
 
 Values = dict[str, Any]
 MAX_PORT = 65535
+# Options that other users could read among the arguments; a storage has its password in it.
+SECRETS = ("api_key", "admin_api_key", "limits_storage")
 
 
 class Routers:
@@ -38,8 +40,8 @@ class Routers:
         self._front = front = fill(RouterConfig, values)
         security, secrets = security_of_parts(values)
         self._arguments = [*security, *to_arguments(fill(TelemetryConfig, values))]
-        keys = {"TANDEM_API_KEY": front.api_key, "TANDEM_ADMIN_API_KEY": front.admin_api_key}
-        self._secrets = secrets | {name: key for name, key in keys.items() if key}
+        values_of = {f"TANDEM_{name.upper()}": getattr(front, name) for name in SECRETS}
+        self._secrets = secrets | {name: value for name, value in values_of.items() if value}
         self._configs: list[RouterConfig] = []
         self._port: socket.socket | None = None
 
@@ -79,7 +81,7 @@ class Routers:
         self.parts.append(part)
 
     def _arguments_of(self, config: RouterConfig) -> list[str]:
-        public = to_arguments(config, without=("api_key", "admin_api_key"))
+        public = to_arguments(config, without=SECRETS)
         return ["router", *public, *self._arguments]
 
 
