@@ -192,7 +192,7 @@ class PrefillService(PrefillServicer):
         free = self._engine.core.load().blocks.available
         if held > free:
             return grpc.StatusCode.RESOURCE_EXHAUSTED, (
-                f"{held} blocks wait for this peer to take them, and {free} are free"
+                f"peer has {held} unsent blocks, more than the {free} free ones; retry later"
             )
         return grpc.StatusCode.OK, ""
 
