@@ -8,14 +8,13 @@ import click
 
 from ..commands.help_page import HelpfulGroup
 from .grouped_command import GroupedCommand
-from .in_process.engine_options import latency_groups, startup_groups, throughput_groups
 from .interference_options import interference_groups
 from .serving_options import serving_groups
 
 
 @click.group("bench", cls=HelpfulGroup)
 def bench() -> None:
-    """Measure a server at a URL, or the engine in this process, with vLLM's flags and results."""
+    """Measure a server at a URL, with vLLM's flags and results."""
 
 
 def _serve(**values: Any) -> None:
@@ -40,27 +39,6 @@ def _interference(**values: Any) -> None:
     run_interference(values)
 
 
-def _latency(**values: Any) -> None:
-    """Time one batch of requests on the engine in this process."""
-    from .in_process.engine_latency import run_latency
-
-    run_latency(values)
-
-
-def _throughput(**values: Any) -> None:
-    """Run many requests on the engine in this process as fast as it can."""
-    from .in_process.engine_throughput import run_throughput
-
-    run_throughput(values)
-
-
-def _startup(**values: Any) -> None:
-    """Time how long the engine takes to start, with empty and with full caches of kernels."""
-    from .in_process.engine_startup import run_startup
-
-    run_startup(values)
-
-
 def _plot(page: str, results: tuple[str, ...]) -> None:
     """Write PAGE.html with plots of one or two RESULT files.
 
@@ -72,15 +50,8 @@ def _plot(page: str, results: tuple[str, ...]) -> None:
     run_plot(page, results)
 
 
-def _model() -> click.Argument:
-    return click.Argument(["positional"], required=False, metavar="[MODEL]")
-
-
 bench.add_command(GroupedCommand("serve", serving_groups(), _serve))
 bench.add_command(GroupedCommand("interference", interference_groups(), _interference))
-bench.add_command(GroupedCommand("latency", latency_groups(), _latency, _model()))
-bench.add_command(GroupedCommand("throughput", throughput_groups(), _throughput, _model()))
-bench.add_command(GroupedCommand("startup", startup_groups(), _startup, _model()))
 bench.add_command(
     GroupedCommand(
         "plot",

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..commands.help_page import OF_MODELS, option_groups, write_group
+from ..commands.help_page import option_groups, write_group
 from ..commands.part_command import PartCommand
 from ..shared.config.command_line import IntRange, NumberRange
 
@@ -15,7 +15,7 @@ Groups = Mapping[str, Sequence[click.Parameter]]
 
 
 class GroupedCommand(PartCommand):
-    """A command with groups of its own. Those of other commands' options are shown on demand."""
+    """A command with groups of its own."""
 
     def __init__(
         self, name: str, groups: Groups, callback: Callable[..., Any], *arguments: click.Parameter
@@ -44,10 +44,7 @@ class GroupedCommand(PartCommand):
             key=lambda group: order.index(group.name) if group.name in order else len(order),
         )
         for group in groups:
-            if group.name not in OF_MODELS:
-                write_group(formatter, group)
-        if more := [group for group in groups if group.name in OF_MODELS]:
-            self.write_more(ctx, formatter, more)
+            write_group(formatter, group)
 
 
 def repeat_flags(args: Sequence[str], several: set[str]) -> list[str]:

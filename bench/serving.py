@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ..shared.config.sampling_fields import NUMBERS
 from ..shared.errors import BenchmarkError, UsageError
 from .arrivals import Traffic, arrival_times
 from .chosen_requests import requests_for_server
@@ -30,7 +31,7 @@ from .report.plot import write_plot
 from .report.result_file import DETAILS, check_writable, default_name, read_detailed, write_result
 from .report.result_table import result_table
 from .report.serving_result import GOODPUT_METRICS, METRICS, Evaluation, serving_result
-from .serving_options import SAMPLING, TRACES, goals, json_object, numbers, url_of, words
+from .serving_options import TRACES, goals, json_object, numbers, url_of, words
 
 Values = Mapping[str, Any]
 
@@ -101,7 +102,7 @@ def _result_path(values: Values, model: str, now: str) -> str:
 
 def server_of(values: Values, **more: Any) -> ApiServer:
     """The server that the options name."""
-    sampling = {name: values[name] for name in SAMPLING if values.get(name) is not None}
+    sampling = {name: values[name] for name in NUMBERS if values.get(name) is not None}
     return api_server(
         url=url_of(values),
         backend=values["backend"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..shared.config.sampling_fields import NUMBERS
 from ..shared.errors import UsageError
 from ..shared.host_port import join_host_port
 from .grouped_command import Groups, choice, flag, number, several, text, whole
@@ -17,15 +18,6 @@ from .grouped_command import Groups, choice, flag, number, several, text, whole
 BACKENDS = ("openai", "openai-chat", "vllm", "sglang", "llama.cpp")
 TRACES = ("mooncake", "azure", "timed_trace")
 DATASETS = ("random", "sharegpt", "custom", *TRACES)
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
 
 
 def server_options() -> list[click.Parameter]:
@@ -249,11 +241,9 @@ def _sampling_options() -> list[click.Parameter]:
             "--logprobs", default=None, low=0, help="Number of logprobs to request for each token."
         ),
     ]
-    for name in SAMPLING:
-        shown, option = name.replace("_", " "), "--" + name.replace("_", "-")
-        make = whole if name == "top_k" else number
-        low = {"top_k": -1, "frequency_penalty": -2, "presence_penalty": -2}.get(name, 0)
-        made.append(make(option, default=None, low=low, help=f"Sampling: {shown}."))
+    for name, about in NUMBERS.items():
+        option, make = "--" + name.replace("_", "-"), whole if about.kind is int else number
+        made.append(make(option, default=None, low=int(about.least), help=about.help))
     return made
 
 

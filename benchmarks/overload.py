@@ -22,9 +22,11 @@ from typing import Any
 
 from tandem.benchmarks.support.report import write
 from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.errors import OverloadedError
 from tandem.shared.kv.block_pool import BlockPool
 
@@ -131,7 +133,7 @@ class OverloadedNode:
             max_model_len=load.blocks * BLOCK,
             max_waiting=1024,
         )
-        self._transfers: deque[tuple[float, Sequence, list[int]]] = deque()
+        self._transfers: deque[tuple[float, Reception]] = deque()
         self._sequences: list[Sequence] = []
         self._next = 0.0
         self.seen = RowsSeen()
@@ -162,7 +164,7 @@ class OverloadedNode:
             self._next += draw.expovariate(1 / self._load.gap)
             prompt = [draw.randrange(50_000) for _ in range(draw.randint(*self._load.prompt))]
             params = SamplingParams(max_tokens=draw.randint(*self._load.output))
-            one = Sequence(len(self._sequences), prompt, params)
+            one = Sequence(len(self._sequences), prompt, Generate(params))
             self._sequences.append(one)
             try:
                 self._scheduler.check_room()
@@ -175,19 +177,19 @@ class OverloadedNode:
         if not self._remote:
             self._scheduler.add(one)
             return
-        self._scheduler.ask(one, len(one.prompt) - 1)
+        self._scheduler.reservations.ask(one, len(one.prompt) - 1)
 
     def _reserve(self, now: float) -> None:
         load = self._load
-        while (granted := self._scheduler.next_reservation()) is not None:
-            one, reserved = granted
-            ready = now + load.transfer_steps + len(one.prompt) // load.tokens_a_step
-            self._transfers.append((ready, one, reserved))
+        while (reception := self._scheduler.reservations.next_granted()) is not None:
+            prompt = len(reception.sequence.prompt)
+            ready = now + load.transfer_steps + prompt // load.tokens_a_step
+            self._transfers.append((ready, reception))
 
     def _settle(self, now: float) -> None:
-        for ready, one, reserved in [t for t in self._transfers if t[0] <= now]:
-            self._transfers.remove((ready, one, reserved))
-            self._scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        for ready, reception in [t for t in self._transfers if t[0] <= now]:
+            self._transfers.remove((ready, reception))
+            reception.commit(len(reception.sequence.prompt) - 1)
             self.seen.received += 1
 
     def _step(self) -> float:

@@ -24,7 +24,7 @@ _MODULES = (
     "last_kv",
     "decode_steps",
     "quantised_products",
-    "engine",
+    "engine.against_transformers",
     "node.async_scheduling",
     "overload",
     "interference",

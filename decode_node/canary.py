@@ -6,8 +6,9 @@ import asyncio
 import secrets
 
 from ..shared.causes import Cause
-from ..shared.engine.sampling_params import SamplingParams
+from ..shared.engine.reception import Reception
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
+from ..shared.engine.work import Compute
 from ..shared.errors import PeerRefusedError, TransferError
 from ..shared.handoff.plane.canary import Difference, canary_prompt, coarsest
 from ..shared.handoff.plane.messages import Compare, Compared, ReceiveFailed
@@ -32,7 +33,9 @@ class Canary:
     def __init__(self, node: ReceivingNode) -> None:
         self._node = node
         self._core = node.engine.core
-        self._prompt = canary_prompt(node.engine.spec.vocab_size, self._core.max_model_len)
+        self._prompt = canary_prompt(
+            node.engine.spec.vocab_size, node.engine.resolved.max_model_len
+        )
 
     @property
     def tokens(self) -> int:
@@ -56,18 +59,20 @@ class Canary:
 
     async def _check(self, peer: Peer) -> int:
         end = self.tokens
-        ours, theirs = self._sequence(end), self._sequence(None)
+        ours, theirs = self._sequence(), self._sequence()
         async with asyncio.timeout(CANARY_SECONDS):
-            reserved = await self._reserve(theirs, end)
+            reception = await self._reserve(theirs, end)
         try:
             computed = self._compute(ours)
             transfer_id = secrets.randbits(63)
-            result = await self._node.receive(theirs, peer, transfer_id, 0, end, TRANSFER_SECONDS)
+            result = await self._node.receive(
+                reception, peer, transfer_id, 0, end, TRANSFER_SECONDS
+            )
             await self._computed(computed)
             async with asyncio.timeout(CANARY_SECONDS):
                 worst = await self._compare(ours, theirs, end, coarsest(self._formats(peer)))
         finally:
-            self._core.cancel_received(theirs, reserved)
+            reception.cancel()
             self._core.cancel(ours)
             self._core.release_held(ours)
         if worst.ratio > 1:
@@ -80,12 +85,12 @@ class Canary:
             )
         return result.bytes
 
-    async def _reserve(self, theirs: Sequence, end: int) -> list[int]:
+    async def _reserve(self, theirs: Sequence, end: int) -> Reception:
         """Reserve blocks as soon as there are any: a full node is the one that needs another peer.
         The caller's deadline ends the wait."""
-        while (reserved := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
+        while (reception := self._core.reserve(theirs, end)) is None:  # noqa: ASYNC110
             await asyncio.sleep(RETRY_SECONDS)
-        return reserved
+        return reception
 
     def _formats(self, peer: Peer) -> list[str]:
         """The dtypes that round between the prompt and its KV, here and there; each once."""
@@ -93,15 +98,9 @@ class Canary:
         here, there = (engine.weight_format, engine.kv_dtype), (peer.weight_format, peer.kv_dtype)
         return list(dict.fromkeys((*here, *there)))
 
-    def _sequence(self, compute_until: int | None) -> Sequence:
+    def _sequence(self) -> Sequence:
         # Private: no cached block may stand in for a computed one, here or there.
-        return Sequence(
-            self._core.new_id(),
-            self._prompt,
-            SamplingParams(),
-            compute_until=compute_until,
-            private=True,
-        )
+        return Sequence(self._core.new_id(), self._prompt, Compute(self.tokens, private=True))
 
     def _compute(self, sequence: Sequence) -> asyncio.Future[None]:
         """Prefill here, while the peer does. The queue's limit applies to clients only."""

@@ -5,15 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import grpc
-
 from ..shared.engine.core import EngineCore
 from ..shared.engine.sequence import Sequence, StepOutput
-from .streams.call_stream import CallEndedError
-
-# Of the logprobs of one request that wait until its router takes them: dozens of tokens that list a
-# whole vocabulary.
-MOST_HELD_BYTES = 64 << 20
 
 
 class Choices:
@@ -26,11 +19,8 @@ class Choices:
         self._core = core
         self._sequences = sequences
         self._open = {sequence.index: sequence for sequence in sequences}
-        # Bounded by n x max_tokens small messages, and logprobs by their size, so a slow reader
-        # cannot grow it further.
+        # Bounded by n x max_tokens small messages, so a slow reader cannot grow it further.
         self._outputs: asyncio.Queue[StepOutput | None] = asyncio.Queue()
-        self._held_bytes = 0  # of the logprobs in it
-        self._overflowed = False
         self._take: Callable[[StepOutput], None] | None = None
         self._ended: asyncio.Future[None]
 
@@ -38,16 +28,9 @@ class Choices:
         self._core.listen(self.leader, self._hear)
 
     async def next(self) -> StepOutput | None:
-        """The next output of a choice that has not ended; ``None`` once all have. Raises
-        ``CallEndedError`` if the router takes logprobs too slowly."""
+        """The next output of a choice that has not ended; ``None`` once all have."""
         while self._open:
-            if self._overflowed:
-                details = (
-                    "logprobs are taken more slowly than generated; ask for fewer of each token"
-                )
-                raise CallEndedError(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
             output = await self._outputs.get()
-            self._held_bytes -= _logprob_bytes(output)
             if output is None or output.sequence.index not in self._open:
                 continue
             if output.finish_reason is not None:
@@ -68,10 +51,7 @@ class Choices:
 
     def _hear(self, output: StepOutput) -> None:
         if self._take is None:
-            self._held_bytes += _logprob_bytes(output)
-            self._overflowed = self._overflowed or self._held_bytes > MOST_HELD_BYTES
-            if not self._overflowed:
-                self._outputs.put_nowait(output)
+            self._outputs.put_nowait(output)
         else:
             self._pass_on(output, self._take)
 
@@ -112,8 +92,3 @@ class Choices:
         for sequence in self._sequences:
             self._core.cancel(sequence)
             self._core.release_held(sequence)  # of one that was computed for its hidden states
-
-
-def _logprob_bytes(output: StepOutput | None) -> int:
-    """The size of an output's logprobs."""
-    return 0 if output is None else sum(len(each.packed_top) for each in output.logprobs)

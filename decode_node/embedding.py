@@ -7,38 +7,33 @@ from ..proto import tandem_pb2 as pb
 from ..shared.engine.hidden_states import check_result_size, scores_of, vector_of
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
+from ..shared.engine.work import Pool
 from ..shared.errors import RequestError
 from ..shared.models.spec import POOLINGS
 
 
-def make_embedding(sequences: list[Sequence], embed: pb.Embed, engine: NodeEngine) -> None:
-    """Have the only sequence of a request compute its prompt, and keep its hidden states or its
-    scores. Raises ``RequestError``."""
-    if len(sequences) != 1:
-        raise RequestError(f"n is {len(sequences)}; a prompt has one vector", param="n")
-    [sequence] = sequences
-    if embed.score:
-        _score(sequence, embed, engine)
-    else:
-        _embed(sequence, embed, engine)
-    sequence.compute_until = len(sequence.prompt)
+def pooling_work(request: pb.GenerateRequest, engine: NodeEngine) -> Pool:
+    """What the only sequence of a request is to return. Raises ``RequestError``."""
+    if request.sampling.n > 1:
+        raise RequestError(f"n is {request.sampling.n}; a prompt has one vector", param="n")
+    if request.resume:
+        raise RequestError("a request with embed has no choice to resume")
+    work = _scores if request.embed.score else _vector
+    return work(request, engine)
 
 
-def _score(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
-    scorer = engine.scorer()
-    if embed.second_text >= len(sequence.prompt):
-        raise RequestError(
-            f"second_text is {embed.second_text}; the prompt has {len(sequence.prompt)} tokens"
-        )
+def _scores(request: pb.GenerateRequest, engine: NodeEngine) -> Pool:
+    scorer, second = engine.scorer(), request.embed.second_text
+    if second >= len(request.prompt):
+        raise RequestError(f"second_text is {second}; the prompt has {len(request.prompt)} tokens")
     check_result_size(engine.resolved.max_num_seqs, len(scorer.labels))
-    sequence.pooling, sequence.classify = scorer.pooling, True
     # Tokenizers number the texts of a pair for models, too, that have one segment only.
-    sequence.second_text = embed.second_text if engine.spec.segments > 1 else 0
+    return Pool(scorer.pooling, True, second if engine.spec.segments > 1 else 0)
 
 
-def _embed(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
+def _vector(request: pb.GenerateRequest, engine: NodeEngine) -> Pool:
     engine.check_embeds()
-    size = engine.spec.vector_size
+    embed, size = request.embed, engine.spec.vector_size
     pooling = embed.pooling or engine.spec.pooling
     if pooling not in POOLINGS:
         raise RequestError(f"pooling is {pooling!r}; it must be one of {', '.join(POOLINGS)}")
@@ -49,7 +44,7 @@ def _embed(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> None:
             code="integer_above_max_value",
         )
     check_result_size(engine.resolved.max_num_seqs, size)
-    sequence.pooling = pooling
+    return Pool(pooling)
 
 
 def embedding_event(sequence: Sequence, embed: pb.Embed, engine: NodeEngine) -> pb.GenerateEvent:

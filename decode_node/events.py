@@ -10,7 +10,7 @@ from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.telemetry.prefill_origin import LocalReason
 from .transfers import PrefillSource
 
-# Logprobs of prompt tokens that go into one event, unless one token has more: a few milliseconds.
+# Logprobs of prompt tokens that go into one event: a few milliseconds.
 PIECE_LOGPROBS = 64 * 21
 
 _REASONS = {
@@ -38,31 +38,27 @@ def usage_event(sequence: Sequence, source: PrefillSource) -> pb.GenerateEvent:
     )
 
 
-def scored_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
-    """Tokens with their logprobs, whose lists are ``packed`` for a router that takes them so."""
+def scored_event(output: StepOutput) -> pb.GenerateEvent:
+    """Tokens with their logprobs."""
     return pb.GenerateEvent(
         tokens=pb.Tokens(
             index=output.sequence.index,
             tokens=output.tokens,
-            logprobs=[_listed(item, output.sequence, packed) for item in output.logprobs],
+            logprobs=[_position(item) for item in output.logprobs],
         )
     )
 
 
-def prompt_logprobs_events(
-    sequence: Sequence, split: bool, packed: bool
-) -> Iterator[pb.GenerateEvent]:
-    """At least one event. In pieces, other requests proceed in between, here and in the router;
-    older routers take a single event only."""
+def prompt_logprobs_events(sequence: Sequence) -> Iterator[pb.GenerateEvent]:
+    """At least one event. In pieces, other requests proceed in between, here and in the router."""
     found = sequence.prompt_logprobs
-    listed = 1 + (sequence.params.prompt_logprobs or 0)
-    step = max(1, PIECE_LOGPROBS // listed if split else len(found))
+    step = PIECE_LOGPROBS // (1 + (sequence.generation.params.prompt_logprobs or 0))
     for start in range(0, max(1, len(found)), step):
-        positions = [_position(item, packed) for item in found[start : start + step]]
+        positions = [_position(item) for item in found[start : start + step]]
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 
-def finished_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
+def finished_event(output: StepOutput) -> pb.GenerateEvent:
     """End of a choice."""
     sequence, scored = output.sequence, output.stop_logprobs
     assert sequence.finish_reason is not None
@@ -73,33 +69,11 @@ def finished_event(output: StepOutput, packed: bool) -> pb.GenerateEvent:
             stop_token=sequence.stop_token,
             error=sequence.error,
             unfollowable=sequence.unfollowable,
-            stop_logprobs=None if scored is None else _listed(scored, sequence, packed),
+            stop_logprobs=None if scored is None else _position(scored),
         )
     )
 
 
-def _listed(item: PositionLogprobs, sequence: Sequence, packed: bool) -> pb.PositionLogprobs:
-    return _position(item, packed, ranked=not sequence.params.logprob_token_ids)
-
-
-def _position(item: PositionLogprobs, packed: bool, *, ranked: bool = True) -> pb.PositionLogprobs:
-    """Ranks of the listed tokens are known only of the most likely ones; 0 stands for unknown."""
+def _position(item: PositionLogprobs) -> pb.PositionLogprobs:
     chosen = pb.TokenLogprob(token=item.token, logprob=item.logprob, rank=item.rank)
-    if packed:
-        return pb.PositionLogprobs(chosen=chosen, packed_top=item.packed_top)
-    return pb.PositionLogprobs(
-        chosen=chosen,
-        top=[
-            pb.TokenLogprob(token=token, logprob=logprob, rank=rank if ranked else 0)
-            for rank, (token, logprob) in enumerate(item.top, 1)
-        ],
-    )
-
-
-def single_events(message: pb.StreamEvents) -> Iterator[pb.GenerateEvent]:
-    """The events of a message of one call, for a router that takes them one by one."""
-    choices = message.choices or [0] * len(message.tokens)
-    for choice, token in zip(choices, message.tokens, strict=True):
-        yield pb.GenerateEvent(tokens=pb.Tokens(index=choice, tokens=[token]))
-    for event in message.events:
-        yield event.generated
+    return pb.PositionLogprobs(chosen=chosen, packed_top=item.packed_top)

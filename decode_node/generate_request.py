@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from typing import Any
 
 from ..proto import tandem_pb2 as pb
-from ..shared.engine.request import build_sequences
+from ..shared.config.sampling_fields import NUMBERS
+from ..shared.engine.request import build_sequences, pooling_sequence
 from ..shared.engine.sampling_params import SamplingParams, check_params
 from ..shared.engine.sequence import Sequence
 from ..shared.engine.start import NodeEngine
 from ..shared.engine.structured.params import StructuredOutputs
 from ..shared.engine.structured.thinking_budget import ThinkingBudget
 from ..shared.errors import RequestError
-from .embedding import make_embedding
+from .embedding import pooling_work
 
 
 async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) -> list[Sequence]:
-    """The n choices of a request that can run here. Raises ``RequestError``, ``OverloadedError`` or
-    ``UnavailableError``."""
+    """The n choices of a request that can run here, or the only sequence of a prompt to embed.
+    Raises ``RequestError``, ``OverloadedError`` or ``UnavailableError``."""
     if not request.deadline_seconds >= 0:  # also rejects NaN
         raise RequestError(
             f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
         )
-    if not request.HasField("embed"):
-        engine.check_generates()
+    if request.HasField("embed"):
+        return [_pooling(request, engine)]
+    engine.check_generates()
     params = sampling_params(request.sampling)
     prompt = list(request.prompt)
     resume = _resumed(request, params)
-    most = 0 if request.HasField("embed") else params.max_tokens
-    admit = partial(engine.core.admit, len(prompt), most, goes_first=resume is not None)
+    admit = partial(
+        engine.core.admit, len(prompt), params.max_tokens, goes_first=resume is not None
+    )
     admit()  # before the work that a grammar is
     sequences = build_sequences(
         engine.core,
@@ -43,9 +46,19 @@ async def admitted_sequences(request: pb.GenerateRequest, engine: NodeEngine) ->
         resume=resume,
     )
     admit()
-    if request.HasField("embed"):
-        make_embedding(sequences, request.embed, engine)
     return sequences
+
+
+def _pooling(request: pb.GenerateRequest, engine: NodeEngine) -> Sequence:
+    engine.core.admit(len(request.prompt), 0)
+    return pooling_sequence(
+        engine.core,
+        list(request.prompt),
+        pooling_work(request, engine),
+        vocab_size=engine.spec.vocab_size,
+        priority=request.priority,
+        salt=request.cache_salt,
+    )
 
 
 def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, list[int]] | None:
@@ -65,8 +78,6 @@ def _resumed(request: pb.GenerateRequest, params: SamplingParams) -> dict[int, l
         )
     if params.prompt_logprobs is not None and longest:
         raise RequestError("prompt_logprobs come before the tokens that resume has")
-    if request.HasField("embed"):
-        raise RequestError("a request with embed has no choice to resume")
     return resumed
 
 
@@ -77,13 +88,7 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
         return getattr(sampling, name) if sampling.HasField(name) else None
 
     params = SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p if not math.isclose(sampling.top_p, 0.0) else 1.0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
+        **_numbers(sampling),
         seed=given("seed"),
         logit_bias=dict(sampling.logit_bias),
         allowed_token_ids=tuple(sampling.allowed_token_ids),
@@ -101,6 +106,15 @@ def sampling_params(sampling: pb.Sampling) -> SamplingParams:
     )
     check_params(params)
     return params
+
+
+def _numbers(sampling: pb.Sampling) -> dict[str, Any]:
+    """The numbers; one that is absent and may not be 0 has its default."""
+    values = ((name, number, getattr(sampling, name)) for name, number in NUMBERS.items())
+    return {
+        name: number.default if number.above and not value else value
+        for name, number, value in values
+    }
 
 
 def _structured_outputs(sampling: pb.Sampling) -> StructuredOutputs | None:

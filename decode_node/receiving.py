@@ -1,4 +1,4 @@
-"""The receiving side of one attempt: one peer fills one sequence's blocks.
+"""The receiving side of one attempt: one peer fills the blocks of one reception.
 
 ``_Receiving.run`` goes through all of its states::
 
@@ -19,13 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from ..proto import tandem_pb2 as pb
-from ..proto.capabilities import needed
 from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
-from ..shared.engine.sequence import Sequence
+from ..shared.engine.reception import Reception
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import TransferError
 from ..shared.handoff.inbox import Inbox
@@ -74,27 +71,27 @@ class ReceivingNode:
 
     async def receive(
         self,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
         end: int,
         seconds: float,
     ) -> TransferResult:
-        """Fill the sequence's blocks from ``sequence.computed`` up to prompt token ``end``.
+        """Fill the blocks from the first token that is not cached up to prompt token ``end``.
 
         ``seconds`` are left to the request. On return every block is filled and checked; on any
         exception no rank writes them any longer.
         Raises ``TransferError``; ``PeerLostError`` if the peer must be greeted again.
         """
-        return await _Receiving(self, sequence, peer, transfer_id, attempt, end, seconds).run()
+        return await _Receiving(self, reception, peer, transfer_id, attempt, end, seconds).run()
 
 
 class _Receiving:
     def __init__(
         self,
         node: ReceivingNode,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
@@ -102,7 +99,7 @@ class _Receiving:
         seconds: float,
     ) -> None:
         self._node = node
-        self._sequence = sequence
+        self._sequence = sequence = reception.sequence
         self._peer = peer
         self._end = end
         self._seconds = seconds
@@ -114,7 +111,7 @@ class _Receiving:
             clock=time.monotonic,
         )
         # A canary compares all tokens.
-        resume_at = 0 if sequence.private else node.engine.core.resume_at(sequence)
+        resume_at = 0 if sequence.work.private else reception.resume_at
         self._resume_at = min(resume_at, end)
         self._first_tokens = first_tokens(node.engine.spec, sequence.computed, end, self._resume_at)
         self._greeted = self._filled = self._bytes = 0
@@ -137,8 +134,10 @@ class _Receiving:
                 self._peer.link.moved(self._end - self._sequence.computed, self._done)
             return TransferResult(self._bytes, self._done, self._end, max(self._first_tokens))
         except TransferError as error:
-            error.computing = self._transfer.state is DecodeState.RECEIVING
-            raise await self._explained(error) from None
+            if self._transfer.state is not DecodeState.RECEIVING:
+                raise
+            last = await self._explained(error)
+            raise type(last)(str(last), cause=last.cause, computing=True) from error
         finally:
             await uninterrupted(self._close())
 
@@ -183,18 +182,11 @@ class _Receiving:
             cache_salt=sequence.salt,
             deadline_seconds=self._transfer.left_of_request,
             window_bytes=config.window_bytes or WINDOW_OF_CARRIER,
-            private=sequence.private,
+            private=sequence.work.private,
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,
         )
-        lacking = needed(request) - self._peer.capabilities
-        if lacking:
-            raise TransferError(
-                f"{self._peer.address} runs an older version, which does not support "
-                f"{', '.join(sorted(lacking))}",
-                cause=Cause.REFUSED,
-            )
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
@@ -221,7 +213,7 @@ class _Receiving:
     async def _explained(self, error: TransferError) -> TransferError:
         """A better error for a lost peer, if its head reports within a moment that its rank ended,
         or has ended itself."""
-        if not error.computing or error.cause is not Cause.PEER_LOST:
+        if error.cause is not Cause.PEER_LOST:
             return error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_MESSAGE_SECONDS):
@@ -230,7 +222,7 @@ class _Receiving:
                         self._handle(await self._attempt.events.get())
                     except TransferError as other:
                         if other.cause is Cause.DIED or isinstance(other, PeerLostError):
-                            other.computing, error = True, other
+                            error = other
                             break
         return error
 
@@ -320,7 +312,7 @@ async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
     """Pass the peer's messages on; then a ``TransferError``, unless the last one was an outcome."""
     try:
         with calling():
-            while (event := await call.read()) is not _END:
+            async for event in call:
                 events.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return
@@ -328,7 +320,3 @@ async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
         events.put_nowait(TransferError(ended, cause=Cause.PEER_FAILED))
     except TransferError as error:
         events.put_nowait(error)
-
-
-# The value of ``read`` at the end of a stream; the type stubs of grpc lack it.
-_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]

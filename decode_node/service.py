@@ -17,6 +17,7 @@ from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import DecodeServicer
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine, NodeIdentity
+from ..shared.engine.work import Generate
 from ..shared.errors import (
     NODE_DRAINING,
     ModelError,
@@ -24,7 +25,7 @@ from ..shared.errors import (
     RequestError,
     UnavailableError,
 )
-from ..shared.node.calls import Caller, caller_of, serving_call
+from ..shared.node.calls import Caller, serving_call
 from ..shared.process.threads import in_thread
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.security.credentials import INSECURE, Credentials
@@ -34,21 +35,13 @@ from ..shared.text.tokenizer_message import pack_tokenizer
 from ..shared.weights.source import open_source
 from .choices import Choices
 from .embedding import embedding_event
-from .events import (
-    finished_event,
-    prompt_logprobs_events,
-    scored_event,
-    single_events,
-    usage_event,
-)
+from .events import finished_event, prompt_logprobs_events, scored_event, usage_event
 from .examine import Examiner
 from .generate_request import admitted_sequences
 from .prompt_deaths import GivenUpError, PromptDeaths
 from .request_span import RequestSpan
 from .streams.call_stream import CallEndedError, CallOutput, CallStream
-from .streams.outbox import Outbox
 from .transfers import PrefillSource, Transfers
-from .wide_logprobs import NARROW, check_logprobs
 
 log = logging.getLogger("tandem.decode")
 
@@ -121,48 +114,23 @@ class DecodeService(DecodeServicer):
         requests: AsyncIterator[pb.StreamRequest],
         context: grpc.aio.ServicerContext[Any, pb.StreamEvents],
     ) -> None:
-        stream = CallStream(partial(self._serve_as, shown_token(context)))
+        stream = CallStream(partial(self._serve, shown_token(context)))
         self._streams.add(stream)
         try:
             await stream.run(requests, context)
         finally:
             self._streams.discard(stream)
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.GenerateEvent]:
-        """One call of a stream, for routers that know no streams."""
-        handler = asyncio.current_task()
-        assert handler is not None, "gRPC runs a call in a task"
-        outbox = Outbox(handler.cancel)
-        serving = asyncio.create_task(
-            self._serve(request, caller_of(context), CallOutput(outbox, 0))
-        )
-        serving.add_done_callback(lambda _: outbox.close())
-        try:
-            async for message in outbox.messages():
-                for event in single_events(message):
-                    yield event
-            await serving
-        except CallEndedError as error:
-            await context.abort(error.status, error.details)
-        finally:
-            serving.cancel()
-            await uninterrupted(_end_of(serving))
-
-    async def _serve_as(
+    async def _serve(
         self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: CallOutput
     ) -> None:
-        """Serve a request on a stream whose router has shown ``token`` when it opened it."""
+        """Serve one request to its end, on a stream whose router has shown ``token`` when it opened
+        it. Raises ``CallEndedError``."""
         if problem := token_problem(self._credentials, token):
             raise CallEndedError(grpc.StatusCode.UNAUTHENTICATED, problem)
-        await self._serve(request, caller, out)
-
-    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
-        """Serve one request to its end. Raises ``CallEndedError``."""
         with serving_call(
             self._tracer,
-            "Decode.Generate",
+            "Decode.Stream",
             caller,
             node=self._identity.node_id,
             prompt_tokens=len(request.prompt),
@@ -184,10 +152,7 @@ class DecodeService(DecodeServicer):
         source = await call.prefill
         with RequestSpan(source) as span:
             await self._begin_output(call, source, span, out)
-            if call.request.sampling.logprobs > NARROW:
-                await self._put_in_turn(call, span, out)
-            else:
-                await call.choices.deliver(lambda output: self._put(call, output, span, out))
+            await call.choices.deliver(lambda output: self._put(call, output, span, out))
 
     async def _begin_output(
         self, call: _Call, source: PrefillSource, span: RequestSpan, out: CallOutput
@@ -198,7 +163,7 @@ class DecodeService(DecodeServicer):
             computed = output.finish_reason is FinishReason.COMPUTED
             begins = sequence is call.choices.leader and (output.prompt_done or computed)
             if begins:
-                source.clock.sampled(sequence.started_at, remote=bool(sequence.received))
+                source.clock.sampled(output.started_at, remote=bool(sequence.received))
                 span.prompt_computed(source.clock.spent)
                 out.event(usage_event(sequence, source))
                 await self._put_prompt_logprobs(call, out)
@@ -209,32 +174,24 @@ class DecodeService(DecodeServicer):
                 return
 
     async def _put_prompt_logprobs(self, call: _Call, out: CallOutput) -> None:
-        leader, request = call.choices.leader, call.request
-        if leader.params.prompt_logprobs is not None:
-            split, packed = request.split_prompt_logprobs, request.packed_logprobs
-            for event in prompt_logprobs_events(leader, split, packed):
+        leader = call.choices.leader
+        if isinstance(leader.work, Generate) and leader.work.params.prompt_logprobs is not None:
+            for event in prompt_logprobs_events(leader):
                 out.event(event)
                 await out.taken()
 
-    async def _put_in_turn(self, call: _Call, span: RequestSpan, out: CallOutput) -> None:
-        """Put large events only as fast as the router takes them."""
-        while (output := await call.choices.next()) is not None:
-            await out.taken()
-            self._put(call, output, span, out)
-
     def _put(self, call: _Call, output: StepOutput, span: RequestSpan, out: CallOutput) -> None:
         """One step's output of one choice."""
-        packed = call.request.packed_logprobs
         if output.tokens:
             span.output(len(output.tokens))
             if output.logprobs:
-                out.event(scored_event(output, packed))
+                out.event(scored_event(output))
             else:
                 out.tokens(output.sequence.index, output.tokens)
         if output.finish_reason is FinishReason.ERROR:
             self._engine.core.check_ranks()  # the node's failure, not the request's
         if output.finish_reason is not None:
-            out.event(finished_event(output, packed))
+            out.event(finished_event(output))
 
     async def _begin(self, request: pb.GenerateRequest) -> _Call:
         """Admit the request and begin to prefill it. The caller must ``_end`` it."""
@@ -259,11 +216,7 @@ class DecodeService(DecodeServicer):
         try:
             if self._draining:
                 raise UnavailableError(NODE_DRAINING)
-            check_logprobs(request, [call.request for call in self._calls])
-            sequences = await admitted_sequences(request, self._engine)
-            # Others may have been admitted while a grammar was compiled.
-            check_logprobs(request, [call.request for call in self._calls])
-            return sequences
+            return await admitted_sequences(request, self._engine)
         except RequestError as error:
             body = {"message": str(error), "param": error.param, "code": error.code}
             status, details = grpc.StatusCode.INVALID_ARGUMENT, json.dumps(body)
@@ -336,7 +289,3 @@ class DecodeService(DecodeServicer):
             busy = "another examination of this node is under way; try again soon"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
         return await self._examiner.examine(request.prefill)
-
-
-async def _end_of(task: asyncio.Task[None]) -> None:
-    await asyncio.wait([task])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
 from ..shared.config.limits import MAX_PEERS
+from ..shared.engine.reception import Reception
 from ..shared.engine.sequence import Sequence
 from ..shared.errors import TransferError
 from ..shared.node.metrics import NodeMetrics
@@ -53,7 +54,7 @@ class PrefillSource:
 class _Prompt:
     """A prompt on its way into this node's cache."""
 
-    sequence: Sequence
+    reception: Reception
     deadline: float  # by the monotonic clock
     deaths: PromptDeaths
     transfer_id: int
@@ -66,7 +67,7 @@ class _Prompt:
 
 
 class Transfers:
-    """Opens transfers for sequences and settles each one exactly once."""
+    """Opens transfers for sequences, and ends the reception of each."""
 
     def __init__(self, node: ReceivingNode, peers: Peers, metrics: NodeMetrics) -> None:
         self._node = node
@@ -98,12 +99,12 @@ class Transfers:
         if reason:
             core.enqueue(sequence)
             return self._local(reason, clock)
-        reserved = await core.reserve_in_turn(sequence, end)
+        reception = await core.reserve_in_turn(sequence, end)
         clock.reserved()
         # The choice may have changed meanwhile.
         usable, reason = self._choose(sequence, candidates, deadline)
         prompt = _Prompt(
-            sequence=sequence,
+            reception=reception,
             deadline=deadline,
             deaths=deaths,
             transfer_id=secrets.randbits(63),
@@ -114,16 +115,16 @@ class Transfers:
                 for number, candidate in enumerate(usable):
                     result = await self._try(prompt, number, candidate)
                     if result is not None:
-                        core.commit_received(sequence, reserved, result.end, result.whole_from)
+                        reception.commit(result.end, result.whole_from)
                         if not sequence.received:
                             return self._local(LocalReason.NOTHING_MISSING, clock)
                         self._metrics.prompts.count(REMOTE)
                         cached = _cached(result.done, sequence)
                         return PrefillSource(candidate.node_id, cached=cached, clock=clock)
         except BaseException:
-            core.cancel_received(sequence, reserved)
+            reception.cancel()
             raise
-        core.abandon_received(sequence, reserved)
+        reception.abandon()
         return self._local(prompt.failure or reason, clock)
 
     @contextlib.contextmanager
@@ -149,7 +150,7 @@ class Transfers:
         """The prefill nodes that are worth trying, in the router's order, or why there is none."""
         if not candidates:
             return [], LocalReason.NO_NODE
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.wants_prompt_logprobs:
             return [], LocalReason.PROMPT_LOGPROBS  # they need every position's logits here
         if sequence.wants_every_position:
             return [], LocalReason.POOLING
@@ -196,7 +197,7 @@ class Transfers:
         whole blocks are taken, since no others are cached: if the prompt is repeated, the tokens
         after them may be computed here, and the answer would differ.
         """
-        last, size = len(sequence.prompt) - 1, self._engine.core.block_size
+        last, size = len(sequence.prompt) - 1, self._engine.resolved.block_size
         same = (peer.weight_format, peer.kv_dtype) == (
             self._engine.weight_format,
             self._engine.kv_dtype,
@@ -243,7 +244,7 @@ class Transfers:
     ) -> TransferResult:
         """On return every block is filled and checked; on any exception no rank writes them any
         longer. Raises ``TransferError``."""
-        sequence = prompt.sequence
+        sequence = prompt.reception.sequence
         tokens = len(sequence.prompt) - 1 - sequence.computed
         with (
             step(
@@ -265,7 +266,7 @@ class Transfers:
                 return TransferResult(0, None, sequence.computed)
             try:
                 result = await self._node.receive(
-                    sequence, peer, prompt.transfer_id, number, end, prompt.seconds_left
+                    prompt.reception, peer, prompt.transfer_id, number, end, prompt.seconds_left
                 )
             except PeerLostError:
                 await self._peers.forget(peer)

@@ -74,7 +74,7 @@ def describe_model(config: EngineConfig, machine: Machine) -> ModelReport:
         dtype = spec.dtype_for(config.dtype, on_cpu=on_cpu)
         kv_dtype = kv_dtype_of(config.kv_cache_dtype, dtype, spec.kv_dtype)
         sizes = parameter_sizes(source, spec, dtype, isq=config.isq)
-        tokenizer = _tokenizer(source)
+        tokenizer = _tokenizer(source, spec.vocab_size)
         used = kernels_of(
             config, on_gpu=not on_cpu, multiplied=_multiplied(sizes, spec), dtype=dtype
         )
@@ -190,12 +190,12 @@ def _fit(
     return {"device": device.name, "ranks": 1, "fits": False, "tokens": 0}
 
 
-def _tokenizer(source: WeightSource) -> dict[str, Any]:
+def _tokenizer(source: WeightSource, vocab_size: int) -> dict[str, Any]:
     """The tokenizer that a router would read, and the files of its chat templates; or the
     ``problem`` for which it would refuse them."""
     try:
         files = source.tokenizer_files()
-        tokens = Tokenizer.load(files).vocab_size
+        tokens = Tokenizer.load(files, vocab_size).vocab_size
     except ModelError as error:
         # Headers from a hub are in a folder that will be gone.
         return {"problem": str(error).replace(f"{_folder(source.path)}/", "")}

@@ -16,7 +16,7 @@ def pull(config: EngineConfig) -> str:
     is, and its size. Raises ``ModelError``."""
     # What its KV is cached in is left to servers, which have an option for that.
     model = obtain_model(replace(config, kv_cache_dtype="bfloat16"))
-    Tokenizer.load(model.source.tokenizer_files())  # as every router does
+    Tokenizer.load(model.source.tokenizer_files(), model.spec.vocab_size)  # as every router does
     folder = model.path if model.path.is_dir() else model.path.parent
     weights = [folder / file for file in model.source.weight_files()]
     return f"{model.path}  {in_words(size_of(model.path, weights))}"

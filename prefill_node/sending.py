@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from ..proto import tandem_pb2 as pb
 from ..shared.causes import Cause
-from ..shared.engine.sampling_params import SamplingParams
 from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.engine.start import NodeEngine
+from ..shared.engine.work import Compute
 from ..shared.errors import TransferError, UnavailableError
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.plane.messages import LayerReady, OpenSend, SendFailed, SendFinished
@@ -58,11 +58,9 @@ class Sending:
         self._sequence = Sequence(
             engine.core.new_id(),
             list(request.prompt),
-            SamplingParams(),
+            Compute(request.end_token, request.private),
             priority=request.priority,
             salt=request.cache_salt,
-            compute_until=request.end_token,
-            private=request.private,
         )
         self._transfer = prefill_transfer_state(
             f"transfer {request.transfer_id} attempt {request.attempt}",

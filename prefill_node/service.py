@@ -20,9 +20,11 @@ from ..shared.causes import Cause
 from ..shared.config import HandoffConfig
 from ..shared.engine.start import NodeEngine, NodeIdentity
 from ..shared.errors import (
+    NODE_DRAINING,
     OverloadedError,
     PeerRefusedError,
     RequestError,
+    TandemError,
     TransferError,
     UnavailableError,
 )
@@ -46,6 +48,10 @@ log = logging.getLogger("tandem.prefill")
 DEFAULT_REQUEST_SECONDS = 3600.0
 # Several times the length of this version's canary.
 MAX_CANARY_TOKENS = 128
+
+
+class StaleEpochError(TandemError):
+    """The request is for a process that was at this address before."""
 
 
 class PrefillService(PrefillServicer):
@@ -103,7 +109,7 @@ class PrefillService(PrefillServicer):
     async def _attempt(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncGenerator[pb.OpenEvent, None]:
-        await self._check(request, context)
+        await self._admit(request, context)
         sending = self._accept(request)
         record = AttemptRecord(request.attempt)
         try:
@@ -128,73 +134,57 @@ class PrefillService(PrefillServicer):
             # cancellation must not interrupt that.
             await uninterrupted(self._end(sending))
 
-    async def _check(
+    async def _admit(
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Abort a request that cannot be started, with a status that directs the peer."""
-        code, reason = self._refusal(request)
-        old = self._sending.get(request.transfer_id)
-        if not reason and old is not None:
-            await self._cancel([request.transfer_id], Cause.SUPERSEDED)
-            code, reason = self._refusal(request)
-        if not reason and request.transfer_id in self._sending:
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            reason = f"the attempt before {request.attempt} still holds its blocks"
-        if reason:
-            await context.abort(code, reason)
-
-    def _refusal(self, request: pb.OpenRequest) -> tuple[grpc.StatusCode, str]:
-        invalid = grpc.StatusCode.INVALID_ARGUMENT
-        if request.peer_epoch != self._identity.epoch:
-            reason = f"epoch {request.peer_epoch} is not this process ({self._identity.epoch})"
-            return grpc.StatusCode.ABORTED, reason
-        if self.draining:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, "this node is draining"
-        if not request.first_token < request.end_token < len(request.prompt):
-            return invalid, (
-                f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
-                f"{len(request.prompt)} tokens: the last one is never prefilled here"
-            )
-        if request.resume_at > request.end_token:
-            return invalid, (
-                f"resuming at token {request.resume_at} leaves a gap after {request.end_token}"
-            )
-        if request.private and len(request.prompt) > MAX_CANARY_TOKENS:
-            return invalid, (
-                f"a private prompt of {len(request.prompt)} tokens: it goes ahead of all others, "
-                f"so it may have at most {MAX_CANARY_TOKENS}"
-            )
-        if not request.deadline_seconds >= 0:  # also rejects NaN
-            return invalid, (
-                f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
-            )
         try:
-            check_kv_dtype(request.kv_dtype)
-            self._engine.kv_heads(request.ranks)
-        except PeerRefusedError as error:
-            return invalid, str(error)
-        if max(request.prompt) >= self._engine.spec.vocab_size:
-            return invalid, f"token {max(request.prompt)} is outside the vocabulary"
-        old = self._sending.get(request.transfer_id)
-        if old is not None and _tenant(old.request) != _tenant(request):
-            return invalid, f"transfer {request.transfer_id} belongs to another node"
-        if old is not None and old.request.attempt >= request.attempt:
-            return invalid, f"attempt {request.attempt} is not newer than {old.request.attempt}"
-        try:
-            self._engine.core.admit(len(request.prompt), 0, goes_first=request.private)
-        except RequestError as error:
-            return invalid, str(error)
+            self._check(request)
+            if request.transfer_id in self._sending:
+                await self._cancel([request.transfer_id], Cause.SUPERSEDED)
+                self._check(request)
+            if request.transfer_id in self._sending:
+                raise OverloadedError(
+                    f"the attempt before {request.attempt} still holds its blocks"
+                )
+            return
+        except StaleEpochError as error:
+            status, details = grpc.StatusCode.ABORTED, str(error)
+        except (RequestError, PeerRefusedError) as error:
+            status, details = grpc.StatusCode.INVALID_ARGUMENT, str(error)
         except OverloadedError as error:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+            status, details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         except UnavailableError as error:
-            return grpc.StatusCode.UNAVAILABLE, str(error)
+            status, details = grpc.StatusCode.UNAVAILABLE, str(error)
+        await context.abort(status, details)
+
+    def _check(self, request: pb.OpenRequest) -> None:
+        """Raise the error of a request that cannot be started now."""
+        if request.peer_epoch != self._identity.epoch:
+            raise StaleEpochError(
+                f"epoch {request.peer_epoch} is not this process ({self._identity.epoch})"
+            )
+        if self.draining:
+            raise OverloadedError(NODE_DRAINING)
+        _check_fields(request, self._engine)
+        self._check_order(request)
+        self._engine.core.admit(len(request.prompt), 0, goes_first=request.private)
         held = self._held_by(_tenant(request))
         free = self._engine.core.load().blocks.available
         if held > free:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED, (
+            raise OverloadedError(
                 f"peer has {held} unsent blocks, more than the {free} free ones; retry later"
             )
-        return grpc.StatusCode.OK, ""
+
+    def _check_order(self, request: pb.OpenRequest) -> None:
+        """Raise ``RequestError`` for an attempt that may not replace the one that is there."""
+        old = self._sending.get(request.transfer_id)
+        if old is None:
+            return
+        if _tenant(old.request) != _tenant(request):
+            raise RequestError(f"transfer {request.transfer_id} belongs to another node")
+        if old.request.attempt >= request.attempt:
+            raise RequestError(f"attempt {request.attempt} is not newer than {old.request.attempt}")
 
     def _held_by(self, tenant: Tenant) -> int:
         """The number of blocks that wait for one peer.
@@ -207,7 +197,7 @@ class PrefillService(PrefillServicer):
 
     def _accept(self, request: pb.OpenRequest) -> Sending:
         granted = self._leases.grant(_tenant(request), request.transfer_id, request.attempt)
-        assert granted, "_refusal has checked it"
+        assert granted, "_check_order has checked it"
         sending = Sending(
             request,
             self._engine,
@@ -253,7 +243,7 @@ class PrefillService(PrefillServicer):
         reason = refusal(request, mine)
         if reason:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        await self._admit(request, context)
+        await self._admit_planes(request, context)
         await self._cancel(self._leases.void(_tenant(request)), Cause.PEER_LOST)
         return pb.HelloReply(
             node=mine,
@@ -271,7 +261,7 @@ class PrefillService(PrefillServicer):
             for rank, (bulk, control) in enumerate(self._engine.endpoints)
         ]
 
-    async def _admit(
+    async def _admit_planes(
         self, request: pb.Introduction, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """Admit the data planes of a decode node; by their keys, if this node has CURVE."""
@@ -324,6 +314,33 @@ class PrefillService(PrefillServicer):
             if expired:
                 log.warning("leases of transfers %s were not renewed: released", expired)
                 await self._cancel(expired, Cause.LEASE)
+
+
+def _check_fields(request: pb.OpenRequest, engine: NodeEngine) -> None:
+    """Raise ``RequestError`` for values that no node of this engine takes, and ``PeerRefusedError``
+    for a peer whose KV could not be made from this node's."""
+    if not request.first_token < request.end_token < len(request.prompt):
+        raise RequestError(
+            f"tokens [{request.first_token}, {request.end_token}) of a prompt of "
+            f"{len(request.prompt)} tokens: the last one is never prefilled here"
+        )
+    if request.resume_at > request.end_token:
+        raise RequestError(
+            f"resuming at token {request.resume_at} leaves a gap after {request.end_token}"
+        )
+    if request.private and len(request.prompt) > MAX_CANARY_TOKENS:
+        raise RequestError(
+            f"a private prompt of {len(request.prompt)} tokens: it goes ahead of all others, so it "
+            f"may have at most {MAX_CANARY_TOKENS}"
+        )
+    if not request.deadline_seconds >= 0:  # also rejects NaN
+        raise RequestError(
+            f"deadline_seconds is {request.deadline_seconds}; it must not be negative"
+        )
+    check_kv_dtype(request.kv_dtype)
+    engine.kv_heads(request.ranks)
+    if max(request.prompt) >= engine.spec.vocab_size:
+        raise RequestError(f"token {max(request.prompt)} is outside the vocabulary")
 
 
 def _tenant(

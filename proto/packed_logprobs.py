@@ -1,10 +1,13 @@
 """Tokens with their logprobs in eight bytes each, from the rank that finds them to the router that
-writes them as text: a list of a whole vocabulary is copied on its way, and never walked."""
+writes them as text: a list is copied on its way, and never walked."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+
+# Tokens that are listed beside the chosen one, at most.
+MAX_LOGPROBS = 64
 
 # A token's id and its logprob.
 _ENTRY = struct.Struct("<If")

@@ -201,7 +201,7 @@ class ListRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version", "capabilities", "unreachable")
+    __slots__ = ("node_id", "epoch", "role", "address", "draining", "load", "requests", "next_role", "heartbeat_age_seconds", "version", "unreachable")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -212,7 +212,6 @@ class NodeInfo(_message.Message):
     NEXT_ROLE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     epoch: int
@@ -224,9 +223,8 @@ class NodeInfo(_message.Message):
     next_role: Role
     heartbeat_age_seconds: float
     version: str
-    capabilities: _containers.RepeatedScalarFieldContainer[str]
     unreachable: str
-    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ..., capabilities: _Optional[_Iterable[str]] = ..., unreachable: _Optional[str] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., requests: _Optional[int] = ..., next_role: _Optional[_Union[Role, str]] = ..., heartbeat_age_seconds: _Optional[float] = ..., version: _Optional[str] = ..., unreachable: _Optional[str] = ...) -> None: ...
 
 class AbsentNode(_message.Message):
     __slots__ = ("node_id", "role", "address", "refused", "reason", "seconds_ago", "failed", "returned")
@@ -442,7 +440,7 @@ class ChoiceList(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "split_prompt_logprobs", "packed_logprobs", "deaths", "embed", "resume")
+    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "deaths", "embed", "resume")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -451,8 +449,6 @@ class GenerateRequest(_message.Message):
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
-    SPLIT_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    PACKED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -464,12 +460,10 @@ class GenerateRequest(_message.Message):
     prefill: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
     deadline_seconds: float
     call_id: int
-    split_prompt_logprobs: bool
-    packed_logprobs: bool
     deaths: int
     embed: Embed
     resume: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., split_prompt_logprobs: _Optional[bool] = ..., packed_logprobs: _Optional[bool] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., resume: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., resume: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("index", "tokens")
@@ -574,14 +568,12 @@ class TokenLogprob(_message.Message):
     def __init__(self, token: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class PositionLogprobs(_message.Message):
-    __slots__ = ("chosen", "top", "packed_top")
+    __slots__ = ("chosen", "packed_top")
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
-    TOP_FIELD_NUMBER: _ClassVar[int]
     PACKED_TOP_FIELD_NUMBER: _ClassVar[int]
     chosen: TokenLogprob
-    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     packed_top: bytes
-    def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., packed_top: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., packed_top: _Optional[bytes] = ...) -> None: ...
 
 class Admitted(_message.Message):
     __slots__ = ("node_epoch",)
@@ -736,7 +728,7 @@ class RefusedPeer(_message.Message):
     def __init__(self, address: _Optional[str] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
 
 class Introduction(_message.Message):
-    __slots__ = ("protocol_version", "capabilities", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format", "curve_keys")
+    __slots__ = ("protocol_version", "node_id", "epoch", "fingerprint", "tensor_parallel_size", "block_size", "kv_dtype", "weight_format", "curve_keys")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -745,7 +737,6 @@ class Introduction(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -755,7 +746,6 @@ class Introduction(_message.Message):
     WEIGHT_FORMAT_FIELD_NUMBER: _ClassVar[int]
     CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
-    capabilities: int
     node_id: str
     epoch: int
     fingerprint: _containers.ScalarMap[str, str]
@@ -764,7 +754,7 @@ class Introduction(_message.Message):
     kv_dtype: str
     weight_format: str
     curve_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_version: _Optional[int] = ..., capabilities: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weight_format: _Optional[str] = ..., curve_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_parallel_size: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., weight_format: _Optional[str] = ..., curve_keys: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloReply(_message.Message):
     __slots__ = ("node", "ranks", "lease_seconds")

@@ -335,11 +335,6 @@ class DecodeStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Generate = channel.unary_stream(
-                '/tandem.v1.Decode/Generate',
-                request_serializer=tandem__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=tandem__pb2.GenerateEvent.FromString,
-                _registered_method=True)
         self.Stream = channel.stream_stream(
                 '/tandem.v1.Decode/Stream',
                 request_serializer=tandem__pb2.StreamRequest.SerializeToString,
@@ -372,18 +367,11 @@ class DecodeServicer:
 
     """
 
-    def Generate(self, request, context):
-        """One request, all its n choices. The first event is always Admitted; a refusal is the RPC's
-        status (INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE) before any event. Cancelling the
-        RPC cancels the request in every state.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Stream(self, request_iterator, context):
-        """Any number of requests of one router, each as with Generate; nodes with the capability "stream".
-        Ends once the router has ended its side and all calls have ended.
+        """Any number of calls of one router; a call is one request with all its n choices. Its first event
+        is always Admitted, its last one CallEnd; a refusal is the end's status (INVALID_ARGUMENT,
+        RESOURCE_EXHAUSTED, UNAVAILABLE) before any other event. Ends once the router has ended its side
+        and all calls have ended; cancelling the RPC cancels them in every state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -420,11 +408,6 @@ class DecodeServicer:
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Generate': grpc.unary_stream_rpc_method_handler(
-                    servicer.Generate,
-                    request_deserializer=tandem__pb2.GenerateRequest.FromString,
-                    response_serializer=tandem__pb2.GenerateEvent.SerializeToString,
-            ),
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
                     request_deserializer=tandem__pb2.StreamRequest.FromString,
@@ -462,33 +445,6 @@ class Decode:
     """---- Decode: served by decode nodes ------------------------------------------------------------
 
     """
-
-    @staticmethod
-    def Generate(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/tandem.v1.Decode/Generate',
-            tandem__pb2.GenerateRequest.SerializeToString,
-            tandem__pb2.GenerateEvent.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Stream(request_iterator,

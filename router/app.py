@@ -37,7 +37,7 @@ from .http.exchange import ClientGoneError, HttpExchange
 from .mcp.approvals import Approvals
 from .mcp.mcp_chat import McpChat
 from .mcp.mcp_servers import mcp_servers
-from .ollama.ollama_errors import OllamaErrors
+from .ollama.response import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
 from .responses.background_runs import BackgroundRuns
@@ -158,9 +158,9 @@ class App:
             handler=self.handler,
             usage=self._usage,
             responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
-            runs=BackgroundRuns(self._usage),
+            runs=BackgroundRuns(self.handler, self._usage, options),
             approvals=Approvals(options.response_lifetime),
-            chat=McpChat(self.mcp),
+            chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
             overview=overview,
             siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),
             batches=self._batches(),
@@ -213,7 +213,7 @@ class App:
             lambda endpoint, owner: openai_batches.surface_of(endpoint, owner, self.services),
             self._access.owner_named,
             self._usage,
-            access_log=options.access_log,
+            options,
         )
         return Batches(folder, options, answers)
 

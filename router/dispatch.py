@@ -12,7 +12,6 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from ..proto import tandem_pb2 as pb
-from ..proto.capabilities import needed
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import step
@@ -20,7 +19,7 @@ from .calls.node_events import NodeEvent, PlainTokens
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
-from .errors import CapabilityError, DeadlineError, DrainingError
+from .errors import DeadlineError, DrainingError
 from .node_call import LATE, GenerationError, node_call
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
@@ -38,8 +37,6 @@ QUICK_TOKENS = 4096
 # A request that kills its nodes must not go round and kill them all; prefill nodes count as well,
 # and a node that has sent output only until another one has.
 MAX_DEATHS = 2
-# Nodes in a log line.
-SHOWN_NODES = 4
 
 
 class Dispatcher:
@@ -55,7 +52,6 @@ class Dispatcher:
         self._started = False  # on the present node
         self._moves = 0  # after output
         self._usage: pb.Usage | None = None  # that has just come
-        self._unplaced: CapabilityError | None = None
 
     async def events(
         self,
@@ -105,7 +101,7 @@ class Dispatcher:
             finally:
                 inflight.end()
                 self._nodes.prefills.end(prefill)
-        raise failure or self._unplaced or UnavailableError(NO_NODE)
+        raise failure or UnavailableError(NO_NODE)
 
     def _move(self, error: Exception) -> None:
         """Note that a node which has sent output has failed. Raises its error if no other node is
@@ -155,12 +151,10 @@ class Dispatcher:
             return None
         request.deaths = self._deaths
         request.call_id = secrets.randbits(64)
-        needs = needed(request)
         with step("placement") as span:
             policy = POLICIES[self._options.placement_policy]
-            placement = self._nodes.place(prompt, policy, self._failed, needs)
+            placement = self._nodes.place(prompt, policy, self._failed)
             if placement is None:
-                self._unplaced = self._unsupported(request.request_id, needs)
                 return None
             span.set(node=placement.decode.node_id, candidates=len(placement.prefill))
         request.deadline_seconds = self._seconds_left()
@@ -176,32 +170,6 @@ class Dispatcher:
             for view in placement.prefill
         )
         return placement
-
-    def _unsupported(self, request_id: str, needs: frozenset[str]) -> CapabilityError | None:
-        """The error if nodes take work, but none supports ``needs``; counted and logged."""
-        taking = [
-            node
-            for node in self._nodes
-            if not node.is_prefill and not node.draining and node.key not in self._failed
-        ]
-        if not taking or any(node.supports(needs) for node in taking):
-            return None
-        missing = sorted(needs.difference(*(node.capabilities for node in taking)) or needs)
-        shown = [f"{node.node_id} {node.version or 'unknown'}" for node in taking[:SHOWN_NODES]]
-        log.warning(
-            "request %s needs %s, which none of the %d decode nodes that take work supports: %s",
-            request_id,
-            ", ".join(missing),
-            len(taking),
-            ", ".join(shown),
-        )
-        for name in missing:
-            self._nodes.unsupported.labels(name).inc()
-        return CapabilityError(
-            f"No decode node of this cluster supports {' and '.join(map(repr, missing))}: all run "
-            f"an older version. Leave it out, or try again after the cluster has been updated.",
-            param=missing[0],
-        )
 
     def _begin(self, placement: Placement, prompt: PromptKeys) -> tuple[Node, InflightPlacement]:
         """The decode node, and the prompt in the in-flight load of both nodes."""

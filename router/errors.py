@@ -46,15 +46,6 @@ class DrainingError(UnavailableError):
         self.code = code
 
 
-class CapabilityError(UnavailableError):
-    """No node that takes work supports a feature that the request uses, as in the middle of a
-    cluster's update. ``param`` names the feature."""
-
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message)
-        self.param = param
-
-
 class DeadlineError(Exception):
     """The request did not finish within its deadline."""
 
@@ -83,9 +74,6 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
             return ApiError(503, str(error), kind=SERVER, code="overloaded", headers=wait)
         case DrainingError():
             return ApiError(503, str(error), kind=SERVER, code=error.code, headers=wait)
-        case CapabilityError(param=param):
-            code = "capability_unavailable"
-            return ApiError(503, str(error), kind=SERVER, param=param, code=code, headers=wait)
         case UnavailableError():
             return ApiError(503, str(error), kind=SERVER, code="unavailable", headers=wait)
         case NodeError():

@@ -5,18 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Collection,
     Iterable,
-    Mapping,
     Sequence,
     Set,
 )
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 from ..proto import tandem_pb2 as pb
+from ..proto.packed_logprobs import MAX_LOGPROBS
 from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from ..shared.text.reasoning import NO_PARSER
@@ -24,9 +23,8 @@ from ..shared.text.stop import StopStrings
 from ..shared.text.tool_parsers.tool_use import ToolUse
 from .served_model import ServedModel
 
+Request = TypeVar("Request", bound="GenerationRequest")
 EarlyStopping = Literal[False, True, "never"]
-# With this many logprobs of one token or more, they are formatted in a thread.
-WIDE_ALTERNATIVES = 1024
 
 
 def new_tokens(values: Iterable[int] = ()) -> array[int]:
@@ -101,8 +99,8 @@ class BeamOptions:
 
     @property
     def alternatives(self) -> int:
-        """Continuations of one beam that have to be known."""
-        return self.ranked + len(self.ends)
+        """Continuations of one beam that are known."""
+        return min(MAX_LOGPROBS, self.ranked + len(self.ends))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +132,6 @@ class GenerationRequest:
     beams: BeamOptions | None = None  # search, instead of drawing
     ignored: Set[str] = frozenset()  # unknown fields of the request
     function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
-    rounds: ToolRounds | None = None  # calls that the router runs
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property
@@ -161,11 +158,6 @@ class GenerationRequest:
         return self.prompt_logprobs
 
     @property
-    def wide(self) -> bool:
-        """True if formatting the logprobs of a single token takes long."""
-        return max(self.logprobs or 0, self.prompt_alternatives or 0) >= WIDE_ALTERNATIVES
-
-    @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
@@ -181,6 +173,11 @@ class GenerationRequest:
         return len(self.prompts) * self.n
 
 
+def extended(kind: type[Request], request: GenerationRequest, **more: Any) -> Request:
+    """The request as one of a subclass, with ``more`` fields."""
+    return kind(**{each.name: getattr(request, each.name) for each in fields(request)} | more)
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A token with its logprobs; ``offset`` is where its text begins in the choice's text."""
@@ -188,47 +185,6 @@ class ScoredToken:
     token: int
     offset: int
     logprobs: pb.PositionLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTool:
-    """A tool that the router runs, by the label of its server and the server's name for it."""
-
-    label: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutedCall:
-    """A call that the router has run: either its ``output`` or its ``error`` is set."""
-
-    id: str
-    tool: ServerTool
-    arguments: str
-    output: str | None = None
-    error: dict[str, Any] | None = None
-
-    @property
-    def size(self) -> int:
-        """About as many bytes as it takes in a response."""
-        error = self.error or {}
-        texts = [part["text"] for part in error.get("content", ())]
-        told = (self.output or "", str(error.get("message", "")), *texts)
-        return len(self.arguments) + sum(map(len, told))
-
-    def outcome(self) -> dict[str, Any]:
-        """The fields of the call in a response that say how it ended."""
-        status = "completed" if self.error is None else "failed"
-        return {"status": status, "output": self.output, "error": self.error}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalRequest:
-    """A call that the router runs once the client has approved it, in a later request."""
-
-    id: str
-    tool: ServerTool
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +207,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     reasoning: str = ""
     calls: Sequence[CallDelta] = ()
-    executed: Sequence[ExecutedCall] = ()  # calls that the router has run, after all others
-    asked: Sequence[ApprovalRequest] = ()  # calls that the client has to approve, the last
-    began: GenerationRequest | None = None  # a later generation, before all others
     error: RequestError | None = None
-    compacted: str = ""  # the summary that stands for the conversation, before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,34 +228,8 @@ class PromptEmbedded:
 
 # Each time all that have arrived.
 Outputs = AsyncGenerator[Sequence["Output"], None]
-# Parses a request in a thread.
-Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationRequest]]
-
-
-class ToolRounds(Protocol):
-    """The calls of a request that the router runs, and the generations between them. ``tools`` has
-    the tools by the names that the model uses; ``approved`` are the calls to begin with, whose ids
-    are those of the requests for their approval."""
-
-    @property
-    def tools(self) -> Mapping[str, ServerTool]: ...
-
-    @property
-    def approved(self) -> Collection[str]: ...
-
-    @property
-    def listings(self) -> Sequence[Mapping[str, Any]]:
-        """The tools of each server, as items of a response, without ids."""
-
-    def outputs(
-        self,
-        request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-    ) -> Outputs:
-        """The outputs of all generations as those of one."""
-
-
+# Computes the outputs of one generation.
+Generate = Callable[[GenerationRequest], Outputs]
 Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..shared.config.limits import BACKGROUND_PRIORITY
 from ..shared.errors import OverloadedError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Tracer, Value, serving
 from .access.rate_limits import LimitedRequest, RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
-from .detached import DetachedRequest, run_detached
 from .errors import DeadlineError, DrainingError
 from .generation import GenerationRequest, Outputs
 from .http.access_log import AccessRecord
@@ -25,19 +23,18 @@ from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
 from .http.json_body import parse_pieces
 from .http.keep_alive import kept_alive
+from .http.key_owner import KeyOwner
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
-from .mcp.serve_rounds import serve_rounds
 from .node_call import LATE
 from .options import RouterOptions
 from .requests.unknown_fields import UnknownFields
-from .result import GenerationResult, ResultCollector
 from .serve_request import serve
 from .served_model import ServedModel
-from .surface import BackgroundWork, HeldOutput, HeldResponse, Response, Surface
+from .surface import Response, Surface
 from .telemetry.metrics import Metrics
 from .telemetry.request_metrics import RequestMetrics
-from .write_outputs import collect_outputs, collect_wide, stream_outputs
+from .write_outputs import collect_outputs, stream_outputs
 
 log = logger("router")
 
@@ -51,6 +48,15 @@ BACKGROUND_CLIENT = "background"
 T = TypeVar("T")
 # Makes an answer of a body; adds the body's unknown names to the set.
 Work = Callable[[Any, ServedModel, set[str]], dict[str, Any]]
+
+
+@dataclass
+class DetachedRequest:
+    """A request of no connection."""
+
+    owner: KeyOwner
+    access: AccessRecord
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of a response
 
 
 class GenerateHandler:
@@ -71,7 +77,7 @@ class GenerateHandler:
         self.metrics = metrics
         self._tracer = tracer
         self._limits = limits
-        self._parsers = ParserPools(options.parse_timeout)
+        self.parsers = ParserPools(options.parse_timeout)
         self._tasks: set[asyncio.Task[None]] = set()
         held = max(options.max_held_body_bytes, options.max_body_bytes)
         self.bodies = MemoryBudget(held, "bytes of bodies")
@@ -92,10 +98,19 @@ class GenerateHandler:
             task.cancel()
 
     def close(self) -> None:
-        self._parsers.close()
+        self.parsers.close()
 
     async def handle(self, exchange: HttpExchange, surface: Surface) -> None:
         """Answer one request. Errors are the caller's to write."""
+        async with self.parsed(exchange, surface) as (request, deadline):
+            await self.respond(exchange, surface, request, deadline)
+
+    @asynccontextmanager
+    async def parsed(
+        self, exchange: HttpExchange, surface: Surface
+    ) -> AsyncIterator[tuple[GenerationRequest, float]]:
+        """Parse a request, which is in progress while the block runs. Yields it with its deadline,
+        by the loop's clock."""
 
         def parse(body: Any, model: ServedModel) -> GenerationRequest:
             return surface.parse(body, model, self._options)
@@ -107,131 +122,70 @@ class GenerateHandler:
         seconds = seconds_allowed(exchange, self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
         self._limits.count_request(exchange)
-        with self._slot(), serving(self._tracer, "request", traceparent, **about) as span:
+        with self.slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await _by(deadline, self._read(exchange, parse))
             self._unknown.note(request.ignored)
             span.set(**_attributes(request))
-            response = surface.response(request, int(time.time()))
-            if isinstance(response, HeldResponse) and response.background is not None:
-                self._detach(exchange, request, response, response.background, deadline)
-                await self._answer_early(exchange, response, response.background)
-                return
-            reserved = self._reserved(exchange, request)
-            with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
-                prompts.take(request.prompt_tokens)
-                work = self._answer(exchange, request, response, memory, deadline)
-                await self._unless_gone(exchange, work, deadline)
+            yield request, deadline
+
+    async def respond(
+        self,
+        exchange: HttpExchange,
+        surface: Surface,
+        request: GenerationRequest,
+        deadline: float,
+    ) -> None:
+        """Serve a request that was ``parsed``, and write the response."""
+        response = surface.response(request, int(time.time()))
+        with self.room(exchange, request) as memory:
+            outputs = self._outputs(surface, request, exchange.access, deadline)
+            work = self._write(exchange, request, response, outputs, memory)
+            await self._unless_gone(exchange, work, deadline)
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
         """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
         self._limits.count_request(exchange)
         ignored: set[str] = set()
-        with self._slot(), self.answers.share() as memory:
+        with self.slot(), self.answers.share() as memory:
             made = await self._read(exchange, lambda body, model: work(body, model, ignored))
             self._unknown.note(ignored)
             answer = await encode(made)
             memory.take(sum(map(len, answer)))
             await exchange.respond_in_pieces(200, answer, JSON_TYPE)
 
+    async def parsed_alone(
+        self, client: DetachedRequest, size: int, parse: Callable[[ServedModel], GenerationRequest]
+    ) -> GenerationRequest:
+        """Parse a request of no connection, of a body of ``size`` bytes, in a thread."""
+        self._limits.count_request(client)
+        model = self._registry.model()
+        request = await self.parsers.run(BACKGROUND_CLIENT, size, lambda: parse(model))
+        self._unknown.note(request.ignored)
+        return request
+
     async def answer(
         self,
         surface: Surface,
-        read: Callable[[ServedModel], Any],
-        size: int,
-        client: DetachedRequest,
-    ) -> list[bytes]:
-        """The answer to a request of no connection, whose body of ``size`` bytes ``read`` makes in
-        a thread. It counts against the limits of its key. Nodes serve it after all others."""
-        self._limits.count_request(client)
-        model = self._registry.model()
-
-        def parse() -> GenerationRequest:
-            parsed = surface.parse(read(model), model, self._options)
-            return replace(parsed, stream=False, priority=BACKGROUND_PRIORITY)
-
-        deadline = asyncio.get_running_loop().time() + self._options.request_timeout
-        with serving(self._tracer, "request", "", route=surface.path) as span:
-            request = await self._parsers.run(BACKGROUND_CLIENT, size, parse)
-            self._unknown.note(request.ignored)
-            span.set(**_attributes(request))
-            response = surface.response(request, int(time.time()))
-            reserved = self._reserved(client, request)
-            with reserved, self.prompts.share() as prompts, self.answers.share() as memory:
-                prompts.take(request.prompt_tokens)
-                work = self._whole(request, response, client.access, memory, deadline)
-                return await _by(deadline, work)
-
-    def _reserved(
-        self, exchange: LimitedRequest, request: GenerationRequest
-    ) -> AbstractContextManager[None]:
-        tokens = request.prompt_tokens, request.most_output_tokens
-        return self._limits.reserved(exchange, *tokens)
-
-    def _detach(
-        self,
-        exchange: HttpExchange,
         request: GenerationRequest,
-        response: HeldResponse,
-        work: BackgroundWork,
-        deadline: float,
-    ) -> None:
-        """Serve a request whose client does not wait, within the same limits as any other."""
-        work.access.key = exchange.access.key
-        detached = DetachedRequest(exchange.owner, work.access, exchange.headers)
-        with ExitStack() as limits:
-            limits.enter_context(self._slot())
-            limits.enter_context(self._reserved(detached, request))
-            limits.enter_context(self.prompts.share()).take(request.prompt_tokens)
-            response.hold(limits.enter_context(self.answers.share()))
-            if work.log is not None:
-                work.log.hold(limits.enter_context(self.answers.share()))
-            held = limits.pop_all()
-        computed = _by(deadline, self._compute_detached(request, response, work, deadline))
-        count_error = self.metrics.count_error
-        run = run_detached(held, work, response, computed, self._options, count_error)
-        task = asyncio.create_task(run)
+        response: Response,
+        access: AccessRecord,
+        memory: MemoryShare,
+        deadline: float | None = None,
+    ) -> Any:
+        """The response to a request of no connection, for ``encode``. It runs in its ``room``."""
+        if deadline is None:
+            deadline = asyncio.get_running_loop().time() + self._options.request_timeout
+        with serving(self._tracer, "request", "", route=surface.path) as span:
+            span.set(**_attributes(request))
+            outputs = self._outputs(surface, request, access, deadline)
+            return await _by(deadline, self._whole(request, response, outputs, access, memory))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run work that outlives its exchange; ``abort`` ends it."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        work.begun(task)
-
-    async def _compute_detached(
-        self,
-        request: GenerationRequest,
-        response: HeldResponse,
-        work: BackgroundWork,
-        deadline: float,
-    ) -> None:
-        usage = work.access.usage
-        with RequestMetrics(self.metrics, request, work.access) as metrics:
-            served = self._outputs(request, work.access, deadline)
-            async with aclosing(served) as outputs:
-                if work.log is not None:
-                    await stream_outputs(work.log, outputs, metrics, response, wide=request.wide)
-                else:
-                    await collect_outputs(outputs, metrics, response.add)
-                    metrics.finish(usage)
-                    response.whole(GenerationResult([], usage=usage))
-
-    async def _answer_early(
-        self, exchange: HttpExchange, response: HeldResponse, work: BackgroundWork
-    ) -> None:
-        if work.log is not None:
-            await self.follow(exchange, work.log.after(-1))
-        else:
-            await exchange.respond_in_pieces(200, await encode(response.so_far()), JSON_TYPE)
-
-    async def follow(self, exchange: HttpExchange, events: AsyncGenerator[bytes, None]) -> None:
-        """Write the events of a log to a client, until the last one."""
-
-        async def write() -> None:
-            await exchange.start_stream()
-            async with aclosing(events) as bursts:
-                async for burst in bursts:
-                    await exchange.write(burst)
-            await exchange.end_stream()
-
-        deadline = asyncio.get_running_loop().time() + self._options.request_timeout
-        await self._unless_gone(exchange, write(), deadline)
+        return task
 
     async def ended(self) -> None:
         """Wait for what is computed in the background."""
@@ -239,7 +193,20 @@ class GenerateHandler:
             await asyncio.wait(tuple(self._tasks))
 
     @contextmanager
-    def _slot(self) -> Iterator[None]:
+    def room(self, client: LimitedRequest, request: GenerationRequest) -> Iterator[MemoryShare]:
+        """Reserve what a request takes while it is served: tokens of its key, room for its prompts
+        and for its response."""
+        tokens = request.prompt_tokens, request.most_output_tokens
+        with (
+            self._limits.reserved(client, *tokens),
+            self.prompts.share() as prompts,
+            self.answers.share() as memory,
+        ):
+            prompts.take(request.prompt_tokens)
+            yield memory
+
+    @contextmanager
+    def slot(self) -> Iterator[None]:
         """The place of one request among those in progress."""
         active = self.in_progress
         if active >= self._options.max_concurrent_requests:
@@ -262,7 +229,7 @@ class GenerateHandler:
             def parsed() -> T:
                 return parse(parse_pieces(body, model.max_model_len), model)
 
-            return await self._parsers.run(exchange.client, share.size, parsed)
+            return await self.parsers.run(exchange.client, share.size, parsed)
 
     async def _unless_gone(
         self, exchange: HttpExchange, work: Coroutine[Any, Any, None], deadline: float
@@ -290,71 +257,57 @@ class GenerateHandler:
                 each.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
 
-    async def _answer(
+    async def _write(
         self,
         exchange: HttpExchange,
         request: GenerationRequest,
         response: Response,
+        outputs: Outputs,
         memory: MemoryShare,
-        deadline: float,
     ) -> None:
         access = exchange.access
         if not request.stream:
-            body = await self._whole(request, response, access, memory, deadline)
-            await exchange.respond_in_pieces(200, body, JSON_TYPE)
+            body = await self._whole(request, response, outputs, access, memory)
+            await exchange.respond_in_pieces(200, await encode(body), JSON_TYPE)
             return
-        if isinstance(response, HeldResponse):
-            response.hold(memory)
+        response.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs, kept_alive(exchange, response):
-                await stream_outputs(exchange, outputs, metrics, response, wide=request.wide)
+            async with aclosing(outputs), kept_alive(exchange, response.ping()):
+                await stream_outputs(exchange, outputs, metrics, response)
 
     def _outputs(
-        self, request: GenerationRequest, access: AccessRecord, deadline: float
+        self,
+        surface: Surface,
+        request: GenerationRequest,
+        access: AccessRecord,
+        deadline: float,
     ) -> Outputs:
-        """The outputs of a request, and of the rounds that follow it."""
-
         def generate(one: GenerationRequest) -> Outputs:
             return serve(one, self._nodes, self._options, access.usage, deadline)
 
-        if request.rounds is None:
-            return generate(request)
-        return serve_rounds(request, access, generate, self._parsers, self.prompts)
+        return surface.outputs(request, generate)
 
     async def _whole(
         self,
         request: GenerationRequest,
         response: Response,
+        outputs: Outputs,
         access: AccessRecord,
         memory: MemoryShare,
-        deadline: float,
-    ) -> list[bytes]:
-        """The JSON of an answer that is not streamed."""
+    ) -> Any:
+        """An answer that is not streamed, for ``encode``."""
         usage = access.usage
-        collector = _collector(request, response, memory)
+        collector = response.collector(request, memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            served = self._outputs(request, access, deadline)
-            async with aclosing(served) as outputs:
-                if request.wide and isinstance(collector, ResultCollector):
-                    await collect_wide(outputs, metrics, collector)
-                else:
-                    await collect_outputs(outputs, metrics, collector.add)
+            async with aclosing(outputs):
+                await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
         if result.call_characters <= SHORT_CALLS and not result.vectors:
-            return await encode(response.whole(result))
+            return response.whole(result)
         # Some APIs have the arguments of calls as objects, which takes long for long ones, and
         # scores are products of many vectors.
-        return await encode(await asyncio.to_thread(response.whole, result))
-
-
-def _collector(
-    request: GenerationRequest, response: Response, memory: MemoryShare
-) -> ResultCollector | HeldOutput:
-    if isinstance(response, HeldResponse):
-        return HeldOutput(response, memory)
-    return ResultCollector(request, response.choice_logprobs, response.prompt_logprobs, memory)
+        return await asyncio.to_thread(response.whole, result)
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:

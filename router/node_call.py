@@ -14,15 +14,14 @@ from ..proto import tandem_pb2 as pb
 from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import Metadata, branch, metadata
-from .calls.node_events import CallFailedError, GenerateCall, NodeEvent
+from .calls.multiplexed_call import MultiplexedCall
+from .calls.node_events import CallFailedError, NodeEvent
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
 from .errors import DeadlineError, DrainingError, NodeError
 
 log = logger("router")
 
-# Added to the request's own deadline, so that the node's own error about it arrives.
-DEADLINE_MARGIN = 5.0
 LATE = "The request did not finish within its deadline."
 
 ERROR = pb.FINISH_REASON_ERROR
@@ -66,13 +65,12 @@ class NodeCall:
         self._request = request
         self._metadata = metadata
         self._patience = patience
-        self._call: GenerateCall
+        self._call: MultiplexedCall
         self._answered = False
         self._failed: GenerationError | None = None
 
     def start(self) -> None:
-        timeout = self._request.deadline_seconds + DEADLINE_MARGIN
-        self._call = self._node.generate(self._request, timeout, self._metadata)
+        self._call = self._node.generate(self._request, self._metadata)
 
     def end(self) -> None:
         self._node.end(self._call)

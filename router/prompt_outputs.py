@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ..proto import tandem_pb2 as pb
 from .calls.node_events import NodeEvent, PlainTokens
-from .calls.node_logprobs import check_logprobs, piece_tokens
+from .calls.node_logprobs import check_logprobs
 from .choice import ChoiceStream
 from .cluster.node import Node
 from .echo import Echo
@@ -32,7 +32,6 @@ class PromptOutputs:
         self._number = number
         self._max_tokens = request.max_tokens[number]
         self._prompt_tokens = len(request.prompts[number].tokens)
-        self._alternatives = request.prompt_alternatives or 0
         self._echo = Echo(request, number) if request.text.echo else None
         offset = len(self._echo.text) if self._echo else 0
         first = number * request.n
@@ -139,12 +138,7 @@ class PromptOutputs:
         self._scored += len(positions)
         if self._echo:
             self._echo.score(positions)
-        # An older node sends all of them at once.
-        step = piece_tokens(self._alternatives)
-        return [
-            PromptScores(self._number, positions[start : start + step])
-            for start in range(0, max(1, len(positions)), step)
-        ]
+        return [PromptScores(self._number, positions)]
 
     def take_stopped(self) -> list[int]:
         """The choices that stop strings have ended since the last call of this method, unknown to

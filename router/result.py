@@ -13,7 +13,6 @@ from ..shared.errors import RequestError
 from ..shared.text.output import CallDelta
 from .generation import (
     ChoiceDelta,
-    ExecutedCall,
     GenerationRequest,
     Output,
     PromptEmbedded,
@@ -62,7 +61,6 @@ class ChoiceResult:
     text: StringIO = field(default_factory=StringIO)
     reasoning: StringIO = field(default_factory=StringIO)
     calls: list[ToolCallResult] = field(default_factory=list)
-    executed: list[ExecutedCall] = field(default_factory=list)
     tokens: array[int] = field(default_factory=new_tokens)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -81,9 +79,6 @@ class ChoiceResult:
         self.reasoning.write(delta.reasoning)
         for call in delta.calls:
             grown += self._add_call(call)
-        for executed in delta.executed:
-            self.executed.append(executed)
-            grown += executed.size
         if keep_tokens:
             self.tokens.extend(delta.tokens)
         if delta.tokens:  # not the echo of a prompt
@@ -149,26 +144,17 @@ class ResultCollector:
 
     def add(self, output: Output) -> None:
         """Add the next output of the request."""
-        self.take(self.format(output))
-
-    def take(self, size: int) -> None:
-        """Count this many more bytes."""
-        self._memory.take(size)
-
-    def format(self, output: Output) -> int:
-        """Add an output without counting the bytes by which the result grows, which it returns. May
-        run in a thread."""
         match output:
             case ChoiceDelta():
                 choice = self._result.choices[output.index]
-                return choice.add(output, keep_tokens=self._request.return_token_ids)
+                grown = choice.add(output, keep_tokens=self._request.return_token_ids)
+                self._memory.take(grown)
             case PromptScores():
-                return self._add_scores(output)
+                self._memory.take(self._add_scores(output))
             case PromptEmbedded():
                 self._result.vectors[output.prompt] = output.values
                 # With the JSON that it becomes: about 20 bytes for each of four.
-                return 6 * len(output.values)
-        return 0
+                self._memory.take(6 * len(output.values))
 
     def result(self, usage: Usage) -> GenerationResult:
         """The whole result, after the last output."""

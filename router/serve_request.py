@@ -187,8 +187,6 @@ async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest
         sampling=sampling,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        split_prompt_logprobs=True,
-        packed_logprobs=True,
         embed=None if request.embed is None else request.embed.message(request.prompts[number]),
     )
     tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()

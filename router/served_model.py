@@ -8,25 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ..shared.config.sampling_config import POSITIVE
 from ..shared.config.sampling_defaults import NO_DEFAULTS, SamplingDefaults
+from ..shared.config.sampling_fields import NUMBERS
 from ..shared.version import version
 from .errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from ..shared.text.tokenizer import Tokenizer
-
-
-# What sampling parameters are where neither a request nor the model has any: OpenAI's.
-NEUTRAL: dict[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 def system_fingerprint(name: str, architecture: str) -> str:
@@ -82,7 +70,7 @@ class ServedModel:
 
     def _default_parameters(self) -> dict[str, int | float]:
         own = self.defaults.parameters
-        made = {name: own.get(name, value) for name, value in NEUTRAL.items()}
+        made = {name: own.get(name, number.default) for name, number in NUMBERS.items()}
         most = self.defaults.max_tokens or self.defaults.limit
         return made if most is None else made | {"max_tokens": most}
 
@@ -91,9 +79,10 @@ class ServedModel:
         ``RequestError`` for a default that no request may have."""
         if given is not None:
             return given
-        value = self.defaults.parameters.get(name, NEUTRAL[name])
-        if name in POSITIVE and value <= 0:
-            raise invalid(f"Invalid value for '{name}': must be above 0.", name)
+        number = NUMBERS[name]
+        value = self.defaults.parameters.get(name, number.default)
+        if number.above and value <= number.least:
+            raise invalid(f"Invalid value for '{name}': must be above {number.least:g}.", name)
         return value
 
     def check_name(self, name: str) -> None:

@@ -6,33 +6,36 @@ an ``ErrorShape`` writes its errors. Everything in between is the same for all s
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any, Protocol, runtime_checkable
+from abc import abstractmethod
+from typing import Any, Protocol
 
 from .errors import ApiError
-from .generation import ChoiceDelta, GenerationRequest, Output, Usage
+from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs, Usage
 from .http.access_log import AccessRecord
 from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
-from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs
+from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs, ResultCollector
 from .served_model import ServedModel
 
 
 class Surface(Protocol):
-    """One route of an HTTP API that generates text."""
+    """One route of an HTTP API that generates text: the base of its class."""
 
-    @property
-    def path(self) -> str:
-        """The path of its POST requests."""
+    path: str  # of its POST requests
 
+    @abstractmethod
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         """Check the parsed JSON of a body, and tokenize it. Runs in a thread. Raises
         ``RequestError`` or ``ApiError``."""
 
+    @abstractmethod
     def response(self, request: GenerationRequest, created: int) -> Response:
         """The formatter of one response; ``created`` is its Unix time."""
+
+    def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
+        """The outputs of a request, by default those that ``generate`` computes."""
+        return generate(request)
 
 
 class ErrorShape(Protocol):
@@ -46,88 +49,62 @@ class ErrorShape(Protocol):
 
 
 class Response(Protocol):
-    """Formats one response. What it writes of a stream are complete server-sent events; empty ones
-    are not written."""
+    """Formats one response: the base of its class, which overrides what its API has. What it writes
+    of a stream are complete server-sent events; empty ones are not written."""
 
     def opening(self) -> Events:
         """The first events of a stream, once a node has admitted the request."""
+        return b""
 
     def chunk(self, delta: ChoiceDelta) -> Events:
         """The events of new output."""
+        return b""
 
     def closing(self, usage: Usage) -> Events:
         """The events after the last output."""
+        return b""
 
     def end_of_stream(self) -> bytes:
         """The mark of a stream's regular end."""
+        return b""
+
+    def ping(self) -> bytes:
+        """An event without meaning, which keeps a stream alive."""
+        return b""
 
     def choice_logprobs(self) -> ChoiceLogprobs | None:
         """An encoder for one choice's logprobs; ``None`` if the request wants none."""
+        return None
 
     def prompt_logprobs(self) -> PromptLogprobs | None:
         """An encoder for one prompt's logprobs; ``None`` if the request wants none."""
+        return None
 
+    def hold(self, memory: MemoryShare) -> None:
+        """Count what the formatter itself keeps in ``memory``; by default that is nothing."""
+        return
+
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> Collector:
+        """The collector of a response that is not streamed, which counts in ``memory``."""
+        return ResultCollector(request, self.choice_logprobs, self.prompt_logprobs, memory)
+
+    @abstractmethod
     def whole(self, result: GenerationResult) -> Any:
         """The body of a response that is not streamed, for ``http.encoding.encode``."""
 
 
-class WholeResponse:
-    """The part of a ``Response`` that is never streamed and has no logprobs."""
-
-    def opening(self) -> bytes:
-        return b""
-
-    def chunk(self, delta: ChoiceDelta) -> bytes:
-        return b""
-
-    def closing(self, usage: Usage) -> bytes:
-        return b""
-
-    def end_of_stream(self) -> bytes:
-        return b""
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
-
-
-@runtime_checkable
-class HeldResponse(Response, Protocol):
-    """A response that keeps all of its output itself, whether it is streamed or not."""
-
-    def hold(self, memory: MemoryShare) -> None:
-        """Count what is kept from now on in ``memory``."""
+class Collector(Protocol):
+    """Collects the outputs of one request."""
 
     def add(self, output: Output) -> None:
-        """Take the next output of an answer that is not streamed; ``whole`` then needs only the
-        usage."""
-
-    @property
-    def background(self) -> BackgroundWork | None:
-        """Set if the client does not wait for the response."""
-
-    def so_far(self) -> Any:
-        """The response in progress."""
-
-    def abandoned(self, error: ApiError | None) -> Events:
-        """The last events of a response in the background that failed, or was cancelled."""
-
-
-class HeldOutput:
-    """The collector of a response that keeps its output itself."""
-
-    def __init__(self, response: HeldResponse, memory: MemoryShare) -> None:
-        response.hold(memory)
-        self.add = response.add
+        """Add the next output."""
 
     def result(self, usage: Usage) -> GenerationResult:
-        return GenerationResult([], usage=usage)
+        """The whole result, after the last output."""
 
 
 class StreamSink(Protocol):
-    """Takes the events of a stream: a client's connection, or a log."""
+    """A client's connection, which takes the events of a stream."""
 
     access: AccessRecord
 
@@ -140,28 +117,3 @@ class StreamSink(Protocol):
     async def write(self, events: bytes) -> None: ...
 
     async def end_stream(self, events: bytes = b"") -> None: ...
-
-
-class EventSource(StreamSink, Protocol):
-    """A log of events, which clients read while it is written."""
-
-    def hold(self, memory: MemoryShare) -> None:
-        """Count events from now on in ``memory``."""
-
-    def after(self, number: int) -> AsyncGenerator[bytes, None]:
-        """The events after that of ``number``, until the last one."""
-
-
-class BackgroundWork(Protocol):
-    """The work on a response that no client waits for. ``log`` takes its events, if it is
-    streamed."""
-
-    @property
-    def access(self) -> AccessRecord: ...
-
-    @property
-    def log(self) -> EventSource | None: ...
-
-    def begun(self, task: asyncio.Task[None]) -> None: ...
-
-    def ended(self) -> None: ...

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from .generation import ChoiceDelta, Output, Outputs
-from .http.long_events import Events, joined, whole, written
+from .http.long_events import Events, joined, written
 from .http.slices import TimeSlices
-from .result import ResultCollector
 from .surface import Response, StreamSink
 from .telemetry.request_metrics import RequestMetrics
 
 
 async def stream_outputs(
-    sink: StreamSink,
-    outputs: Outputs,
-    metrics: RequestMetrics,
-    response: Response,
-    *,
-    wide: bool = False,
+    sink: StreamSink, outputs: Outputs, metrics: RequestMetrics, response: Response
 ) -> None:
-    """Write outputs as they arrive; ``wide`` ones are formatted in a thread. The response's head
-    waits for the first output, which comes once a node has admitted the request: until then an
-    error can still have a status of its own."""
-    form = _wide_events if wide else _events
+    """Write outputs as they arrive. The response's head waits for the first output, which comes
+    once a node has admitted the request: until then an error can still have a status of its own."""
     async for arrived in outputs:
         if not sink.started:
             await sink.start_stream()
             await write_events(sink, response.opening())
-        if len(arrived) == 1 and not wide:
+        if len(arrived) == 1:
             await write_events(sink, _event(arrived[0], metrics, response))
         else:
-            await write_events(sink, await form(arrived, metrics, response))
+            await write_events(sink, await _events(arrived, metrics, response))
     metrics.finish(sink.access.usage)
     await write_events(sink, response.closing(sink.access.usage))
     await sink.end_stream(response.end_of_stream())
@@ -62,16 +53,6 @@ def _event(output: Output, metrics: RequestMetrics, response: Response) -> Event
     return response.chunk(output) if isinstance(output, ChoiceDelta) else b""
 
 
-async def _wide_events(
-    outputs: Sequence[Output], metrics: RequestMetrics, response: Response
-) -> Events:
-    """As ``_events``, in a thread."""
-    for output in outputs:
-        metrics.count(output)
-    deltas = [output for output in outputs if isinstance(output, ChoiceDelta)]
-    return await asyncio.to_thread(lambda: whole(joined(map(response.chunk, deltas))))
-
-
 async def collect_outputs(
     outputs: Outputs, metrics: RequestMetrics, add: Callable[[Output], None]
 ) -> None:
@@ -82,13 +63,3 @@ async def collect_outputs(
             metrics.count(output)
             add(output)
             await slices.checkpoint()
-
-
-async def collect_wide(
-    outputs: Outputs, metrics: RequestMetrics, collector: ResultCollector
-) -> None:
-    """Collect outputs that a thread formats."""
-    async for arrived in outputs:
-        for output in arrived:
-            metrics.count(output)
-            collector.take(await asyncio.to_thread(collector.format, output))

@@ -106,12 +106,14 @@ class TransferError(TandemError):
     """
 
     cause = Cause.OTHER
-    computing = False
 
-    def __init__(self, message: str = "", *, cause: Cause | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, cause: Cause | None = None, computing: bool = False
+    ) -> None:
         super().__init__(message)
         if cause is not None:
             self.cause = cause
+        self.computing = computing
 
 
 class PeerRefusedError(TransferError):

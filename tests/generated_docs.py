@@ -146,7 +146,7 @@ def mixed_load() -> str:
 
 def engine() -> str:
     """The engine on CPUs against transformers."""
-    rows = Rows("engine")
+    rows = Rows("engine/against_transformers")
     names = ("prefill 512 on", "prefill 2048 on", "decode 1 on", "decode 8 on", "decode 32 on")
     found = [rows.one(name) for name in names]
     rates = " | ".join(f"{row['value']:.3g}" for row in found)

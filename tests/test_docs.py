@@ -16,6 +16,7 @@ import pytest
 from tandem.__main__ import cli
 from tandem.tests import generated_docs
 from tandem.tests.support.documents import BLOCK, DOCUMENTS, ROOT, blocks, shown_commands
+from tandem.tests.test_imports import FOLDERS
 
 
 def shell_lines(program: str) -> list[str]:
@@ -83,13 +84,44 @@ def test_what_is_installed_is_in_this_checkout() -> None:
             assert {*extras.split(",")} <= {*project["optional-dependencies"]}, path
 
 
-def test_the_worked_example_of_a_family_is_that_family() -> None:
-    [example] = [body for document, body in blocks("diff") if document == "CONTRIBUTING.md"]
+def added_in(example: str) -> list[tuple[str, str]]:
+    """The files of a diff in CONTRIBUTING.md, and what it adds to each."""
     parts = re.findall(r"^\+\+\+ (\S+)\n((?:\+.*\n)+?)(?=\+\+\+ |\Z)", example, re.MULTILINE)
-    assert len(parts) == 3
-    for name, lines in parts:
-        added = "".join(line[1:] + "\n" for line in lines.splitlines())
+    return [(name, re.sub(r"^\+", "", lines, flags=re.MULTILINE)) for name, lines in parts]
+
+
+def examples() -> list[str]:
+    return [body for document, body in blocks("diff") if document == "CONTRIBUTING.md"]
+
+
+def test_the_worked_examples_are_what_stands_in_the_files() -> None:
+    family, parameter = map(added_in, examples())
+    assert (len(family), len(parameter)) == (3, 4)
+    for name, added in (*family, *parameter):
         assert added in (ROOT / name).read_text(), name
+
+
+# Where the name is that of a message's field, or of what other programs write.
+NAMED_BESIDES = {
+    "proto/capabilities.py",
+    "proto/tandem_pb2.py",
+    "proto/tandem_pb2.pyi",
+    "shared/models/no_effect.py",
+    "shared/weights/gguf/generation_config.py",
+}
+
+
+def test_the_worked_example_of_a_parameter_is_all_of_it() -> None:
+    """No other source names it: everything else is made from the table."""
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".pyi", ".js", ".proto")
+        and re.search(r"\bmin_p\b", path.read_text())
+    }
+    files = {name for name, _ in added_in(examples()[1]) if not name.startswith("tests/")}
+    assert named - NAMED_BESIDES == files
 
 
 def anchors(document: Path) -> set[str]:

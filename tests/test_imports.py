@@ -108,11 +108,12 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "surface",
     ),
     "batches": (
         "access",
-        "detached",
         "errors",
+        "generation",
         "handler",
         "http",
         "openai",
@@ -144,11 +145,15 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "surface",
     ),
-    "mcp": ("errors", "generation", "http", "openai", "options", "requests", "served_model"),
+    "mcp": (
+        *("errors", "generation", "http", "openai", "options", "requests", "result"),
+        "served_model",
+    ),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
-        "served_model",
+        *("served_model", "surface"),
     ),
     "placement": (),
     "requests": ("errors", "http", "options", "served_model"),
@@ -156,6 +161,7 @@ ROUTER = {
         "access",
         "errors",
         "generation",
+        "handler",
         "http",
         "mcp",
         "openai",
@@ -252,6 +258,15 @@ def test_folders_import_only_what_they_may(folder: str) -> None:
     modules = [module for module in MODULES if module.parts[0] == folder]
     assert modules
     assert {str(m): bad for m in modules if (bad := outside(m))} == {}
+
+
+def test_what_every_request_passes_knows_no_tools_of_servers_and_no_responses() -> None:
+    apart = ("tandem.router.mcp", "tandem.router.responses")
+    passed = [m for m in MODULES if m.parent == Path("router") and m.stem not in ("app", "server")]
+    assert Path("router/handler.py") in passed
+    assert {
+        str(m): bad for m in passed if (bad := [n for n in imports(m) if within(n, *apart)])
+    } == {}
 
 
 def test_no_modules_import_each_other() -> None:
@@ -363,7 +378,7 @@ def loaded_by(module: str) -> set[str]:
         ("tandem.router.server", {"torch", "transformers", "triton"}),
         ("tandem.shared.text.tokenizer", {"torch", "transformers", "triton"}),
         (
-            "tandem.shared.engine.rank.setup",
+            "tandem.shared.engine.rank.loading",
             {*WEB, "transformers", "torch._dynamo", "numba", "triton"},
         ),
         ("tandem.shared.engine.rank.runner", {"msgpack", "msgspec", "zmq", "grpc", "pydantic"}),

@@ -124,26 +124,31 @@ def _edits(node: ast.AST, starts: Sequence[int], source: bytes) -> Iterator[tupl
     elif isinstance(node, ast.BoolOp):
         other = "and" if isinstance(node.op, ast.Or) else "or"
         yield *operator(node.values[0], node.values[1], _AND_OR), other
-    elif _is_number(node) or _is_droppable(node):
-        span = at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
-        yield *span, repr(node.value + 1) if isinstance(node, ast.Constant) else "pass"
+    elif isinstance(node, ast.Constant | ast.stmt) and (after := _instead(node)):
+        end = at(node.end_lineno, node.end_col_offset)
+        yield at(node.lineno, node.col_offset), end, after
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and name != "annotation":
                 yield from _edits(child, starts, source)
 
 
-def _is_number(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
-
-
-def _is_droppable(node: ast.AST) -> bool:
-    """True for statements without which the rest still has all of its names."""
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Call | ast.Await)
-    if isinstance(node, ast.Assign):
-        return all(isinstance(each, ast.Attribute | ast.Subscript) for each in node.targets)
-    return isinstance(node, ast.AugAssign | ast.Delete | ast.Raise | ast.Continue | ast.Break)
+def _instead(node: ast.Constant | ast.stmt) -> str:
+    """The next number, or nothing in place of a statement without which the rest still has all of
+    its names; empty if the node is neither."""
+    match node:
+        case ast.Constant(value=bool()):
+            return ""
+        case ast.Constant(value=int() | float() as number):
+            return repr(number + 1)
+        case ast.Assign(targets=targets):
+            kinds = ast.Attribute | ast.Subscript
+            return "pass" if all(isinstance(each, kinds) for each in targets) else ""
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            return "pass"
+        case ast.AugAssign() | ast.Delete() | ast.Raise() | ast.Continue() | ast.Break():
+            return "pass"
+    return ""
 
 
 def chosen(

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from tandem.benchmarks.engine import CONFIG as QWEN
+from tandem.benchmarks.engine.against_transformers import CONFIG as QWEN
 from tandem.benchmarks.support.gpu_predictions import PREDICTIONS
 from tandem.benchmarks.support.report import RESULTS, write
 

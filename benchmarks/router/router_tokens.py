@@ -104,13 +104,13 @@ def of_bare(options: argparse.Namespace, cores: list[int]) -> Passed:
             server.wait()
 
 
-def of_router(options: argparse.Namespace, cores: list[int], *flags: str) -> Passed:
+def of_router(options: argparse.Namespace, cores: list[int]) -> Passed:
     """One round of a router."""
     with tempfile.TemporaryDirectory() as folder:
         with pinned(cores[:1]):
             router = MeasuredRouter(Path(folder) / "router.log", 1)
         try:
-            load = [f"--http={router.http_port}", f"--registry={router.registry}", *flags]
+            load = [f"--http={router.http_port}", f"--registry={router.registry}"]
             process = psutil.Process(router.process.pid)
             return _load(options, cores, process, [*load, f"--folder={folder}/model"])
         finally:
@@ -151,7 +151,6 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     physical = best(lambda: of_bare(options, cores))
     streamed = best(lambda: of_router(options, cores))
-    single = best(lambda: of_router(options, cores, "--single"))
     load = f"{options.streams} streams"
     rate = streamed.tokens_per_second
     return [
@@ -182,11 +181,6 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             "metric": f"router, {load}: tokens an event",
             "value": streamed.tokens / streamed.events,
             "unit": "tokens",
-        },
-        {
-            "metric": f"router on one core, {load}, node without Decode.Stream: tokens",
-            "value": single.tokens_per_second,
-            "unit": "tokens/s",
         },
     ]
 

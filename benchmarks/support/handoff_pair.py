@@ -61,6 +61,7 @@ def shuffled(tokens: int, seed: int) -> tuple[int, ...]:
 
 def greeting(me: PeerKey, offers: Mapping[str, bytes]) -> Greeting:
     return Greeting(
+        max_payload=1 << 20,
         node_id=me.node_id, epoch=me.epoch, rank=0, tp_size=1, dtype="bfloat16", host="here",
         offers=offers,
     )  # fmt: skip

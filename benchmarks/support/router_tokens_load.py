@@ -21,14 +21,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from tandem.decode_node.streams.call_stream import CallOutput, CallStream
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import CAPABILITIES, STREAM
+from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import (
     DecodeServicer,
     RegistryStub,
     add_DecodeServicer_to_server,
 )
 from tandem.shared.node.calls import Caller
-from tandem.tests.router.support import admitted, finished, make_model, tokens_event, usage
+from tandem.tests.router.support import admitted, finished, make_model, usage
 
 # No other part of an event contains the mark, so it counts tokens.
 TEXT, MARK = " word~", b"~"
@@ -66,7 +66,7 @@ class LoadNode(DecodeServicer):
         self._token = token
         self._streams = streams
         self._pace = pace
-        self._running: dict[CallOutput | asyncio.Queue[Any], int] = {}
+        self._running: dict[CallOutput, int] = {}
         self._over = asyncio.Event()
         self._open: list[CallStream] = []
 
@@ -90,17 +90,7 @@ class LoadNode(DecodeServicer):
         self._begin(out, request)
         await self._over.wait()
 
-    async def Generate(
-        self, request: pb.GenerateRequest, context: object
-    ) -> AsyncIterator[pb.GenerateEvent]:
-        for event in (admitted(), usage(request)):
-            yield event
-        queue: asyncio.Queue[pb.GenerateEvent] = asyncio.Queue()
-        self._begin(queue, request)
-        for _ in range(request.sampling.max_tokens + 1):
-            yield await queue.get()
-
-    def _begin(self, out: CallOutput | asyncio.Queue[Any], request: pb.GenerateRequest) -> None:
+    def _begin(self, out: CallOutput, request: pb.GenerateRequest) -> None:
         self._running[out] = request.sampling.max_tokens
         if len(self._running) == self._streams:
             self._steps = asyncio.create_task(self._run())
@@ -110,13 +100,9 @@ class LoadNode(DecodeServicer):
         for _ in range(max(self._running.values())):
             await self._pace.next_step(len(self._running))
             for out in self._running:
-                if isinstance(out, CallOutput):
-                    out.tokens(0, [self._token])
-                else:
-                    out.put_nowait(tokens_event(0, [self._token]))
+                out.tokens(0, [self._token])
         for out in self._running:
-            end = finished(0, pb.FINISH_REASON_LENGTH)
-            out.event(end) if isinstance(out, CallOutput) else out.put_nowait(end)
+            out.event(finished(0, pb.FINISH_REASON_LENGTH))
         self._over.set()
 
 
@@ -185,13 +171,12 @@ def model(folder: Path) -> int:
 
 async def join(options: argparse.Namespace, port: int, vocabulary: int) -> None:
     """Enter the node into the router's table; without heartbeats it would stay a minute."""
-    capabilities = CAPABILITIES - ({STREAM} if options.single else set())
     request = pb.JoinRequest(
         node_id="load",
         epoch=1,
         role=pb.ROLE_DECODE,
         address=f"127.0.0.1:{port}",
-        capabilities=sorted(capabilities),
+        capabilities=sorted(CAPABILITIES),
         model=pb.ModelCard(
             name="tiny",
             path=options.folder,
@@ -239,7 +224,6 @@ def main() -> None:
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--ahead", type=int, default=1)
-    parser.add_argument("--single", action="store_true", help="a node without Decode.Stream")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -30,16 +30,8 @@ TOKENIZER = AutoTokenizer.from_pretrained(os.environ["REAL_MODEL"])
 UTILITIES = ("tests.utils", "others.utils")
 MOCKED = ("vllm", "torch", "tests")
 SERVED = ("RemoteOpenAIServer", "server", "client")
-# What the shared server does not have, with what Tandem needs for it: a test asks for all logprobs
-# of a prompt, 1.5 million, which hold a node for seconds.
-OWN_OPTIONS = {
-    "--enable-per-request-metrics": (),
-    "--return-tokens-as-token-ids": (),
-    "--max-logprobs": (
-        *("--max-logprobs=-1", "--max-answer-logprobs=4000000", "--max-answer-bytes=1000000000"),
-        "--node-timeout=60",
-    ),
-}
+# What the shared server does not have.
+OWN_OPTIONS = ("--enable-per-request-metrics", "--return-tokens-as-token-ids")
 # Servers with an option that Tandem does not have.
 LEFT_OUT = ("watermarked",)
 
@@ -98,8 +90,7 @@ class VllmServer:
 
     def __enter__(self):
         if self._options:
-            wanted = [part for name in self._options for part in OWN_OPTIONS[name] or (name,)]
-            self._ask(self._own.enter_context(started(*wanted)))
+            self._ask(self._own.enter_context(started(*self._options)))
         return self
 
     def __exit__(self, *raised):

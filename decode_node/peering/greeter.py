@@ -8,7 +8,6 @@ import time
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import from_bits
 from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.engine.start import NodeEngine, NodeIdentity
@@ -100,7 +99,6 @@ class Greeter:
             trust=LeaseTrust(reply.lease_seconds, time.monotonic),
             # A node that does not announce it keeps KV in the dtype of its weights.
             weight_format=reply.node.weight_format or reply.node.kv_dtype,
-            capabilities=from_bits(reply.node.capabilities),
         )
 
     async def answers(self, address: str, call: pb.LiveRequest) -> float:

@@ -43,7 +43,6 @@ class Peer:
     trust: LeaseTrust
     link: MeasuredLink = field(default_factory=MeasuredLink)
     weight_format: str = ""
-    capabilities: frozenset[str] = frozenset()
 
 
 # Statuses of a healthy peer that does not take the request.

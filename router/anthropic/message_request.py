@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
@@ -20,6 +19,7 @@ from ..requests.body_model import BOUNDED, INT32, WHOLE
 from ..requests.context import check_context
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
+from ..requests.sampling import sampling_message
 from ..served_model import ServedModel
 from .prompt import MessagePrompt, PromptBody, prompt_errors, read_prompt
 
@@ -66,7 +66,8 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
     _check_size(len(tokens), granted, asked, options)
     reasoning = reasoning_of(model, options)
     opened = False if prompt.prefilled else prompt_opens_reasoning(reasoning, tokens, model)
-    sampling = _sampling(asked, model)
+    numbers = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+    sampling = sampling_message(model, numbers, n=1)
     if prompt.format is not None:
         sampling.structured_outputs.CopyFrom(prompt.format)
     tools.constrain(sampling)
@@ -127,19 +128,6 @@ def _check_size(
         copies=1 if options.reasoning_parser == NO_PARSER else 2,
     )
     size.check(granted, options)
-
-
-def _sampling(asked: MessagesRequest, model: ServedModel) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=model.default("temperature", asked.temperature),
-        top_p=model.default("top_p", asked.top_p),
-        top_k=max(0, int(model.default("top_k", asked.top_k))),
-        min_p=model.default("min_p", None),
-        repetition_penalty=model.default("repetition_penalty", None),
-        presence_penalty=model.default("presence_penalty", None),
-        frequency_penalty=model.default("frequency_penalty", None),
-        n=1,
-    )
 
 
 def _edits(asked: MessagesRequest, prompt: MessagePrompt) -> Sequence[dict[str, Any]] | None:

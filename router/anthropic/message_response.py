@@ -8,13 +8,14 @@ from ...shared.text.reasoning import NO_PARSER
 from ..generation import ChoiceDelta, Usage
 from ..requests.call_arguments import read_arguments
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
+from ..surface import Response
 from .message_blocks import BlockWriter, message_event, signature_of, tool_use
 from .message_request import MessageRequest
 
 Stop = dict[str, Any]
 
 
-class MessageResponse:
+class MessageResponse(Response):
     """Formats one response. The reasoning of a request that wants none is left out."""
 
     def __init__(self, request: MessageRequest) -> None:
@@ -54,12 +55,6 @@ class MessageResponse:
 
     def end_of_stream(self) -> bytes:
         return message_event("message_stop")
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         (choice,) = result.choices

@@ -7,11 +7,12 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from ..surface import Surface
 from .message_request import MessageRequest, parse_messages
 from .message_response import MessageResponse
 
 
-class AnthropicMessages:
+class AnthropicMessages(Surface):
     """POST /v1/messages."""
 
     path = "/v1/messages"

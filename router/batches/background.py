@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from ...shared.config.limits import BACKGROUND_PRIORITY
 from ...shared.telemetry.logs import logger
 from ..access.key_usage import KeyUsage
-from ..detached import DetachedRequest
 from ..errors import internal_error, invalid, to_api_error
-from ..handler import GenerateHandler
+from ..generation import GenerationRequest
+from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
-from ..http.encoding import dump
+from ..http.encoding import dump, encode
 from ..http.json_body import parse_json
 from ..http.key_owner import KeyOwner
 from ..openai.error_body import error_body
+from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
 from .result_line import BackgroundAnswer
@@ -26,7 +30,7 @@ log = logger("router")
 class BackgroundAnswers:
     """Serves requests that come from no connection; errors become answers too. ``surface_of`` makes
     the surface of an endpoint for an owner. Requests count against the limits of the key that
-    ``owner_named`` finds, and in its usage; ``access_log`` has a line of each."""
+    ``owner_named`` finds, and in its usage."""
 
     def __init__(
         self,
@@ -34,25 +38,31 @@ class BackgroundAnswers:
         surface_of: Callable[[str, str], Surface],
         owner_named: Callable[[str], KeyOwner],
         usage: KeyUsage,
-        *,
-        access_log: bool,
+        options: RouterOptions,
     ) -> None:
         self._handler = handler
         self._surface_of = surface_of
         self._owner_named = owner_named
         self._usage = usage
-        self._access_log = access_log
+        self._options = options
 
     async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundAnswer:
         """The answer to the body in a line, which has been validated."""
         surface = self._surface_of(endpoint, owner)
         access = AccessRecord("POST", surface.path)
         access.key = owner
-        client = DetachedRequest(self._owner_named(owner), access, [])
+        client = DetachedRequest(self._owner_named(owner), access)
+
+        def parse(model: ServedModel) -> GenerationRequest:
+            request = surface.parse(_body(line, model), model, self._options)
+            return replace(request, stream=False, priority=BACKGROUND_PRIORITY)
+
         try:
-            body = await self._handler.answer(
-                surface, lambda model: _body(line, model), len(line), client
-            )
+            request = await self._handler.parsed_alone(client, len(line), parse)
+            response = surface.response(request, int(time.time()))
+            with self._handler.room(client, request) as memory:
+                work = self._handler.answer(surface, request, response, access, memory)
+                body = await encode(await work)
         except Exception as error:
             return self._failed(error, access)
         access.status = 200
@@ -92,7 +102,7 @@ class BackgroundAnswers:
     def _note(self, access: AccessRecord) -> None:
         """Count and log a request that has ended."""
         self._usage.count(access)
-        if self._access_log:
+        if self._options.access_log:
             access.log()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import logging
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ..errors import ApiError, invalid
 
@@ -12,114 +13,115 @@ MAX_HEADER_BYTES = 8 * 1024
 # Of all fields that are not files.
 MAX_FIELD_BYTES = 64 * 1024
 MAX_PARTS = 32
-_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
-_NAME = re.compile(r'[;\s]name="((?:[^"\\\r\n]|\\.)*)"')
-_FILENAME = re.compile(r'[;\s]filename="((?:[^"\\\r\n]|\\.)*)"')
+MAX_BOUNDARY = 70
+
+# It warns of each malformed form, whose error the client gets.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def boundary_of(content_type: str) -> bytes:
     """The boundary of a form. Raises ``ApiError`` 415 for another type."""
-    kind, _, parameters = content_type.partition(";")
-    found = _BOUNDARY.search(parameters)
-    if kind.strip().lower() != "multipart/form-data" or found is None:
+    kind, parameters = parse_options_header(content_type)
+    boundary = parameters.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not 0 < len(boundary) <= MAX_BOUNDARY:
         raise ApiError(415, "The content type must be 'multipart/form-data' with a boundary.")
-    return (found[1] or found[2]).encode("latin-1")
+    return boundary
 
 
-@dataclass(slots=True)
 class MultipartForm:
     """Takes the bytes of a form in any pieces. ``fields`` are those that are not files; there may
     be one file, whose content ``feed`` returns."""
 
-    boundary: bytes
-    fields: dict[str, str] = field(default_factory=dict)
-    file_field: str | None = None
-    filename: str = ""
-    finished: bool = False
-    _buffer: bytearray = field(default_factory=lambda: bytearray(b"\r\n"))
-    _name: str | None = None  # of the part that is being read; None between parts
-    _value: bytearray = field(default_factory=bytearray)
-    _parts: int = 0
-    _field_bytes: int = 0
+    def __init__(self, boundary: bytes) -> None:
+        self.fields: dict[str, str] = {}
+        self.file_field: str | None = None
+        self.filename = ""
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
+                "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._check_name,
+                "on_part_data": self._take,
+                "on_part_end": self._end_part,
+                "on_end": self._end,
+            },
+            max_header_size=MAX_HEADER_BYTES,
+        )
+        self._finished = False
+        self._parts = 0
+        self._field_bytes = 0
+        self._content: list[bytes] = []
+        # Of the part that is being read: a header and its value, its name, and its value.
+        self._header = bytearray()
+        self._name: str | None = None
+        self._value = bytearray()
 
     def feed(self, data: bytes) -> bytes:
         """Content of the file that is complete. Raises ``RequestError`` for what is no form."""
-        self._buffer += data
-        return b"".join(self._content())
+        try:
+            self._parser.write(data)
+        except MultipartParseError:
+            message = (
+                "The body is not a form: a boundary or a header is missing, wrong or too long."
+            )
+            raise invalid(message) from None
+        content = b"".join(self._content)
+        self._content.clear()
+        return content
 
     def check_finished(self) -> None:
         """Raise ``RequestError`` if the form has not ended."""
-        if not self.finished:
+        if not self._finished:
             raise invalid("The form is incomplete: its last boundary is missing.")
 
-    def _content(self) -> Iterator[bytes]:
-        delimiter = b"\r\n--" + self.boundary
-        while not self.finished:
-            at = self._buffer.find(delimiter)
-            # What may be the begin of a boundary waits for the next bytes.
-            ready = at if at >= 0 else max(0, len(self._buffer) - len(delimiter) + 1)
-            if at >= 0 and len(self._buffer) < at + len(delimiter) + 2:
-                return
-            if self._name is not None:
-                yield from self._take(bytes(self._buffer[:ready]))
-                del self._buffer[:ready]
-                at = 0 if at >= 0 else at
-            if at < 0:
-                if self._name is None:
-                    self._check_header(0)
-                return
-            if not self._next_part(at + len(delimiter)):
-                self._check_header(at)
-                return
-
-    def _take(self, data: bytes) -> Iterator[bytes]:
-        """Add content to the part that is being read."""
-        if self._name == self.file_field:
-            yield data
-            return
-        self._field_bytes += len(data)
-        if self._field_bytes > MAX_FIELD_BYTES:
-            raise invalid(f"The form's fields are over the limit of {MAX_FIELD_BYTES} bytes.")
-        self._value += data
-
-    def _next_part(self, start: int) -> bool:
-        """Read the header of the part after a boundary; False if it has not arrived."""
-        if self._buffer[start : start + 2] == b"--":
-            self._end_part()
-            self.finished = True
-            return True
-        end = self._buffer.find(b"\r\n\r\n", start)
-        if end < 0:
-            return False
-        self._end_part()
+    def _begin_part(self) -> None:
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise invalid(f"The form has more than {MAX_PARTS} parts, which is the limit.")
-        self._begin_part(bytes(self._buffer[start:end]).decode("utf-8", "replace"))
-        del self._buffer[: end + 4]
-        return True
+        self._name = None
 
-    def _begin_part(self, header: str) -> None:
-        name, filename = _NAME.search(header), _FILENAME.search(header)
-        if name is None:
-            raise invalid("A part of the form has no name.")
-        self._name = _unescaped(name[1])
-        if filename is not None:
+    def _end_header(self) -> None:
+        header, value = bytes(self._header).lower(), bytes(self._value)
+        self._header.clear()
+        self._value.clear()
+        if header != b"content-disposition":
+            return
+        _, parameters = parse_options_header(value)
+        if b"name" in parameters:
+            self._name = _text(parameters[b"name"])
+        if b"filename" in parameters:
             if self.file_field is not None:
                 raise invalid("The form has more than one file.", "file")
-            self.file_field, self.filename = self._name, _unescaped(filename[1])
+            self.file_field, self.filename = self._name, _text(parameters[b"filename"])
+
+    def _check_name(self) -> None:
+        if self._name is None:
+            raise invalid("A part of the form has no name.")
+
+    def _take(self, data: bytes, start: int, end: int) -> None:
+        """Add content to the part that is being read."""
+        if self._name == self.file_field:
+            self._content.append(data[start:end])
+            return
+        self._field_bytes += end - start
+        if self._field_bytes > MAX_FIELD_BYTES:
+            raise invalid(f"The form's fields are over the limit of {MAX_FIELD_BYTES} bytes.")
+        self._value += data[start:end]
 
     def _end_part(self) -> None:
         if self._name is not None and self._name != self.file_field:
             if self._name in self.fields:
                 raise invalid(f"The form has the field '{self._name[:64]}' twice.")
             self.fields[self._name] = self._value.decode("utf-8", "replace")
-        self._name, self._value = None, bytearray()
+        self._value.clear()
 
-    def _check_header(self, start: int) -> None:
-        if len(self._buffer) - start > MAX_HEADER_BYTES:
-            raise invalid("The body is not a form: a part's header is missing or too long.")
+    def _end(self) -> None:
+        self._finished = True
 
 
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text).replace("%22", '"')
+def _text(parameter: bytes) -> str:
+    """A parameter of a header, in which browsers escape quotation marks."""
+    return parameter.decode("utf-8", "replace").replace("%22", '"')

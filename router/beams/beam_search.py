@@ -103,7 +103,6 @@ class BeamSearch:
         if self._listed is not None:
             scored = pb.PositionLogprobs(
                 chosen=pb.TokenLogprob(token=token, logprob=logprob),
-                top=known.top[: self._listed],
                 packed_top=known.packed_top[: self._listed * ENTRY_BYTES],
             )
         return Beam(beam, token, score, beam.length + 1, scored)

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from ...proto import tandem_pb2 as pb
-from ..calls.node_logprobs import check_logprobs, listed
+from ..calls.node_logprobs import check_logprobs
 from ..choice import ChoiceStream
 from ..cluster.node import Node
 from ..dispatch import Dispatcher
@@ -32,8 +32,6 @@ from ..generation import (
 )
 from .beam_search import Beam, BeamSearch
 
-# Continuations that are ranked in a few milliseconds.
-QUICK_CANDIDATES = 4096
 NewDispatcher = Callable[[], Dispatcher]
 
 
@@ -73,7 +71,7 @@ async def serve_beams(
             usage.add(served)
             usage.served.append(served)
             yield [RequestAdmitted()]
-        await _advance(search, [step.logprobs for step in drawn])
+        search.advance([step.logprobs for step in drawn])
     echo = Echo(request, number) if request.text.echo else None
     for index, beam in enumerate(search.best(request.n)):
         choice = ChoiceStream(request, number * request.n + index, len(echo.text) if echo else 0)
@@ -82,14 +80,6 @@ async def serve_beams(
         yield list(_told(choice, beam, ended=search.is_end(beam)))
         usage.completion_tokens += choice.tokens
         usage.reasoning_tokens += choice.reasoning_tokens
-
-
-async def _advance(search: BeamSearch, drawn: Sequence[pb.PositionLogprobs]) -> None:
-    """Take a step. With many stop tokens it ranks a hundred thousand continuations."""
-    if sum(map(listed, drawn)) <= QUICK_CANDIDATES:
-        search.advance(drawn)
-    else:
-        await asyncio.to_thread(search.advance, drawn)
 
 
 class _Steps:

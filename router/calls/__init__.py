@@ -1,1 +1,1 @@
-"""Calls of decode nodes: one stream to each, or an RPC for each call of an older node."""
+"""Calls of decode nodes, all on one stream to each."""

@@ -11,9 +11,8 @@ from ...proto import tandem_pb2 as pb
 from ...proto.tandem_pb2_grpc import DecodeStub
 from ...shared.security.credentials import LASTING, Credentials
 from ...shared.telemetry.tracing import Metadata
-from .node_events import GenerateCall
+from .multiplexed_call import MultiplexedCall
 from .node_stream import NodeStream
-from .single_call import SingleCall
 
 END_CHOICE_SECONDS = 5.0
 # A first packet that is lost is sent again after a second.
@@ -45,7 +44,7 @@ class NodeConnection:
         self._stream: NodeStream | None = None  # for new calls
         self._stream_channel: grpc.aio.Channel | None = None
         self._retired: list[NodeStream] = []  # of older channels, with their last calls
-        self._calls: dict[GenerateCall, _Running] = {}
+        self._calls: dict[MultiplexedCall, _Running] = {}
         self._ending: set[Any] = set()  # EndChoice calls
         self.sequences = 0
         self._most_sequences = 0
@@ -60,20 +59,12 @@ class NodeConnection:
         peak, self._most_sequences = self._most_sequences, self.sequences
         return peak
 
-    def generate(
-        self, request: pb.GenerateRequest, timeout: float, metadata: Metadata, *, streamed: bool
-    ) -> GenerateCall:
-        """Start a call; ``end`` must follow. ``streamed``: the node has ``Decode.Stream``. The node
-        ends calls at their deadline; ``timeout`` is for nodes that do not."""
+    def generate(self, request: pb.GenerateRequest, metadata: Metadata) -> MultiplexedCall:
+        """Start a call; ``end`` must follow. The node ends it at its deadline."""
         stub = self._stub()
         assert self._channel is not None
         reuses = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        call: GenerateCall
-        if streamed:
-            call = self._open_stream(stub).begin(request, metadata, reuses=reuses)
-        else:
-            rpc = stub.Generate(request, timeout=timeout, metadata=metadata)
-            call = SingleCall(rpc, reuses=reuses)
+        call = self._open_stream(stub).begin(request, metadata, reuses=reuses)
         self._calls[call] = running = _Running(max(1, request.sampling.n), self._channel)
         self.sequences += running.sequences
         self._most_sequences = max(self._most_sequences, self.sequences)
@@ -91,7 +82,7 @@ class NodeConnection:
             stream.start()
         return stream
 
-    async def reconnect(self, call: GenerateCall) -> bool:
+    async def reconnect(self, call: MultiplexedCall) -> bool:
         """Connect anew, in place of the connection that this call had; false if that takes long.
 
         Of calls that have lost one together, the first opens another channel: the old one takes a
@@ -114,14 +105,14 @@ class NodeConnection:
             return False
         return True
 
-    def end(self, call: GenerateCall) -> None:
+    def end(self, call: MultiplexedCall) -> None:
         """Cancel a call, which does nothing if it has ended, and stop counting it."""
         call.cancel()
         self.sequences -= self._calls.pop(call).sequences
 
     def end_choice(self, call_id: int, index: int) -> None:
         """End one choice of a call on the node, without waiting for the reply: it may come too
-        late, or from a node too old to know the call, where the choice ends with its call."""
+        late."""
         if self._channel is not None:
             stub = self._credentials.stub(DecodeStub, self._channel)
             request = pb.EndChoiceRequest(call_id=call_id, index=index)

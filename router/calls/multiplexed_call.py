@@ -5,42 +5,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import grpc
-
 from ...proto import tandem_pb2 as pb
-from .node_events import CallFailedError, NodeEvent, PlainTokens
+from ..errors import NodeError
+from .node_events import NodeEvent, PlainTokens
+from .node_logprobs import listed
 
 # What is read at once takes a few milliseconds to write.
 MOST_EVENTS = 64
 MOST_TOKENS = 64  # of one event
-# Events of a call besides tokens and prompt logprobs, generously.
-OTHER_EVENTS = 64
+# Tokens and logprobs that may wait for the client, some 40 MB. The calls of a stream share its flow
+# control, so that one which is read slowly cannot hold its node up.
+MAX_WAITING = 1 << 20
 
 
 class MultiplexedCall:
-    """See ``GenerateCall``. What a client that reads slowly leaves waiting is bounded by the length
-    of its answer; a node that sends more than that fails the call."""
+    """A request on a decode node. ``reuses``: its connection was there before it, and may have been
+    dead already."""
 
-    def __init__(
-        self,
-        request: pb.GenerateRequest,
-        cancel: Callable[[MultiplexedCall], None],
-        *,
-        reuses: bool,
-    ) -> None:
+    def __init__(self, cancel: Callable[[MultiplexedCall], None], *, reuses: bool) -> None:
         self.reuses = reuses
         self._cancel = cancel
         self._events: list[NodeEvent] = []
         self._growing: dict[int, PlainTokens] = {}  # the last waiting event of a choice
-        self._waiting = 0  # tokens and other events
-        sampling = request.sampling
-        tokens = max(1, sampling.n) * (sampling.max_tokens + 1)
-        self._most = tokens + len(request.prompt) + OTHER_EVENTS
+        self._waiting = 0  # tokens and logprobs
         self._reader: asyncio.Future[None] | None = None
         self._over = False
-        self._error: CallFailedError | None = None
+        self._error: Exception | None = None
 
     async def read(self) -> Sequence[NodeEvent]:
+        """The next events, all that have arrived; empty at the end. Raises ``CallFailedError``, and
+        ``NodeError`` if too many have waited to be read."""
         if self._events or self._over:
             # The request is behind. Others go first, and meanwhile more arrives to be read at once.
             await asyncio.sleep(0)
@@ -54,6 +48,7 @@ class MultiplexedCall:
         return ()
 
     def cancel(self) -> None:
+        """End the call on its node, unless it has ended."""
         if not self._over:
             self._cancel(self)
 
@@ -74,9 +69,9 @@ class MultiplexedCall:
     def add(self, event: pb.GenerateEvent) -> None:
         self._growing.clear()
         self._events.append(event)
-        self._note(max(1, len(event.tokens.tokens)))
+        self._note(_size(event))
 
-    def end(self, error: CallFailedError | None = None) -> None:
+    def end(self, error: Exception | None = None) -> None:
         """The call is over, on its node or with it; nothing may follow."""
         self._over = True
         self._error = error
@@ -91,18 +86,25 @@ class MultiplexedCall:
             self._events = []
             self._waiting = 0  # exact again
             return events
-        self._events = events[MOST_EVENTS:]
-        return events[:MOST_EVENTS]
+        events, self._events = events[:MOST_EVENTS], events[MOST_EVENTS:]
+        self._waiting -= sum(map(_size, events))
+        return events
 
     def _note(self, size: int) -> None:
         self._waiting += size
-        if self._waiting > self._most:
+        if self._waiting > MAX_WAITING:
             self._cancel(self)
-            details = "it sent more than was asked of it"
-            self.end(CallFailedError(grpc.StatusCode.INTERNAL, details))
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+            self._events = []
+            self.end(NodeError("The client reads the response too slowly."))
+        self._wake()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _size(event: NodeEvent) -> int:
+    """Tokens and logprobs; of a prompt's, which the response keeps in any case, a piece is one."""
+    if isinstance(event, PlainTokens):
+        return len(event.tokens)
+    return 1 + sum(1 + listed(position) for position in event.tokens.logprobs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import grpc
 
@@ -32,17 +30,3 @@ class CallFailedError(Exception):
         self.code = code
         self.details = details
         self.answered = answered
-
-
-class GenerateCall(Protocol):
-    """A request on a decode node. ``reuses``: its connection was there before it, and may have been
-    dead already."""
-
-    @property
-    def reuses(self) -> bool: ...
-
-    async def read(self) -> Sequence[NodeEvent]:
-        """The next events, all that have arrived; empty at the end. Raises ``CallFailedError``."""
-
-    def cancel(self) -> None:
-        """End the call on its node, unless it has ended."""

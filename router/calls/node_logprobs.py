@@ -8,7 +8,7 @@ from ...proto import tandem_pb2 as pb
 from ...proto.packed_logprobs import ENTRY_BYTES, unpack_logprobs
 from ..errors import NodeError
 
-# Logprobs that are formatted at once: a few milliseconds, unless one token has more.
+# Logprobs that are formatted at once: a few milliseconds.
 PIECE_LOGPROBS = 64 * 21
 _PIECE_TOKENS = 64
 
@@ -23,15 +23,13 @@ def check_logprobs(positions: Collection[pb.PositionLogprobs], tokens: int | Non
 
 
 def alternatives(position: pb.PositionLogprobs) -> list[tuple[int, float]]:
-    """The listed tokens with their logprobs. An older node does not pack them."""
-    if position.packed_top:
-        return unpack_logprobs(position.packed_top)
-    return [(entry.token, entry.logprob) for entry in position.top]
+    """The listed tokens with their logprobs."""
+    return unpack_logprobs(position.packed_top)
 
 
 def listed(position: pb.PositionLogprobs) -> int:
     """The number of alternatives."""
-    return len(position.top) + len(position.packed_top) // ENTRY_BYTES
+    return len(position.packed_top) // ENTRY_BYTES
 
 
 def piece_tokens(count: int) -> int:

@@ -14,27 +14,9 @@ from ...shared.telemetry.logs import REQUEST_ID_HEADER
 from ...shared.telemetry.tracing import TRACEPARENT, Metadata
 from .multiplexed_call import MultiplexedCall
 from .node_events import CallFailedError
-from .single_call import EOF
 
 # A stream without calls is kept for so long, because gRPC pings its node every second.
 IDLE_SECONDS = 30.0
-
-
-# Logprobs of one token, which delay the other calls.
-MOST_LOGPROBS = 64
-# Tokens and logprobs of a whole answer, some 40 MB, which may have to wait for its client.
-MOST_WAITING = 1 << 20
-
-
-def fits_stream(request: pb.GenerateRequest) -> bool:
-    """True if a request may share a stream: its events are small, and so are all of them together.
-    Another call has a flow control of its own."""
-    sampling = request.sampling
-    listed = sampling.logprobs + 1 if sampling.HasField("logprobs") else 0
-    of_prompt = sampling.prompt_logprobs + 1 if sampling.HasField("prompt_logprobs") else 0
-    tokens = max(1, sampling.n) * sampling.max_tokens
-    waiting = tokens * (1 + listed) + len(request.prompt) * of_prompt
-    return max(listed, of_prompt) <= MOST_LOGPROBS + 1 and waiting <= MOST_WAITING
 
 
 class NodeStream:
@@ -63,7 +45,7 @@ class NodeStream:
     ) -> MultiplexedCall:
         """Start a call."""
         self._last += 1
-        call = MultiplexedCall(request, self._cancel, reuses=reuses)
+        call = MultiplexedCall(self._cancel, reuses=reuses)
         self._calls[self._last] = call
         self._numbers[call] = self._last
         carried = dict(metadata)
@@ -131,7 +113,7 @@ class NodeStream:
 
     async def _read(self) -> None:
         try:
-            while (message := await self._rpc.read()) is not EOF:
+            async for message in self._rpc:
                 self._hand_out(message)
         except grpc.aio.AioRpcError as error:
             self.fail(error.code(), error.details() or "")

@@ -29,7 +29,7 @@ _SILENCE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 MAX_REMARKS = 64
 HEADINGS = (
     "NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "LINKS",
-    "LEASES", "LACKS", "ADDRESS",
+    "LEASES", "ADDRESS",
 )  # fmt: skip
 
 
@@ -87,13 +87,10 @@ def set_role(
 
 
 def as_table(listed: pb.ListReply) -> str:
-    """A table with one line for each node, then a line for each that cannot be called or is absent.
-
-    ``LACKS`` has the capabilities that the node does not have and another does, as during an
-    update."""
+    """A table with one line for each node, then a line for each that cannot be called or is
+    absent."""
     nodes = listed.nodes
-    known = frozenset(name for node in nodes for name in node.capabilities)
-    rows = [HEADINGS, *(_row(node, known) for node in nodes)]
+    rows = [HEADINGS, *map(_row, nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -120,7 +117,7 @@ def as_json(listed: pb.ListReply) -> str:
     return json.dumps(nodes, indent=2)
 
 
-def _row(node: pb.NodeInfo, known: frozenset[str]) -> tuple[str, ...]:
+def _row(node: pb.NodeInfo) -> tuple[str, ...]:
     load = node.load
     return (
         node.node_id,
@@ -132,7 +129,6 @@ def _row(node: pb.NodeInfo, known: frozenset[str]) -> tuple[str, ...]:
         f"{load.free_blocks}/{load.total_blocks}",
         str(load.links),
         str(load.leases),
-        ",".join(sorted(known.difference(node.capabilities))) or "-",
         node.address,
     )
 

@@ -13,13 +13,11 @@ from itertools import islice
 from typing import TypeVar
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import CAPABILITIES, STREAM, has
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.telemetry.tracing import Metadata
 from ..calls.connection import NodeConnection
-from ..calls.node_events import GenerateCall
-from ..calls.node_stream import fits_stream
+from ..calls.multiplexed_call import MultiplexedCall
 from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
 from .ejection import Ejection
@@ -57,7 +55,6 @@ class Node:
         self.model = _copied(request.model)
         self.group = sys.intern(request.model.fingerprint)
         self.version = request.version
-        self.capabilities = CAPABILITIES.intersection(request.capabilities)
         self.load = pb.Load()
         self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
         self.sequences = 0  # running or waiting on the node, as far as is known now
@@ -99,10 +96,6 @@ class Node:
         """True if it holds, or will hold, the prefix with this key."""
         known = key in self.prefixes.keys or self.inflight_load.expects(key)
         return known and not self.lost
-
-    def supports(self, needs: frozenset[str]) -> bool:
-        """True if a request that needs these capabilities may be placed here."""
-        return not needs or has(self.capabilities, needs, prefill=self.is_prefill)
 
     @property
     def ejected(self) -> bool:
@@ -148,7 +141,6 @@ class Node:
             requests=self.inflight_calls,
             heartbeat_age_seconds=now - self.last_seen,
             version=self.version,
-            capabilities=sorted(self.capabilities),
             next_role=self.next_role,
             unreachable=self.unreachable,
         )
@@ -166,7 +158,6 @@ class Node:
             model=self.model,
             load=load,
             version=self.version,
-            capabilities=sorted(self.capabilities),
             prefixes=self.prefixes.whole_report(),
         )
 
@@ -186,7 +177,6 @@ class Node:
             held_tokens=self.prefixes.matched(prompt, self.inflight_load.expects),
             room_tokens=self.inflight_load.room_tokens,
             link_rates=self._link_rates,
-            capabilities=self.capabilities,
         )
 
     def inflight_prompt(self, prompt: PromptKeys, compute_tokens: int) -> InflightPrompt:
@@ -259,23 +249,20 @@ class Node:
 
     # -- calls -------------------------------------------------------------------------------
 
-    def generate(
-        self, request: pb.GenerateRequest, timeout: float, metadata: Metadata
-    ) -> GenerateCall:
+    def generate(self, request: pb.GenerateRequest, metadata: Metadata) -> MultiplexedCall:
         """Start a call; ``end`` must follow."""
-        streamed = STREAM in self.capabilities and fits_stream(request)
-        call = self._connection.generate(request, timeout, metadata, streamed=streamed)
+        call = self._connection.generate(request, metadata)
         self._count_sequences()
         self.ejection.asked(call, compiles=request.sampling.HasField("structured_outputs"))
         return call
 
-    def end(self, call: GenerateCall) -> None:
+    def end(self, call: MultiplexedCall) -> None:
         """End a call, whether it has finished or not."""
         self._connection.end(call)
         self._count_sequences()
         self.ejection.ended(call)
 
-    async def reconnect(self, call: GenerateCall) -> bool:
+    async def reconnect(self, call: MultiplexedCall) -> bool:
         """Replace the connection that a call has lost; false if the node is not reached soon."""
         return await self._connection.reconnect(call)
 

@@ -10,7 +10,6 @@ from typing import Any
 from prometheus_client import Counter
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import CAPABILITIES
 from ...proto.roles import role_name
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
@@ -63,12 +62,6 @@ class NodeTable:
             ["reason"],
             registry=None,
         )
-        self.unsupported = Counter(
-            "tandem_requests_unsupported",
-            "Requests that needed a capability that no decode node taking work has, by its name.",
-            ["capability"],
-            registry=None,
-        )
         self.migrations = Counter(
             "tandem_requests_migrated",
             "Requests with output that another decode node continued, by the reason why theirs "
@@ -78,8 +71,6 @@ class NodeTable:
         )
         for reason in ("failed", "draining"):
             self.migrations.labels(reason)
-        for capability in sorted(CAPABILITIES):
-            self.unsupported.labels(capability)
 
     # -- lookup ------------------------------------------------------------------------------
 
@@ -131,41 +122,24 @@ class NodeTable:
     # -- placement ---------------------------------------------------------------------------
 
     def place(
-        self,
-        prompt: PromptKeys,
-        policy: Policy,
-        exclude: Excluded = frozenset(),
-        needs: frozenset[str] = frozenset(),
+        self, prompt: PromptKeys, policy: Policy, exclude: Excluded = frozenset()
     ) -> Placement | None:
         """The next placement of a prompt; ``None`` if no decode node can take it. ``exclude`` has
-        the nodes that have failed it, ``needs`` the capabilities that its request needs."""
+        the nodes that have failed it."""
         turn, self._turns = self._turns, self._turns + 1
         if policy is round_robin:
-            views = [node.view(prompt) for node in self._roster.in_turn(turn, exclude, needs)]
+            views = [node.view(prompt) for node in self._roster.in_turn(turn, exclude)]
             return Placement(views[0], tuple(views[1:])) if views else None
-        views = self.views(prompt, turn, exclude, needs)
-        return place(
-            views,
-            prompt.tokens,
-            policy,
-            turn=turn,
-            salt=prompt.salt,
-            exclude=exclude,
-            needs=needs,
-        )
+        views = self.views(prompt, turn, exclude)
+        return place(views, prompt.tokens, policy, turn=turn, salt=prompt.salt, exclude=exclude)
 
     def views(
-        self,
-        prompt: PromptKeys,
-        turn: int = 0,
-        exclude: Excluded = frozenset(),
-        needs: frozenset[str] = frozenset(),
+        self, prompt: PromptKeys, turn: int = 0, exclude: Excluded = frozenset()
     ) -> list[NodeView]:
         """The candidates for a prompt: every node, or a shortlist if there are very many."""
         if len(self._nodes) <= FEW:
             return [node.view(prompt) for node in self._nodes.values()]
-        kinds = self._roster.kinds(needs)
-        few = shortlist(kinds, self._prefix_table, prompt, turn, exclude, needs)
+        few = shortlist(self._roster.kinds, self._prefix_table, prompt, turn, exclude)
         return [node.view(prompt) for node in few]
 
     def unreachable(self, node: Node, call: Any, reason: str) -> None:

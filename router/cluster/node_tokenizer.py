@@ -66,8 +66,6 @@ async def _fetch(address: str, credentials: Credentials) -> TokenizerFiles:
                     call.cancel()
                     raise ModelError(f"the node's tokenizer is larger than {MAX_BYTES} bytes")
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise _NotGivenError("it is of an older version") from None
             raise _NotGivenError(credentials.explain(error)) from None
     return await in_thread(lambda: unpack_tokenizer(b"".join(parts)))
 

@@ -84,14 +84,8 @@ async def load_tokenizer(
         origin = Path(files.origin)
         own = origin if is_gguf(origin) else origin.with_name("generation_config.json")
         warn_of_ignored(files.generation_config, str(own))
-    tokenizer = await in_thread(lambda: Tokenizer.load(files))
+    tokenizer = await in_thread(lambda: Tokenizer.load(files, vocab_size))
     await in_thread(tokenizer.prepare)
-    # A few published models have special tokens beyond the embedding, which cannot be sampled.
-    if vocab_size and tokenizer.base_vocab_size > vocab_size:
-        raise ModelError(
-            f"{files.origin} has {tokenizer.base_vocab_size} tokens, the model's "
-            f"vocab_size is {vocab_size}; it belongs to another model"
-        )
     return tokenizer
 
 

@@ -26,7 +26,6 @@ HOLDING = 12
 _SEQUENCES = attrgetter("sequences")
 
 Excluded = frozenset[tuple[str, int]]
-Needs = frozenset[str]
 
 
 def shortlist(
@@ -35,16 +34,9 @@ def shortlist(
     prompt: PromptKeys,
     turn: int,
     exclude: Excluded,
-    needs: frozenset[str] = frozenset(),
 ) -> list[Node]:
-    """The nodes to compare. ``kinds`` has the nodes that support ``needs``, the capabilities that
-    the request needs: those of one role and version together."""
-
-    def able_holds(node: Node, key: int) -> bool:
-        return node.holds(key) and node.supports(needs)
-
-    holds = able_holds if needs else Node.holds
-    chosen = dict.fromkeys(prefix_table.find(prompt.sample, holds, HOLDING, turn))
+    """The nodes to compare. ``kinds`` has those of one role and version together."""
+    chosen = dict.fromkeys(prefix_table.find(prompt.sample, Node.holds, HOLDING, turn))
     for nodes in kinds:
         chosen |= dict.fromkeys(_lightest(nodes, len(prompt.tokens), turn, exclude))
     return list(chosen)
@@ -93,66 +85,56 @@ def _parts(nodes: Sequence[Node], turn: int) -> Iterator[Sequence[Node]]:
 
 class Roster:
     """All nodes of a table, by role and version. What depends only on which nodes there are is
-    computed anew only after one has come or gone. ``needs`` are the capabilities that a request
-    needs."""
+    computed anew only after one has come or gone."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[bool, str], list[Node]] = {}
-        self._able: dict[Needs, list[list[Node]]] = {}
-        self._by_name: dict[tuple[Needs, bool, str], list[Node]] = {}
+        self._by_name: dict[tuple[bool, str], list[Node]] = {}
 
     def add(self, node: Node) -> None:
         self._kinds.setdefault((node.is_prefill, node.group), []).append(node)
-        self._changed()
+        self._by_name.clear()
 
     def remove(self, node: Node) -> None:
         kind = self._kinds[node.is_prefill, node.group]
         kind.remove(node)
         if not kind:
             del self._kinds[node.is_prefill, node.group]
-        self._changed()
+        self._by_name.clear()
 
     def serves(self, group: str) -> bool:
         """True if a prefill or decode node of this group is present."""
         return any((prefill, group) in self._kinds for prefill in (False, True))
 
-    def kinds(self, needs: Needs) -> Collection[Sequence[Node]]:
-        """The nodes that support ``needs``, in a list for each role and version."""
-        if not needs:
-            return self._kinds.values()
-        if needs not in self._able:
-            kinds = self._kinds.values()
-            self._able[needs] = [[n for n in nodes if n.supports(needs)] for nodes in kinds]
-        return self._able[needs]
+    @property
+    def kinds(self) -> Collection[Sequence[Node]]:
+        """The nodes, in a list for each role and version."""
+        return self._kinds.values()
 
-    def in_turn(self, turn: int, exclude: Excluded, needs: Needs) -> list[Node]:
+    def in_turn(self, turn: int, exclude: Excluded) -> list[Node]:
         """The decode node whose turn it is, and its prefill nodes; empty if no decode node can
         take work."""
-        decode = usable(self._named(needs), exclude)
+        decode = usable(self._named(), exclude)
         if not decode:
             return []
         chosen = decode[turn % len(decode)]
         helpers = [
             node
-            for node in self._named(needs, prefill=True, group=chosen.group)
+            for node in self._named(prefill=True, group=chosen.group)
             if not node.draining and node.key not in exclude
         ]
         first = turn % max(1, len(helpers))
         return [chosen, *(helpers[first:] + helpers[:first])[:MAX_PREFILL_CANDIDATES]]
 
-    def _named(self, needs: Needs, *, prefill: bool = False, group: str = "") -> list[Node]:
+    def _named(self, *, prefill: bool = False, group: str = "") -> list[Node]:
         """The decode nodes, or the prefill nodes of a group, by name."""
-        key = needs, prefill, group
+        key = prefill, group
         if key not in self._by_name:
-            kinds = [
-                nodes
+            named = [
+                node
                 for (is_prefill, of_group), nodes in self._kinds.items()
                 if is_prefill == prefill and (not prefill or of_group == group)
+                for node in nodes
             ]
-            able = [node for nodes in kinds for node in nodes if node.supports(needs)]
-            self._by_name[key] = sorted(able, key=lambda node: node.node_id)
+            self._by_name[key] = sorted(named, key=lambda node: node.node_id)
         return self._by_name[key]
-
-    def _changed(self) -> None:
-        self._able.clear()
-        self._by_name.clear()

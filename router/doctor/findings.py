@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...proto import tandem_pb2 as pb
-from ...proto.roles import ROLES, role_name
+from ...proto.roles import role_name
 from ...shared.causes import Cause
 from ...shared.handoff.carriers.tcp import NAME as TCP
 from ...shared.host_port import is_loopback, split_host_port
@@ -60,7 +60,6 @@ def findings(survey: Survey) -> list[Finding]:
         *(found for seen in survey.nodes for found in _of_node(seen, _late_seconds(survey))),
         *_of_models(survey.nodes),
         *_of_versions(survey),
-        *_of_capabilities(survey.nodes),
         *_of_placement(survey),
         *_of_files(survey),
         *_of_certificates(survey),
@@ -311,27 +310,6 @@ def _of_versions(survey: Survey) -> Iterator[Finding]:
             "finish the update; mixed versions are supported only for its duration",
             wrong=False,
         )
-
-
-def _of_capabilities(nodes: list[SurveyedNode]) -> Iterator[Finding]:
-    """Find nodes that support less than others of their role, as during an update."""
-    for role in ROLES:
-        announced = {
-            seen.info.node_id: frozenset(seen.info.capabilities)
-            for seen in nodes
-            if seen.info.role == role
-        }
-        known = frozenset[str]().union(*announced.values())
-        for name, capabilities in announced.items():
-            lacking = ", ".join(sorted(known - capabilities))
-            if lacking:
-                yield Finding(
-                    f"{role_name(role)} node {name}",
-                    f"lacks {lacking}, which other {role_name(role)} nodes have; requests that "
-                    f"need it go only to them",
-                    "update the node to the version of the others",
-                    wrong=False,
-                )
 
 
 def _of_pairs(survey: Survey) -> Iterator[Finding]:

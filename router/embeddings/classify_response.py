@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..generation import GenerationRequest
 from ..requests.body_model import AnswerModel
 from ..result import GenerationResult
-from ..surface import WholeResponse
+from ..surface import Response
 from .embedding_response import EmbeddingUsage, numbers_of
 
 
@@ -31,7 +31,7 @@ class ClassifyAnswer(AnswerModel):
     usage: EmbeddingUsage
 
 
-class ClassifyResponse(WholeResponse):
+class ClassifyResponse(Response):
     """Formats the labels of texts in their order, never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..generation import GenerationRequest
 from ..requests.body_model import AnswerModel
 from ..result import GenerationResult
-from ..surface import WholeResponse
+from ..surface import Response
 
 
 class EmbeddingItem(AnswerModel):
@@ -38,7 +38,7 @@ class EmbeddingList(AnswerModel):
     usage: EmbeddingUsage
 
 
-class EmbeddingResponse(WholeResponse):
+class EmbeddingResponse(Response):
     """Formats one response, which is never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:

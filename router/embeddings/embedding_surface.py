@@ -7,11 +7,12 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from ..surface import Surface
 from .embedding_request import parse_embedding
 from .embedding_response import EmbeddingResponse
 
 
-class Embeddings:
+class Embeddings(Surface):
     """POST /v1/embeddings."""
 
     path = "/v1/embeddings"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..generation import GenerationRequest
 from ..requests.body_model import AnswerModel
 from ..result import GenerationResult
-from ..surface import WholeResponse
+from ..surface import Response
 from .embedding_response import EmbeddingUsage, numbers_of
 from .score_request import RerankRequest, ScoreRequest
 
@@ -61,7 +61,7 @@ class RerankAnswer(AnswerModel):
     results: list[RankedDocument]
 
 
-class _Scores(WholeResponse):
+class _Scores(Response):
     """A response that is made of scores, and never streamed."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:

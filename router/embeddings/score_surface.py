@@ -7,13 +7,14 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from ..surface import Surface
 from .classify_request import parse_classify
 from .classify_response import ClassifyResponse
 from .score_request import parse_rerank, parse_score
 from .score_response import RerankResponse, ScoreResponse
 
 
-class Score:
+class Score(Surface):
     """POST /v1/score."""
 
     path = "/v1/score"
@@ -25,7 +26,7 @@ class Score:
         return ScoreResponse(request, created)
 
 
-class Rerank:
+class Rerank(Surface):
     """POST /v1/rerank."""
 
     path = "/v1/rerank"
@@ -37,7 +38,7 @@ class Rerank:
         return RerankResponse(request, created)
 
 
-class Classify:
+class Classify(Surface):
     """POST /classify."""
 
     path = "/classify"

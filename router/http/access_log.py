@@ -41,7 +41,6 @@ class AccessRecord:
     error: str = ""  # the code of the error, also after a status of 200
     key: str = ""  # the name of the API key's owner
     model: str = ""
-    prompt_tokens: int = 0
     output_tokens: int = 0
     first_token_seconds: float | None = None
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -53,6 +52,11 @@ class AccessRecord:
     def is_routine(self) -> bool:
         """True for what monitors and the page request all the time."""
         return self.path in POLLED or self.path.startswith(PAGE_FILES)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts so far."""
+        return self.usage.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:

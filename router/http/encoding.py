@@ -44,11 +44,10 @@ class EncodedArray:
 
     def extend(self, items: Iterable[Any]) -> None:
         new = list(items)
-        encoded = b"".join(pieces_of(new)) if any(map(_is_wide, new)) else dump(new)
         if new:
             if self._data:
                 self._data += b","
-            self._data += encoded[1:-1]
+            self._data += dump(new)[1:-1]
 
     def pieces(self) -> Iterator[bytes]:
         yield b"["
@@ -159,13 +158,3 @@ def _is_small(value: Any) -> bool:
         if left < 0:
             return False
     return True
-
-
-def _is_wide(item: Any) -> bool:
-    """True for the logprobs of a token with many alternatives."""
-    if not isinstance(item, (dict, list)):
-        return False
-    inner = item.values() if isinstance(item, dict) else item
-    return len(item) > AT_ONCE or any(
-        isinstance(each, (dict, list)) and len(each) > AT_ONCE for each in inner
-    )

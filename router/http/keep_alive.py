@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Protocol, runtime_checkable
 
 from .exchange import ClientGoneError, HttpExchange
 
@@ -13,21 +12,14 @@ from .exchange import ClientGoneError, HttpExchange
 PING_SECONDS = 15.0
 
 
-@runtime_checkable
-class Pinging(Protocol):
-    """A response whose API has an event without meaning."""
-
-    def ping(self) -> bytes:
-        """The event."""
-
-
 @contextlib.asynccontextmanager
-async def kept_alive(exchange: HttpExchange, response: object) -> AsyncIterator[None]:
-    """Write pings while nothing else is written, if the response's API has them."""
-    if not isinstance(response, Pinging):
+async def kept_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]:
+    """Write ``ping``, an event without meaning, while nothing else is written; nothing if the API
+    has no such event."""
+    if not ping:
         yield
         return
-    task = asyncio.create_task(_ping(exchange, response.ping()))
+    task = asyncio.create_task(_ping(exchange, ping))
     try:
         yield
     finally:

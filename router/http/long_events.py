@@ -42,17 +42,6 @@ def joined(made: Iterable[Events]) -> Events:
     return _whole(parts)
 
 
-def whole(events: Events) -> bytes:
-    """All bytes of events; takes long for long ones."""
-    if isinstance(events, bytes):
-        return events
-    return b"".join(
-        piece
-        for part in events
-        for piece in ((part,) if isinstance(part, bytes) else part.pieces())
-    )
-
-
 async def written(events: Events) -> AsyncIterator[bytes]:
     """The bytes of events, in pieces that are written in turn: each has whole events, or a part of
     a single one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from ..generation import ServerTool
 from .approvals import ApprovalAnswer
+from .server_tools import ServerTool
 
 REQUEST, RESPONSE = "mcp_approval_request", "mcp_approval_response"
 # Items of the model after an answer show that it belongs to an earlier turn.

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError, invalid
-from ..generation import ServerTool
-from .server_tools import CallOutcome
+from .server_tools import CallOutcome, ServerTool
 
 MAX_APPROVALS = 4096
 # Of all arguments and outcomes that are kept.

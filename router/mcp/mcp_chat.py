@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ...shared.errors import UnavailableError
 from ..errors import invalid
-from ..generation import GenerationRequest
+from ..generation import Generate, GenerationRequest, Outputs, extended
+from ..http.memory_budget import MemoryBudget
+from ..http.parsing import ParserPools
 from ..openai.chat_request import count_chat_tokens, parse_chat
+from ..openai.chat_response import ChatResponse
 from ..openai.surfaces import ChatCompletions
 from ..openai.tools.tool_grammars import NO_GRAMMARS, ToolGrammars
 from ..options import RouterOptions
 from ..requests.mcp_names import model_name
 from ..served_model import ServedModel
 from .approvals import ApprovalAnswer
+from .mcp_chat_response import McpChatResponse
 from .mcp_servers import McpServers
 from .mcp_tools import Offered, as_function, is_mcp, offer_tools
 from .request_approvals import RequestApprovals
-from .rounds import RoundCompaction, Rounds
+from .rounds import Parsing, Rounds
 
+# About as many as a prompt has, to choose the threads that parse it.
+CHARACTERS_OF_TOKEN = 4
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 
 
-class McpChat:
-    """Parses chats whose tools may be those of the router's servers, if it has any."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpChatRequest(GenerationRequest):
+    """A chat, and the ``rounds`` of its calls that the router runs, if it names any servers."""
 
-    def __init__(self, servers: McpServers | None) -> None:
+    rounds: Rounds | None = None
+
+
+class McpChat:
+    """Chats whose tools may be those of the router's servers, if it has any. The prompts of their
+    rounds are parsed by ``parsers``, and counted in ``prompts``."""
+
+    def __init__(
+        self, servers: McpServers | None, parsers: ParserPools, prompts: MemoryBudget
+    ) -> None:
         self._servers = servers
+        self._parsers = parsers
+        self._prompts = prompts
+
+    @property
+    def has_servers(self) -> bool:
+        return self._servers is not None
 
     def parse(
         self,
@@ -39,18 +62,34 @@ class McpChat:
         most_calls: int | None = None,
         approvals: RequestApprovals | None = None,
         grammars: ToolGrammars = NO_GRAMMARS,
-        compaction: RoundCompaction | None = None,
     ) -> GenerationRequest:
-        """Check a body, and tokenize it; ``approvals``, ``grammars`` of its functions and the
-        ``compaction`` between rounds are those of an API that has them. Raises ``RequestError``."""
+        """Check a body, and tokenize it; ``approvals`` and ``grammars`` of its functions are those
+        of an API that has them. Raises ``RequestError``."""
         if _names_servers(body):
-            request, rounds = self._with_rounds(
-                body, model, options, most_calls, approvals, grammars
-            )
-            return replace(request, rounds=replace(rounds, compaction=compaction))
+            return self._with_rounds(body, model, options, most_calls, approvals, grammars)
         if approvals is not None:
             _check_answers(approvals.answers, Offered(body))
         return parse_chat(self._with_offer(body, options), model, options, grammars)
+
+    def outputs(self, request: GenerationRequest, generate: Generate, owner: str) -> Outputs:
+        """The outputs of all rounds of a request, whose prompts are parsed in the turn of its
+        ``owner``."""
+        rounds = request.rounds if isinstance(request, McpChatRequest) else None
+        if rounds is None:
+            return generate(request)
+        return rounds.outputs(request, generate, self._parsing(request, owner))
+
+    @contextmanager
+    def _parsing(self, request: GenerationRequest, owner: str) -> Iterator[Parsing]:
+        with self._prompts.share() as prompts:
+
+            async def parse(work: Callable[[], GenerationRequest]) -> GenerationRequest:
+                size = CHARACTERS_OF_TOKEN * request.prompt_tokens
+                parsed = await self._parsers.run(("rounds", owner), size, work)
+                prompts.take(parsed.prompt_tokens)
+                return parsed
+
+            yield parse
 
     def count_tokens(self, body: Any, model: ServedModel, options: RouterOptions) -> int:
         """The length of a chat's prompt. Raises ``RequestError``."""
@@ -86,7 +125,7 @@ class McpChat:
         most_calls: int | None,
         approvals: RequestApprovals | None,
         grammars: ToolGrammars,
-    ) -> tuple[GenerationRequest, Rounds]:
+    ) -> GenerationRequest:
         ignored: set[str] = set()
         servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
@@ -107,17 +146,28 @@ class McpChat:
             most_rounds=options.mcp_max_rounds,
             most_calls=most_calls,
         )
-        return replace(request, ignored={*ignored, *request.ignored}), rounds
+        ignored |= request.ignored
+        return extended(McpChatRequest, request, ignored=ignored, rounds=rounds)
 
 
 class McpChatCompletions(ChatCompletions):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions of a router with servers, for one owner."""
 
-    def __init__(self, chat: McpChat) -> None:
+    def __init__(self, chat: McpChat, owner: str) -> None:
         self._chat = chat
+        self._owner = owner
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return self._chat.parse(body, model, options)
+
+    def response(self, request: GenerationRequest, created: int) -> ChatResponse:
+        rounds = request.rounds if isinstance(request, McpChatRequest) else None
+        if rounds is None:
+            return super().response(request, created)
+        return McpChatResponse(request, created, rounds.tools)
+
+    def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
+        return self._chat.outputs(request, generate, self._owner)
 
 
 def _names_servers(body: Any) -> bool:

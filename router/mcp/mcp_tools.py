@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from ..errors import invalid
-from ..generation import ServerTool
 from ..requests.body_errors import wrong_type
 from ..requests.mcp_fields import McpApprovalFilter, McpToolFilter, McpToolRequest
 from ..requests.mcp_names import model_name
-from .server_tools import McpListing, McpTool
+from .server_tools import McpListing, McpTool, ServerTool
 
 KIND = "mcp"
 # A server that a request could choose would be called from inside the operator's network.

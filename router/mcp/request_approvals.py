@@ -7,9 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from ..generation import ServerTool
 from .approvals import ApprovalAnswer, Approvals
-from .server_tools import CallOutcome
+from .server_tools import CallOutcome, ServerTool
 
 INTERRUPTED = "The call was interrupted; it is not known whether it ran."
 

@@ -3,69 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import (
-    ApprovalRequest,
-    ChoiceDelta,
-    ExecutedCall,
-    GenerationRequest,
-    Outputs,
-    Parsing,
-    RequestAdmitted,
-    ServerTool,
-)
+from ..generation import ChoiceDelta, Generate, GenerationRequest, Outputs, RequestAdmitted
 from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
 from .approvals import ApprovalAnswer
 from .request_approvals import RequestApprovals
-from .server_tools import CallOutcome
+from .round_delta import ApprovalRequest, ExecutedCall, RoundDelta
+from .server_tools import CallOutcome, ServerTool
 from .turn import ModelTurn, TurnCall
 
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
-Messages = list[dict[str, Any]]
+# Parses a request in a thread.
+Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationRequest]]
 RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundSummary:
-    """What the model wrote instead of the conversation."""
-
-    text: str
-    tokens: list[int]
-
-
-class RoundCompaction(Protocol):
-    """Compacts the conversation of a request whose prompt has more tokens than ``threshold``."""
-
-    @property
-    def threshold(self) -> int: ...
-
-    async def summary(
-        self,
-        messages: Messages,
-        name: str,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-    ) -> RoundSummary | None:
-        """Let the model write a summary, as the request ``name``; ``None`` if there is no room for
-        it, or if it is empty."""
-
-    def compacted(self, summary: str) -> Messages:
-        """The messages in which the summary stands for what the model wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
     """The rounds of one request. ``parse`` makes the request of a body; ``most_calls`` and
-    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``. Between
-    rounds there may be a ``compaction``."""
+    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
 
     body: dict[str, Any]
     tools: Mapping[str, ServerTool]
@@ -76,7 +40,6 @@ class Rounds:
     run: RunCall
     most_rounds: int
     most_calls: int | None = None
-    compaction: RoundCompaction | None = None
 
     @cached_property
     def approved(self) -> Mapping[str, ApprovalAnswer]:
@@ -84,86 +47,55 @@ class Rounds:
         answers = () if self.approvals is None else self.approvals.answers
         return {answer.id: answer for answer in answers if answer.approve}
 
-    def outputs(
+    async def outputs(
         self,
         request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
+        generate: Generate,
+        parsing: AbstractContextManager[Parsing],
     ) -> Outputs:
         """The outputs of all generations as those of one: admitted once, finished once."""
         state = _Progress(self.body)
-        if self.approvals is None or not self.approvals.answers:
-            return self._rounds(request, generate, parse, state)
-        return self._resumed(request, generate, parse, state, self.approvals)
-
-    async def _resumed(
-        self,
-        request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-        state: _Progress,
-        approvals: RequestApprovals,
-    ) -> Outputs:
-        """Run the approved calls before the first generation."""
-        async with approvals:
-            following: GenerationRequest | None = request
-            if self.approved:
-                begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
-                yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
-                executed = await self._run_approved(state, approvals)
-                yield [ChoiceDelta(0, executed=executed)]
-                following = await self._parsed(
-                    request, state, parse, lambda: state.resume(executed)
-                )
-            if following is None:
-                yield [ChoiceDelta(0, finish_reason="length")]
-            else:
-                yield [ChoiceDelta(0, began=following)]
-                async with aclosing(self._rounds(following, generate, parse, state)) as outputs:
-                    async for arrived in outputs:
-                        yield arrived
-            approvals.settle()
-
-    async def _rounds(
-        self,
-        request: GenerationRequest,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-        state: _Progress,
-    ) -> Outputs:
-        while True:
-            turn = ModelTurn(state.calls, self.guarded)
-            async for arrived in _generated(request, generate, turn):
-                if state.rounds:
-                    arrived = [one for one in arrived if not isinstance(one, RequestAdmitted)]
-                if arrived:
-                    yield arrived
-            mine = [call for call in turn.calls if call.name in self.tools]
-            state.calls += len(turn.calls)
-            if not mine or turn.finish_reason == "length":
-                break
-            executed = await self._run_all([c for c in mine if c.name not in self.guarded], state)
-            asked = [self._ask(call) for call in mine if call.name in self.guarded]
-            yield [ChoiceDelta(0, executed=executed, asked=asked)]
-            if asked or len(mine) < len(turn.calls):
-                break  # the client approves or runs the others
-            following = await self._following(request, turn, executed, state, parse)
-            summary = await self._summary(request, state, generate, parse)
-            if summary is not None:
-                yield [ChoiceDelta(0, tokens=summary.tokens, compacted=summary.text)]
-                following = await self._compacted(request, summary, state, parse)
-            if following is None:
-                turn.finish_reason = "length"
-                break
-            request = following
-            yield [ChoiceDelta(0, began=request)]
-        reason = turn.finish_reason
-        if reason == "tool_calls" and len(mine) == len(turn.calls):
-            reason = "stop"
-        yield [ChoiceDelta(0, finish_reason=reason, stop_reason=turn.stop_reason)]
+        with parsing as parse:
+            async with self.approvals or nullcontext():
+                following: GenerationRequest | None = request
+                if self.approved:
+                    begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
+                    yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
+                    executed = await self._run_approved(state)
+                    yield [RoundDelta(0, executed=executed)]
+                    resume = partial(state.resume, executed)
+                    following = await self._parsed(request, state, parse, resume)
+                    if following is not None:
+                        yield [RoundDelta(0, began=following)]
+                last = ChoiceDelta(0, finish_reason="length")  # unless there is room for more
+                while following is not None:
+                    turn = ModelTurn(state.calls, self.guarded)
+                    async with aclosing(generate(following)) as outputs:
+                        async for arrived in outputs:
+                            if taken := turn.take(arrived, first=state.rounds == 0):
+                                yield taken
+                    state.calls += len(turn.calls)
+                    mine = [call for call in turn.calls if call.name in self.tools]
+                    last = turn.end(answered=len(mine) == len(turn.calls))
+                    if not mine or last.finish_reason == "length":
+                        break
+                    executed = await self._run_all(mine, state)
+                    asked = [self._ask(call) for call in mine if call.name in self.guarded]
+                    yield [RoundDelta(0, executed=executed, asked=asked)]
+                    if asked or len(mine) < len(turn.calls):
+                        break  # the client approves or runs the others
+                    following = await self._following(request, turn, executed, state, parse)
+                    if following is None:
+                        last.finish_reason = "length"
+                    else:
+                        yield [RoundDelta(0, began=following)]
+                yield [last]
+                if self.approvals is not None:
+                    self.approvals.settle()
 
     async def _run_all(self, calls: Sequence[TurnCall], state: _Progress) -> list[ExecutedCall]:
-        """Run the calls of one round, all at once."""
+        """Run the calls of one round that need no approval, all at once."""
+        calls = [call for call in calls if call.name not in self.guarded]
         left = self._take_calls(len(calls), state)
         work = []
         for i, call in enumerate(calls):
@@ -172,15 +104,14 @@ class Rounds:
             work.append(_executed(call.id, tool, arguments, run()))
         return list(await asyncio.gather(*work))
 
-    async def _run_approved(
-        self, state: _Progress, approvals: RequestApprovals
-    ) -> list[ExecutedCall]:
+    async def _run_approved(self, state: _Progress) -> list[ExecutedCall]:
         """Run the calls that have been approved, all at once."""
+        assert self.approvals is not None
         left = self._take_calls(len(self.approved), state)
         work = []
         for i, call in enumerate(self.approved.values()):
             run = partial(self.run, call.tool, call.arguments)
-            outcome = approvals.run(call.id, run) if i < left else _not_run()
+            outcome = self.approvals.run(call.id, run) if i < left else _not_run()
             work.append(_executed(call.id, call.tool, call.arguments, outcome))
         return list(await asyncio.gather(*work))
 
@@ -209,41 +140,9 @@ class Rounds:
         parse: Parsing,
     ) -> GenerationRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
-        state.prompt_tokens = 0
         if not state.has_tokens_left(turn.tokens):
             return None
         return await self._parsed(request, state, parse, lambda: state.add(turn, executed))
-
-    async def _summary(
-        self,
-        request: GenerationRequest,
-        state: _Progress,
-        generate: Callable[[GenerationRequest], Outputs],
-        parse: Parsing,
-    ) -> RoundSummary | None:
-        """The summary that comes before the next round, if that has too long a prompt."""
-        compaction = self.compaction
-        if compaction is None or not compaction.threshold < state.prompt_tokens:
-            return None
-        if state.shortest > compaction.threshold:  # the last summary was of no use
-            return None
-        name = f"{_root(request)}.summary{state.rounds}"
-        return await compaction.summary(state.body["messages"], name, generate, parse)
-
-    async def _compacted(
-        self, request: GenerationRequest, summary: RoundSummary, state: _Progress, parse: Parsing
-    ) -> GenerationRequest | None:
-        """The request of the next round, after a summary."""
-        compaction = self.compaction
-        assert compaction is not None
-
-        def shorten() -> None:
-            state.body = state.body | {"messages": compaction.compacted(summary.text)}
-
-        state.rounds -= 1  # it is the same round
-        following = await self._parsed(request, state, parse, shorten)
-        state.shortest = state.prompt_tokens
-        return following
 
     async def _parsed(
         self,
@@ -266,25 +165,21 @@ class Rounds:
 
         try:
             parsed = await parse(work)
-        except ContextError as error:
-            state.prompt_tokens = error.length
+        except ContextError:
             return None
-        state.prompt_tokens = parsed.prompt_tokens
-        name = f"{_root(request)}.{state.rounds}"
+        root = request.request_id.partition(".")[0]  # of the first round
+        name = f"{root}.{state.rounds}"
         return replace(parsed, request_id=name, stream=request.stream)
 
 
 @dataclass
 class _Progress:
-    """The body of the next round, and what has been used so far: ``prompt_tokens`` are those of the
-    next round, or 0, and ``shortest`` those after the last summary."""
+    """The body of the next round, and what has been used so far."""
 
     body: dict[str, Any]
     rounds: int = 0
     calls: int = 0
     executed: int = 0
-    prompt_tokens: int = 0
-    shortest: int = 0
 
     def resume(self, executed: Sequence[ExecutedCall]) -> None:
         """Enter the results of calls that the chat has already."""
@@ -313,23 +208,6 @@ class _Progress:
                 if most <= used:
                     return False
         return True
-
-
-async def _generated(
-    request: GenerationRequest, generate: Callable[[GenerationRequest], Outputs], turn: ModelTurn
-) -> Outputs:
-    """The outputs of one generation, without its finish."""
-    async with aclosing(generate(request)) as outputs:
-        async for arrived in outputs:
-            yield [
-                turn.take(output) if isinstance(output, ChoiceDelta) else output
-                for output in arrived
-            ]
-
-
-def _root(request: GenerationRequest) -> str:
-    """The name of the whole request, with which those of its rounds begin."""
-    return request.request_id.partition(".")[0]
 
 
 def _begun(index: int, call: ApprovalAnswer) -> CallDelta:

@@ -16,6 +16,14 @@ class McpTool:
     read_only: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool that the router runs, by the label of its server and the server's name for it."""
+
+    label: str
+    name: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpListing:
     """The tools of one server, or the reason why it has none."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import ChoiceDelta
+from ..generation import ChoiceDelta, Output, RequestAdmitted
 
 
 @dataclass(slots=True)
@@ -28,21 +28,37 @@ class ModelTurn:
         self._before = before
         self._guarded = guarded
         self.calls: list[TurnCall] = []
-        self.finish_reason: str | None = None
-        self.stop_reason: str | int | None = None
+        self._finish_reason: str | None = None
+        self._stop_reason: str | int | None = None
         self.tokens = 0
         self._text = StringIO()
         self._reasoning = StringIO()
 
-    def take(self, delta: ChoiceDelta) -> ChoiceDelta:
-        """Add output; it is returned as a part of the whole response's, which does not finish."""
+    def take(self, outputs: Sequence[Output], *, first: bool) -> list[Output]:
+        """Add output. Returns it as a part of the whole response's, which is admitted with the
+        ``first`` turn, and does not finish with this one."""
+        return [
+            self._take_delta(output) if isinstance(output, ChoiceDelta) else output
+            for output in outputs
+            if first or not isinstance(output, RequestAdmitted)
+        ]
+
+    def _take_delta(self, delta: ChoiceDelta) -> ChoiceDelta:
         self._text.write(delta.text)
         self._reasoning.write(delta.reasoning)
         self.tokens += len(delta.tokens)
         if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
         calls = [call for call in map(self._take_call, delta.calls) if call is not None]
         return replace(delta, calls=calls, finish_reason=None)
+
+    def end(self, *, answered: bool) -> ChoiceDelta:
+        """The finish of the response, if no other turn follows. The client has nothing to do with
+        the calls of a turn whose calls are all ``answered``."""
+        reason = self._finish_reason
+        if reason == "tool_calls" and answered:
+            reason = "stop"
+        return ChoiceDelta(0, finish_reason=reason, stop_reason=self._stop_reason)
 
     def _take_call(self, call: CallDelta) -> CallDelta | None:
         if call.index == len(self.calls):

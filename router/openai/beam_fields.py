@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import invalid
 from ..generation import BeamOptions
 from ..requests.body_errors import check_integer
 from ..served_model import ServedModel
 from .generation_body import GenerationBody
 
-# Each step is a call for each beam.
-MAX_BEAMS = 32
+# Each step is a call for each beam, which lists two continuations for each beam or more.
+MAX_BEAMS = MAX_LOGPROBS // 2
 # They change the probabilities of tokens, or need those of the prompt.
 INCOMPATIBLE = (
     "logit_bias",

@@ -24,7 +24,7 @@ from ..requests.truncation import most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
 from .generation_body import COMMON_UNSUPPORTED, GenerationBody
-from .logprob_fields import Alternatives, read_alternatives
+from .logprob_fields import Alternatives, check_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
     check_min_tokens,
@@ -97,7 +97,7 @@ def parse_chat(
     former = asks_for_functions(chat)
     tools = _tools(chat, model, options, ignored, template, former=former, grammars=grammars)
     text = read_text_options(chat, reasoning_parser=reasoning_of(model, options), tools=tools.use)
-    logprobs = _logprobs(chat, model, options)
+    logprobs = _logprobs(chat, options)
     wanted = _max_tokens(chat)
     messages = read_messages(chat.messages, ignored)
     adds_prompt = adds_generation_prompt(chat)
@@ -272,17 +272,15 @@ def _thinking_budget(chat: ChatCompletionRequest, text: TextOptions) -> int | No
     return budget
 
 
-def _logprobs(
-    chat: ChatCompletionRequest, model: ServedModel, options: RouterOptions
-) -> int | None:
+def _logprobs(chat: ChatCompletionRequest, options: RouterOptions) -> int | None:
     if chat.top_logprobs and not chat.logprobs:
         message = "'top_logprobs' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "top_logprobs")
     if chat.logprob_token_ids and not chat.logprobs:
         message = "'logprob_token_ids' is only allowed when 'logprobs' is enabled."
         raise invalid(message, "logprob_token_ids")
-    top = read_alternatives("top_logprobs", chat.top_logprobs, model, options)
-    return (top or 0) if chat.logprobs else None
+    check_alternatives("top_logprobs", chat.top_logprobs, options)
+    return (chat.top_logprobs or 0) if chat.logprobs else None
 
 
 def _max_tokens(chat: ChatCompletionRequest) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -11,12 +10,13 @@ from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
-from ..generation import ChoiceDelta, ExecutedCall, GenerationRequest, ScoredToken, Usage
+from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
 from ..http.encoding import EncodedArray
-from ..http.long_events import Events, joined
+from ..http.long_events import Events
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
+from ..surface import Response
 from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
@@ -75,7 +75,7 @@ class ChatLogprobsEncoder(EncodedEntries):
         return {"content": self.content, "refusal": None}
 
 
-class ChatResponse:
+class ChatResponse(Response):
     """Formats one response; ``created`` is its Unix time."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
@@ -84,7 +84,6 @@ class ChatResponse:
         self._entries = TokenEntries(self._tokenizer, token_names(request))
         self._continuous = ContinuousUsage(request) if request.continuous_usage else None
         self._created = created
-        self._call_numbers: dict[int, int] = {}
         self._parsed = request.text.reasoning_parser != NO_PARSER
         self._texts = TextTemplates(self._text_event)
         self._reasonings = TextTemplates(self._reasoning_event)
@@ -94,7 +93,7 @@ class ChatResponse:
     def opening(self) -> Events:
         """The role chunk of each choice, with the text that is not generated."""
         role = {"role": self._request.role, "content": self._request.opening_text}
-        chunks = [self._chunk([_choice(i, role)]) for i in range(self._request.choices)]
+        chunks = [self._chunk([stream_choice(i, role)]) for i in range(self._request.choices)]
         if self._request.return_token_ids:
             chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens
         if self._request.prompt_text is not None:
@@ -116,17 +115,13 @@ class ChatResponse:
         if delta.text and not (delta.scored or self._varied):
             events += self._texts.fill(delta.index, delta.text)
         elif delta.text or (not ended and self._has_tokens(delta)):
-            choice = _choice(delta.index, {"content": delta.text}) | self._tokens(delta)
+            choice = stream_choice(delta.index, {"content": delta.text}) | self._tokens(delta)
             events += data_event(self._chunk([choice]))
-        for call in self._clients(delta.calls):
-            choice = _choice(delta.index, self._call_delta(call))
+        for call in delta.calls:
+            choice = stream_choice(delta.index, self._call_delta(call))
             events += data_event(self._chunk([choice]))
-        if delta.executed:
-            choice = _choice(delta.index, {"mcp_calls": list(map(_executed, delta.executed))})
-            assert delta.finish_reason is None, "the model goes on"
-            return joined([events, [long_data_event(self._chunk([choice]))]])
         if delta.finish_reason is not None:
-            choice = _choice(delta.index, {}, self._finish_reason(delta.finish_reason))
+            choice = stream_choice(delta.index, {}, self._finish_reason(delta.finish_reason))
             choice["stop_reason"] = delta.stop_reason
             choice |= error_field(delta.error)
             if ended and self._has_tokens(delta):
@@ -147,10 +142,10 @@ class ChatResponse:
         return fields
 
     def _text_event(self, index: int, text: str) -> bytes:
-        return data_event(self._chunk([_choice(index, {"content": text})]))
+        return data_event(self._chunk([stream_choice(index, {"content": text})]))
 
     def _reasoning_event(self, index: int, text: str) -> bytes:
-        return data_event(self._chunk([_choice(index, _reasoning(text))]))
+        return data_event(self._chunk([stream_choice(index, _reasoning(text))]))
 
     def _reasoning(self, index: int, text: str) -> bytes:
         varied = self._continuous is not None
@@ -211,13 +206,7 @@ class ChatResponse:
             "refusal": None,
             "annotations": [],
         }
-        calls = [call for call in choice.calls if not self._is_servers(call.name)]
-        if calls and self._request.function_calls:
-            message["function_call"] = _call(calls[0])["function"]
-        elif calls:
-            message["tool_calls"] = [_call(call) for call in calls]
-        if choice.executed:
-            message["mcp_calls"] = [_executed(call) for call in choice.executed]
+        message |= self._called(choice.calls)
         said = choice.text.tell() or self._request.opening_text
         if not said and (choice.calls or self._parsed):
             message["content"] = None
@@ -235,19 +224,13 @@ class ChatResponse:
             return "stop"
         return "function_call" if self._request.function_calls else reason
 
-    def _is_servers(self, name: str) -> bool:
-        """True for a tool that the router runs."""
-        return self._request.rounds is not None and name in self._request.rounds.tools
-
-    def _clients(self, calls: Sequence[CallDelta]) -> Sequence[CallDelta]:
-        """The calls that the client runs, by their own numbers."""
-        if self._request.rounds is None:
-            return calls
-        for call in calls:
-            if call.name and not self._is_servers(call.name):
-                self._call_numbers[call.index] = len(self._call_numbers)
-        numbers = self._call_numbers
-        return [replace(c, index=numbers[c.index]) for c in calls if c.index in numbers]
+    def _called(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
+        """The fields of a message for its calls."""
+        if not calls:
+            return {}
+        if self._request.function_calls:
+            return {"function_call": _call(calls[0])["function"]}
+        return {"tool_calls": [_call(call) for call in calls]}
 
     def _call_delta(self, call: CallDelta) -> dict[str, Any]:
         made = _call_delta(call)
@@ -284,7 +267,10 @@ class ChatResponse:
         }
 
 
-def _choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+def stream_choice(
+    index: int, delta: dict[str, Any], finish_reason: str | None = None
+) -> dict[str, Any]:
+    """A choice of a chunk."""
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
@@ -299,13 +285,6 @@ def _call_delta(call: CallDelta) -> dict[str, Any]:
 def _call(call: ToolCallResult) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _executed(call: ExecutedCall) -> dict[str, Any]:
-    """A call that the router has run, in the shape of OpenAI's Responses API."""
-    named = {"server_label": call.tool.label, "name": call.tool.name}
-    head = {"id": call.id, "type": "mcp_call", **named, "arguments": call.arguments}
-    return head | call.outcome()
 
 
 def _reasoning(text: str | StringIO | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..requests.response_size import ResponseSize
 from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .generation_body import COMMON_UNSUPPORTED, GenerationBody
-from .logprob_fields import Alternatives, read_alternatives
+from .logprob_fields import Alternatives, check_alternatives
 from .request_fields import (
     check_min_tokens,
     listed_logprobs,
@@ -55,7 +55,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
     asked = CompletionRequest.read(body, ignored)
     shared = read_shared(asked, ignored, model, options)
     echo, wanted = asked.echo, asked.max_tokens
-    logprobs = read_alternatives("logprobs", asked.logprobs, model, options)
+    logprobs = asked.logprobs
+    check_alternatives("logprobs", logprobs, options)
     n = shared["sampling"].n
     if asked.suffix:
         _check_suffix(asked)
@@ -92,6 +93,8 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         token_ids=shared["return_token_ids"],
         stream=shared["stream"],
     )
+    if wanted is None and model.defaults.max_tokens is not None:
+        granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
     return GenerationRequest(

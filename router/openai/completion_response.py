@@ -14,6 +14,7 @@ from ..http.long_events import Events
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult
+from ..surface import Response
 from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
@@ -48,7 +49,7 @@ class CompletionLogprobsEncoder:
         return dict(self._arrays)
 
 
-class CompletionResponse:
+class CompletionResponse(Response):
     """Formats one response; ``created`` is its Unix time."""
 
     def __init__(self, request: GenerationRequest, created: int) -> None:
@@ -60,10 +61,6 @@ class CompletionResponse:
         self._texts = TextTemplates(self._text_event)
         # Events that have more than text.
         self._varied = request.continuous_usage or request.return_token_ids
-
-    def opening(self) -> bytes:
-        """Nothing: text completions have no role chunk."""
-        return b""
 
     def chunk(self, delta: ChoiceDelta) -> Events:
         if delta.text and not (delta.scored or delta.finish_reason or self._varied):

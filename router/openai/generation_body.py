@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import invalid
 from ..generation import EarlyStopping
 from ..requests.body_errors import too_long, wrong_type
@@ -18,7 +19,6 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_IDS = 256
 MAX_ALLOWED_IDS = 1024
 MAX_BIAS = 1024
-MAX_LOGPROB_TOKEN_IDS = 128
 MAX_WORDS = 256
 MAX_WORD_LENGTH = 256
 MAX_STREAM_OPTIONS = 16
@@ -79,13 +79,6 @@ class GenerationBody(ConstrainedBody):
     stream_options: Annotated[
         dict[str, Any], Field(max_length=MAX_STREAM_OPTIONS), DocumentedAs(StreamOptions | None)
     ] = Field(default_factory=dict)
-    temperature: Annotated[float, Field(ge=0, le=2), BOUNDED] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1), BOUNDED] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=INT32 - 1), WHOLE] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1), BOUNDED] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100), BOUNDED] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), BOUNDED] | None = None
     seed: Annotated[int, Field(ge=-INT64, le=INT64 - 1), WHOLE] | None = None
     logit_bias: Annotated[
         dict[str, Any], Field(max_length=MAX_BIAS), DocumentedAs(dict[str, Bias])
@@ -95,7 +88,7 @@ class GenerationBody(ConstrainedBody):
         default_factory=list
     )
     bad_words: Annotated[list[Word], Field(max_length=MAX_WORDS)] = Field(default_factory=list)
-    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS)] = Field(
+    logprob_token_ids: Annotated[list[int], Field(max_length=MAX_LOGPROBS)] = Field(
         default_factory=list
     )
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = Field(

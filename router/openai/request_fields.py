@@ -15,11 +15,12 @@ from ..errors import invalid
 from ..generation import BeamOptions, TextOptions
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, check_token, to_request_error
+from ..requests.sampling import numbers_of, sampling_message
 from ..served_model import ServedModel
 from .bad_words import bad_word_ids
 from .beam_fields import read_beams
 from .generation_body import BIASES, GenerationBody, StreamOptions
-from .logprob_fields import read_alternatives
+from .logprob_fields import check_alternatives
 from .structured_outputs import read_constraint
 
 # Wrong keys that an error names.
@@ -53,6 +54,7 @@ def read_shared(
     best = None if body.use_beam_search else _best(body, options)
     sampling = _sampling(body, ignored, model, options)
     constrained = sampling.HasField("structured_outputs")
+    check_alternatives("prompt_logprobs", body.prompt_logprobs, options)
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
     # The decoders of nearly all models write no spaces between special tokens in any case.
@@ -67,7 +69,7 @@ def read_shared(
         continuous_usage=stream.include_usage and stream.continuous_usage_stats,
         best=best,
         beams=read_beams(body, model, constrained=constrained),
-        prompt_logprobs=read_alternatives("prompt_logprobs", body.prompt_logprobs, model, options),
+        prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
         tokens_as_ids=body.return_tokens_as_token_ids or options.return_tokens_as_token_ids,
         timed=options.enable_per_request_metrics,
@@ -84,14 +86,9 @@ def _sampling(
     _check_token_ids("allowed_token_ids", body.allowed_token_ids, model.vocab_size)
     _check_token_ids("stop_token_ids", body.stop_token_ids, model.vocab_size)
     _check_token_ids("logprob_token_ids", body.logprob_token_ids, model.vocab_size)
-    return pb.Sampling(
-        temperature=model.default("temperature", body.temperature),
-        top_p=model.default("top_p", body.top_p),
-        top_k=max(0, int(model.default("top_k", body.top_k))),
-        min_p=model.default("min_p", body.min_p),
-        repetition_penalty=model.default("repetition_penalty", body.repetition_penalty),
-        presence_penalty=model.default("presence_penalty", body.presence_penalty),
-        frequency_penalty=model.default("frequency_penalty", body.frequency_penalty),
+    return sampling_message(
+        model,
+        numbers_of(body),
         seed=body.seed,
         logit_bias=_logit_bias(body.logit_bias, model.vocab_size),
         ignore_eos=body.ignore_eos,

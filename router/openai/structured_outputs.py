@@ -18,8 +18,9 @@ from ...proto import tandem_pb2 as pb
 from ...shared.text.reasoning import NO_PARSER, PARSERS
 from ..errors import invalid
 from ..requests.body_errors import too_long, wrong_type
-from ..requests.body_model import BodyModel, DocumentedAs
+from ..requests.body_model import DocumentedAs
 from ..requests.json_size import fits
+from ..requests.sampling import SamplingBody
 
 # As large as grammars that a node compiles may be.
 MAX_CHARACTERS = 128 * 1024
@@ -77,7 +78,7 @@ _FIELDS = {
 }
 
 
-class ConstrainedBody(BodyModel):
+class ConstrainedBody(SamplingBody):
     """The fields of both surfaces that constrain the output."""
 
     response_format: ResponseFormatField | None = None

@@ -7,13 +7,14 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
+from ..surface import Surface
 from .chat_request import parse_chat
 from .chat_response import ChatResponse
 from .completion_request import parse_completion
 from .completion_response import CompletionResponse
 
 
-class ChatCompletions:
+class ChatCompletions(Surface):
     """POST /v1/chat/completions."""
 
     path = "/v1/chat/completions"
@@ -25,7 +26,7 @@ class ChatCompletions:
         return ChatResponse(request, created)
 
 
-class Completions:
+class Completions(Surface):
     """POST /v1/completions."""
 
     path = "/v1/completions"

@@ -1,8 +1,8 @@
 """Choose the nodes for a prompt: a pure function of the prompt and a snapshot of the nodes.
 
 Policies compare nodes (``policies.py``). This module decides which are candidates: none that
-drains, has failed this request or lacks a capability that it needs; and KV passes only between
-nodes of one group, which have the same fingerprint.
+drains or has failed this request; and KV passes only between nodes of one group, which have the
+same fingerprint.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from ...proto.capabilities import has
 
 # Prompts that share this many leading tokens go to the same node, all else being equal; shorter
 # prefixes are not worth it.
@@ -44,7 +42,6 @@ class NodeView:
     held_tokens: int = 0
     room_tokens: int | None = None
     link_rates: Mapping[str, float] = field(default_factory=dict)
-    capabilities: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +84,13 @@ def place(
     turn: int = 0,
     salt: str = "",
     exclude: frozenset[tuple[str, int]] = frozenset(),
-    needs: frozenset[str] = frozenset(),
 ) -> Placement | None:
     """The placement of a prompt; ``None`` if no decode node can take it. ``exclude`` has the (id,
-    epoch) of nodes that have failed it, ``needs`` the capabilities that its request needs."""
+    epoch) of nodes that have failed it."""
     usable = [
         node
         for node in nodes
-        if not node.draining
-        and not (exclude and (node.node_id, node.epoch) in exclude)
-        and (not needs or has(node.capabilities, needs, prefill=node.prefill))
+        if not node.draining and not (exclude and (node.node_id, node.epoch) in exclude)
     ]
     decode = [node for node in usable if not node.prefill]
     if not decode:

@@ -3,67 +3,104 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
+from ...shared.telemetry.logs import logger
 from ..access.key_usage import KeyUsage
-from ..errors import ApiError
+from ..errors import ApiError, internal_error, to_api_error
+from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
-from .event_log import EventLog
+from ..http.exchange import HttpExchange
+from ..http.memory_budget import MemoryShare
+from ..options import RouterOptions
+from ..surface import Surface
 from .response_events import ResponseEvents
+
+log = logger("router")
 
 
 class BackgroundRun:
-    """One response while it is computed. ``log`` has its events, if the client wants any, and
-    ``access`` is its line in the access log."""
+    """One response while it is computed by a ``task``. ``access`` is its line in the access log."""
 
-    def __init__(self, runs: BackgroundRuns, owner: str, path: str, *, logged: bool) -> None:
+    task: asyncio.Task[None]
+
+    def __init__(self, events: ResponseEvents, owner: str, access: AccessRecord) -> None:
+        self.events = events
         self.owner = owner
-        self.access = AccessRecord("BACKGROUND", path, status=200)
-        self.log = EventLog(self.access) if logged else None
-        self._runs = runs
-        self._events: ResponseEvents
-        self._task: asyncio.Task[None] | None = None
-
-    def formatted_by(self, events: ResponseEvents) -> None:
-        """Begin, with the formatter of the response."""
-        self._events = events
-        self._runs.add(self.id, self)
-
-    @property
-    def id(self) -> str:
-        return self._events.id
-
-    def begun(self, task: asyncio.Task[None]) -> None:
-        """Remember the task, for ``cancel``."""
-        self._task = task
+        self.access = access
 
     @property
     def body(self) -> dict[str, Any]:
         """The response as it is now."""
-        return self._events.so_far()
+        return self.events.so_far()
 
     async def cancel(self) -> None:
         """End the response, unless it has just ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-
-    def ended(self) -> None:
-        """Forget the run; the response is stored by now."""
-        if self.log is not None:
-            self.log.end()
-        self._runs.remove(self)
+        self.task.cancel()
+        await asyncio.wait((self.task,))
 
 
 class BackgroundRuns:
-    """The responses in progress, at most as many as requests may be."""
+    """The responses in progress, within the same limits as all other requests."""
 
-    def __init__(self, usage: KeyUsage) -> None:
+    def __init__(self, handler: GenerateHandler, usage: KeyUsage, options: RouterOptions) -> None:
+        self._handler = handler
         self._usage = usage
+        self._options = options
         self._runs: dict[str, BackgroundRun] = {}
 
-    def add(self, response_id: str, run: BackgroundRun) -> None:
-        self._runs[response_id] = run
+    def start(
+        self,
+        exchange: HttpExchange,
+        surface: Surface,
+        events: ResponseEvents,
+        owner: str,
+        deadline: float,
+    ) -> BackgroundRun:
+        """Begin to compute the response that ``events`` formats. Raises as for a request whose
+        client waits."""
+        access = AccessRecord("BACKGROUND", surface.path, status=200, key=exchange.access.key)
+        client = DetachedRequest(exchange.owner, access, exchange.headers)
+        with ExitStack() as entered:
+            entered.enter_context(self._handler.slot())
+            memory = entered.enter_context(self._handler.room(client, events.request))
+            room = entered.pop_all()
+        run = self._runs[events.request.request_id] = BackgroundRun(events, owner, access)
+        run.task = self._handler.spawn(self._compute(run, surface, room, memory, deadline))
+        return run
+
+    async def _compute(
+        self,
+        run: BackgroundRun,
+        surface: Surface,
+        room: ExitStack,
+        memory: MemoryShare,
+        deadline: float,
+    ) -> None:
+        events, access, request = run.events, run.access, run.events.request
+        with room:
+            try:
+                await self._handler.answer(surface, request, events, access, memory, deadline)
+            except asyncio.CancelledError:
+                events.abandoned(None)
+            except Exception as error:
+                failure = self._failure(error)
+                access.error = failure.code or failure.kind
+                self._handler.metrics.count_error(failure.status)
+                events.abandoned(failure)
+            finally:
+                self._usage.count_tokens(access)
+                del self._runs[request.request_id]
+                if self._options.access_log:
+                    access.log()
+
+    def _failure(self, error: Exception) -> ApiError:
+        failure = to_api_error(error, retry_after=self._options.retry_after)
+        if failure is None:
+            log.error("a request in the background failed", exc_info=error)
+            failure = internal_error()
+        return failure
 
     def find(self, response_id: str, owner: str) -> BackgroundRun | None:
         """The run of a response that is in progress."""
@@ -75,7 +112,3 @@ class BackgroundRuns:
         if self.find(response_id, owner) is not None:
             message = f"The response '{response_id[:64]}' is still in progress; wait for its end."
             raise ApiError(400, message, param=param, code="response_in_progress")
-
-    def remove(self, run: BackgroundRun) -> None:
-        self._usage.count_tokens(run.access)
-        self._runs.pop(run.id, None)

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 from ..mcp.approval_items import REQUEST, RESPONSE, result_text
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
-from .input_items import Item, decoded
+from .input_items import Item
 from .response_tools import chat_name, custom_arguments
 
-SUMMARY = "Summary of the conversation so far:\n\n"
 Message = dict[str, Any]
 
 
 def as_messages(items: list[Item]) -> list[Message]:
-    """Reasoning, text and calls of one turn of the model are one message. In a conversation that
-    was compacted, so are messages of the user without answers between them."""
+    """Reasoning, text and calls of one turn of the model are one message."""
     turns = _Turns(_ApprovedCalls(items))
     for item in items:
         turns.add(item)
     turns.end()
-    compacted = any(item["type"] == "compaction" for item in items)
-    return with_alternating_turns(turns.messages) if compacted else turns.messages
-
-
-def with_alternating_turns(messages: list[Message]) -> list[Message]:
-    """Messages of the user that follow each other as one, because many templates demand it."""
-    joined: list[Message] = []
-    for role, turn in groupby(messages, lambda message: message["role"]):
-        if role == "user":
-            joined.append({"role": role, "content": "\n\n".join(m["content"] for m in turn)})
-        else:
-            joined += turn
-    return joined
+    return turns.messages
 
 
 def told(instructions: str | None) -> list[Message]:
@@ -91,21 +76,12 @@ class _Turns:
                 self._run(item, outcome_text(item["output"], item["error"]))
             case "mcp_approval_request":
                 self._run(item, self._approvals.result(item))
-            case "compaction":
-                self._summarize(decoded(item["encrypted_content"]))
 
     def end(self) -> None:
         """End the turn of the model, if one is open."""
         self._turn = None
         self.messages += self._results
         self._results = []
-
-    def _summarize(self, summary: str) -> None:
-        """Many templates demand that a chat begins with the user."""
-        self.end()
-        answers = bool(self.messages) and self.messages[-1]["role"] == "user"
-        role = "assistant" if answers else "user"
-        self._append({"role": role, "content": SUMMARY + summary})
 
     def _append(self, message: dict[str, Any]) -> None:
         self.end()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from ..errors import ApiError, invalid
@@ -11,68 +9,14 @@ from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .background_runs import BackgroundRuns
-from .input_items import REFERENCE, TRIGGER, UNSPOKEN, Item, read_input, size_of
+from .input_items import REFERENCE, Item, read_input, size_of
+from .response_request import ContinuedConversation
 from .response_store import ResponseStore
 
 PREVIOUS = "previous_response_id"
 # Items, far more than fit into a prompt: those of some kinds are in none.
 MAX_CONVERSATION = 65_536
-KEPT = ("user", "system", "developer")  # roles of messages, in a conversation that was compacted
 PARTIAL = ("in_progress", "incomplete")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContinuedConversation:
-    """``items`` is the input of the request itself; ``size`` is in bytes. ``is_partial`` if the
-    response is the rest of its last message, ``compacts`` if it is a summary."""
-
-    earlier: list[Item]
-    items: list[Item]
-    size: int
-    is_partial: bool
-    compacts: bool
-
-    @cached_property
-    def whole(self) -> list[Item]:
-        """All items, except for those that a summary replaces. There may be many, which are looked
-        at once, in a thread."""
-        items = [*self.earlier, *self.items]
-        places = [i for i, item in enumerate(items) if item["type"] == "compaction"]
-        if not places:
-            return items
-        before, summary, after = items[: places[-1]], items[places[-1]], items[places[-1] + 1 :]
-        if after and not _is_kept(after[0]):  # the answer to a question before the summary
-            return _before_question(before, summary) + after
-        return [*filter(_is_kept, before), summary, *after]
-
-    @property
-    def is_compactable(self) -> bool:
-        """True if the model has written anything that no summary stands for, and the request wants
-        it to answer."""
-        if self.is_partial or self.compacts:
-            return False
-        written = [item["type"] for item in self.whole if not _is_kept(item)]
-        return not all(kind in UNSPOKEN for kind in written)
-
-    def with_summary(self, summary: Item) -> ContinuedConversation:
-        """The conversation in which a summary stands for what the model has written; its last
-        question comes after it."""
-        return replace(self, earlier=_before_question(self.whole, summary), items=[])
-
-
-def _is_kept(item: Item) -> bool:
-    return item.get("role", "assistant") in KEPT
-
-
-def _before_question(items: list[Item], summary: Item) -> list[Item]:
-    """A summary of ``items`` before the last messages of the user, so that the model answers these.
-    Of the others, those that a summary does not replace are left."""
-    users = [i for i, item in enumerate(items) if item.get("role") == "user"]
-    end = users[-1] + 1 if users else 0
-    start = end
-    while start and items[start - 1].get("role") == "user":
-        start -= 1
-    return [*filter(_is_kept, items[:start]), summary, *filter(_is_kept, items[start:])]
 
 
 class Conversations:
@@ -95,9 +39,6 @@ class Conversations:
         """Read the input, if there is any, after the response with the id ``previous``. Raises
         ``RequestError`` or ``ApiError``."""
         items = [] if given is None else self._resolved(read_input(given, ignored))
-        compacts = bool(items) and items[-1]["type"] == TRIGGER
-        if compacts:
-            items.pop()
         earlier, size = [], sum(map(size_of, items))
         if previous is not None:
             self.runs.check_ended(previous, self.owner, PREVIOUS)
@@ -109,7 +50,6 @@ class Conversations:
             items=items,
             size=size,
             is_partial=_ends_in_partial_message(given),
-            compacts=compacts,
         )
 
     def _resolved(self, items: list[Item]) -> list[Item]:
@@ -132,8 +72,8 @@ class Conversations:
 def _check_items(count: int) -> None:
     if count > MAX_CONVERSATION:
         raise invalid(
-            f"The conversation has {count} items; the limit is {MAX_CONVERSATION}. Begin a new one "
-            f"with a summary: see POST /v1/responses/compact.",
+            f"The conversation has {count} items; the limit is {MAX_CONVERSATION}. Begin a new "
+            "one.",
             PREVIOUS,
             "array_above_max_length",
         )

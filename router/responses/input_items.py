@@ -16,9 +16,7 @@ from ..requests.json_size import fits, json_text
 
 ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
-REFERENCE, TRIGGER = "item_reference", "compaction_trigger"
-# Items of an output that the model has not written.
-UNSPOKEN = ("compaction", "mcp_list_tools")
+REFERENCE = "item_reference"
 # As many as a chat may have messages.
 MAX_ITEMS = 16_384
 MAX_ID = 256
@@ -119,18 +117,9 @@ class ReferenceItem(BodyModel):
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
-class CompactionItem(BodyModel):
-    """A summary that POST /v1/responses/compact has made."""
-
-    type: Any
-    id: Id | None = None
-    encrypted_content: Annotated[str, Field(min_length=1)]
-    created_by: Any = None
-
-
 def read_input(given: Any, ignored: set[str]) -> list[Item]:
-    """Check items; references, and a trigger at the end, stay such. Raises ``RequestError`` for
-    items that this server cannot use."""
+    """Check items; references stay such. Raises ``RequestError`` for items that this server cannot
+    use."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -139,11 +128,7 @@ def read_input(given: Any, ignored: set[str]) -> list[Item]:
         raise invalid("Invalid 'input': empty array.", "input", "empty_array")
     if len(given) > MAX_ITEMS:
         raise too_long("input", given, MAX_ITEMS)
-    items = [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
-    if any(item["type"] == TRIGGER for item in items[:-1]):
-        message = f"Invalid 'input': an item of the type '{TRIGGER}' must be the last one."
-        raise invalid(message, "input", "invalid_value")
-    return items
+    return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
 
 
 def size_of(item: Item) -> int:
@@ -277,12 +262,6 @@ def _reference(item: Item, param: str, ignored: set[str]) -> Item:
     return {"id": read.id, "type": REFERENCE}
 
 
-def _compaction(item: Item, param: str, ignored: set[str]) -> Item:
-    read = CompactionItem.read(item, ignored, "input[].", at=param)
-    _decoded(read.encrypted_content, param)
-    return compaction_item(_id(item, "cmp"), read.encrypted_content)
-
-
 def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
     read = ReasoningItem.read(item, ignored, "input[].", at=param)
     texts = [part["text"] for part in read.content if isinstance(part.get("text"), str)]
@@ -293,11 +272,6 @@ def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
         "summary": [],
         "content": [{"type": "reasoning_text", "text": text}],
     }
-
-
-def compaction_item(item_id: str, content: str) -> Item:
-    """The item of a summary, which is ``encoded``."""
-    return {"id": item_id, "type": "compaction", "encrypted_content": content}
 
 
 def as_input(item: Item) -> Item:
@@ -313,14 +287,9 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def decoded(content: str) -> str:
-    """The text that was ``encoded``. Raises ``ValueError``."""
-    return base64.b64decode(content, validate=True).decode()
-
-
 def _decoded(content: str, param: str) -> str:
     try:
-        return decoded(content)
+        return base64.b64decode(content, validate=True).decode()
     except ValueError:
         message = f"Invalid '{param}.encrypted_content': it is not from this server."
         raise invalid(message, "input", "invalid_value") from None
@@ -349,7 +318,5 @@ _KINDS: Mapping[str, Callable[[Item, str, set[str]], Item]] = {
     "mcp_approval_response": _approval_response,
     "mcp_list_tools": _listing,
     "reasoning": _reasoning,
-    "compaction": _compaction,
     REFERENCE: _reference,
-    TRIGGER: lambda item, param, ignored: {"id": "", "type": TRIGGER},
 }

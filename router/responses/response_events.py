@@ -4,20 +4,17 @@ the model writes them."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
 from ..generation import (
-    ApprovalRequest,
     ChoiceDelta,
-    ExecutedCall,
     GenerationRequest,
     Output,
     RequestAdmitted,
     ScoredToken,
-    ToolRounds,
     Usage,
 )
 from ..http.long_events import EventParts, Events, joined
@@ -25,48 +22,40 @@ from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
 from ..http.text_template import StampedTemplates
 from ..mcp.approval_items import REQUEST
+from ..mcp.round_delta import ApprovalRequest, ExecutedCall, RoundDelta
 from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
-from ..surface import BackgroundWork
-from .input_items import UNSPOKEN, compaction_item, encoded
+from ..surface import Response
 from .output_item import EVENTS, OutputItem
 from .raw_messages import NO_MESSAGES, RawMessages
 from .response_body import ENDED, response_body
-from .response_request import ENCRYPTED_REASONING, CreateResponseRequest
+from .response_request import ENCRYPTED_REASONING, ResponseRequest
 from .response_tools import CalledTool
 
 # Called with the body of a response that has ended, and the bytes that its output takes.
 Store = Callable[[dict[str, Any], int], None]
 
 
-class ResponseEvents:
+class ResponseEvents(Response):
     """Formats one response. Its output is kept, whether it is streamed or not: the last event has
     all of it. Without a stream no events are written."""
 
     def __init__(
         self,
-        request: GenerationRequest,
+        request: ResponseRequest,
         created: int,
-        asked: CreateResponseRequest,
-        tools: Mapping[str, CalledTool],
         store: Store,
-        background: BackgroundWork | None = None,
     ) -> None:
-        self._request = request
+        self.request = request
         self._created = created
-        self._asked = asked
-        self._tools = tools
+        self._asked = request.asked
         self._store = store
-        self.background = background
         self._begun_status = "queued"
         self._entries = TokenEntries(request.model.tokenizer, token_names(request))
         self._memory: MemoryShare | None = None
         self._number = 0
-        self._raw = RawMessages(request) if asked.enable_response_messages else None
-        self._begin()
-
-    def _begin(self) -> None:
+        self._raw = RawMessages(request) if request.asked.enable_response_messages else None
         self._open: OutputItem | None = None  # what is being written
         self._output: list[dict[str, Any]] = []
         self._finish: str | None = None
@@ -80,37 +69,33 @@ class ResponseEvents:
     def hold(self, memory: MemoryShare) -> None:
         self._memory = memory
 
+    def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResponseEvents:
+        self.hold(memory)
+        return self
+
     def add(self, output: Output) -> None:
         match output:
-            case RequestAdmitted():
+            case RequestAdmitted() if self._begun_status == "queued":  # by the first node
                 self._begun_status = "in_progress"
-                self._listed(self._request.rounds)
+                self._listed()
             case ChoiceDelta():
                 self.chunk(output)
 
-    @property
-    def id(self) -> str:
-        return self._request.request_id
+    def result(self, usage: Usage) -> GenerationResult:
+        """A result without the output, which is kept here."""
+        return GenerationResult([], usage=usage)
 
     def so_far(self) -> dict[str, Any]:
         """The response in progress, with the items that are complete."""
         return self._body(self._begun_status, self._output)
 
-    def abandoned(self, error: ApiError | None) -> Events:
-        """The end of a response in the background: with an error, or because it is cancelled."""
+    def abandoned(self, error: ApiError | None) -> None:
+        """End a response in the background: with an error, or because it is cancelled."""
         self._finish = "length"  # no item is complete
-        events = self._ended() + self._unanswered()
+        self._ended()
+        self._unanswered()
         body = self._body("cancelled" if error is None else "failed", self._output, error=error)
         self._store(body, self._bytes)
-        if error is None:
-            return joined([events])
-        return joined([events, self._event("response.failed", long=True, response=body)])
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return self._end(result.usage)[1]
@@ -118,45 +103,37 @@ class ResponseEvents:
     # ---- the events of a stream --------------------------------------------------------------
 
     def opening(self) -> Events:
-        events: EventParts = []
-        if self.background is not None:
-            queued = self._body("queued", [])
-            events = self._event("response.created", long=True, response=queued)
-            events += self._event("response.queued", long=True, response=queued)
-        self._begun_status = "in_progress"
         body = self._body("in_progress", [])
-        if self.background is None:
-            events = self._event("response.created", long=True, response=body)
+        events = self._event("response.created", long=True, response=body)
         events += self._event("response.in_progress", long=True, response=body)
-        return joined([events, self._listed(self._request.rounds)])
+        return joined([events, self._listed()])
 
     def chunk(self, delta: ChoiceDelta) -> Events:
         if self._raw is not None:
-            if delta.began is not None:
+            if isinstance(delta, RoundDelta) and delta.began is not None:
                 self._raw.begin(delta.began)
             self._take(self._raw.take(delta.tokens))
         return joined([self._items(delta)])
 
     def _items(self, delta: ChoiceDelta) -> EventParts:
         """The events of the items that a delta belongs to."""
-        events = self._compacted(delta.compacted) if delta.compacted else []
-        if delta.began is not None and delta.began.rounds is not None:
-            events += self._listed(delta.began.rounds)
+        events: EventParts = []
         if delta.reasoning:
             self._held.clear()
-            if self._request.include_reasoning:
+            if self.request.include_reasoning:
                 events += self._written("reasoning", delta.reasoning)
-        if self._request.logprobs is not None and not delta.reasoning and not delta.calls:
+        if self.request.logprobs is not None and not delta.reasoning and not delta.calls:
             self._held += delta.scored
         if delta.text:
             events += self._written("message", delta.text, self._scored())
         for call in delta.calls:
             self._held.clear()
             events += self._called(call)
-        for executed in delta.executed:
-            events += self._executed(executed)
-        for asked in delta.asked:
-            events += self._asked_for(asked)
+        if isinstance(delta, RoundDelta):
+            for executed in delta.executed:
+                events += self._executed(executed)
+            for asked in delta.asked:
+                events += self._asked_for(asked)
         self._finish = delta.finish_reason or self._finish
         return events
 
@@ -165,12 +142,9 @@ class ResponseEvents:
         kind = f"response.{body['status']}"
         return joined([events, self._event(kind, long=True, response=body)])
 
-    def end_of_stream(self) -> bytes:
-        return b""
-
     def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
         events = self._unanswered()
-        spoken = any(item["type"] not in UNSPOKEN for item in self._output)
+        spoken = any(item["type"] != "mcp_list_tools" for item in self._output)
         events += [] if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
@@ -207,13 +181,13 @@ class ResponseEvents:
         """New text or arguments of an item."""
         self._take(len(text))
         item.written.write(text)
-        if not self._request.stream or item.is_custom:
+        if not self.request.stream or item.is_custom:
             return []
         number, self._number = self._number, self._number + 1
         return [self._deltas.fill(item.id, b"%d" % number, text)]
 
     def _begun_call(self, call: CallDelta) -> EventParts:
-        rounds = self._request.rounds
+        rounds = self.request.rounds
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
             return self._begun_of_client(call)
@@ -227,7 +201,7 @@ class ResponseEvents:
 
     def _begun_of_client(self, call: CallDelta) -> EventParts:
         """A call that the client runs, by the name that it knows."""
-        tool = self._tools.get(call.name, CalledTool(call.name))
+        tool = self.request.called.get(call.name, CalledTool(call.name))
         about = {"call_id": call.id, "name": tool.name}
         if tool.namespace is not None:
             about["namespace"] = tool.namespace
@@ -259,17 +233,6 @@ class ResponseEvents:
             events += self._event(name, long=True, output_index=index, item=item)
         return events
 
-    def _compacted(self, summary: str) -> EventParts:
-        """The item of a summary of the conversation, which appears whole."""
-        index = len(self._output)
-        item = compaction_item(f"cmp_{uuid.uuid4().hex}", encoded(summary))
-        self._output.append(item)
-        self._take(len(summary))
-        events: EventParts = []
-        for name in ("response.output_item.added", "response.output_item.done"):
-            events += self._event(name, long=True, output_index=index, item=item)
-        return events
-
     def _unanswered(self) -> EventParts:
         """The end of calls that are not run, because the response ends."""
         running, self._running = self._running, {}
@@ -277,12 +240,11 @@ class ResponseEvents:
         ended = [item for item in running.values() if item.id != open_id]
         return [event for item in ended for event in self._done(item, "incomplete")]
 
-    def _listed(self, rounds: ToolRounds | None) -> EventParts:
-        """The tools of the servers that the request names, once."""
+    def _listed(self) -> EventParts:
+        """The tools of the servers that the request names."""
         events: EventParts = []
-        known = any(item["type"] == "mcp_list_tools" for item in self._output)
-        listings = () if rounds is None or known else rounds.listings
-        for listing in listings:
+        rounds = self.request.rounds
+        for listing in () if rounds is None else rounds.listings:
             item = {"id": f"mcpl_{uuid.uuid4().hex}", **listing}
             place = {"item_id": item["id"], "output_index": len(self._output)}
             self._output.append(item)
@@ -365,15 +327,13 @@ class ResponseEvents:
         usage: Usage | None = None,
         error: ApiError | None = None,
     ) -> dict[str, Any]:
-        body = response_body(
-            self._request, self._asked, self._created, status, output, usage, error
-        )
+        body = response_body(self.request, self._asked, self._created, status, output, usage, error)
         if self._raw is None:
             return body
         return body | (self._raw.body() if status in ENDED else NO_MESSAGES)
 
     def _event(self, kind: str, *, long: bool = False, **fields: Any) -> EventParts:
-        if not self._request.stream:
+        if not self.request.stream:
             return []
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from ...shared.config.sampling_fields import NUMBERS
 from ..errors import invalid
+from ..mcp.mcp_chat import McpChatRequest
 from ..openai.chat_request import Verbosity
 from ..openai.logprob_fields import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits
-from .compaction.context_management import CompactionEntries
-from .response_tools import ResponseTool, ResponseToolChoice, ResponseTools, chat_tool_choice
+from ..requests.sampling import SamplingBody
+from .input_items import Item
+from .response_tools import (
+    CalledTool,
+    ResponseTool,
+    ResponseToolChoice,
+    ResponseTools,
+    chat_tool_choice,
+)
 
 MAX_METADATA = 16
 MAX_KEY, MAX_VALUE = 64, 512  # of metadata
@@ -25,14 +35,8 @@ REPEATED = ("tools", "tool_choice", "text", "user", "safety_identifier", "prompt
 MAX_REPEATED = 512 * 1024
 # Fields that chat completions check, under the same names.
 SAME = (
+    *NUMBERS,
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
     "seed",
     "stop",
     "ignore_eos",
@@ -95,11 +99,12 @@ class TextConfig(BodyModel):
     verbosity: Verbosity | None = None
 
 
-class CreateResponseRequest(BodyModel):
+class CreateResponseRequest(SamplingBody):
     """The body of POST /v1/responses. Sampling parameters are those of chat completions."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background_options": ({},),
+        "context_management": (),
         "conversation": (),
         "ec_transfer_params": (),
         "image": (),
@@ -115,7 +120,6 @@ class CreateResponseRequest(BodyModel):
     model: Any = None
     input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])]
     background: bool = False
-    context_management: CompactionEntries | None = None
     enable_response_messages: bool = False
     include: Annotated[list[Any], Field(max_length=16), DocumentedAs(list[Literal[INCLUDABLE]])] = (
         Field(default_factory=list)
@@ -140,13 +144,6 @@ class CreateResponseRequest(BodyModel):
     parallel_tool_calls: bool = True
     top_logprobs: Alternatives = 0
     truncation: Literal["auto", "disabled"] = "disabled"
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
     seed: Any = None
     stop: Any = None
     ignore_eos: Any = None
@@ -168,6 +165,32 @@ class CreateResponseRequest(BodyModel):
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
     prompt_cache_options: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuedConversation:
+    """``items`` is the input of the request itself, after those of ``earlier`` responses; ``size``
+    is in bytes. The response of a conversation that ``is_partial`` is the rest of its last
+    message."""
+
+    earlier: list[Item]
+    items: list[Item]
+    size: int
+    is_partial: bool
+
+    @property
+    def whole(self) -> list[Item]:
+        return [*self.earlier, *self.items]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest(McpChatRequest):
+    """The chat that computes a response: the body ``asked`` for it, the functions that may be
+    ``called`` by their names in the chat, and the ``conversation`` that it continues."""
+
+    asked: CreateResponseRequest
+    called: Mapping[str, CalledTool]
+    conversation: ContinuedConversation
 
 
 def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
@@ -195,6 +218,9 @@ def check_response(asked: CreateResponseRequest, ignored: set[str]) -> None:
     if asked.background and not asked.store:
         message = "background can only be used when `store` is true."
         raise invalid(message, "background", "invalid_value")
+    if asked.background and asked.stream:
+        message = "'stream' is not available with 'background'; leave one of the two out."
+        raise invalid(message, "stream", "unsupported_value")
     ReasoningOptions.read(asked.reasoning, ignored, "reasoning.", at="reasoning")
     TextConfig.read(asked.text, ignored, "text.", at="text")
 

@@ -11,10 +11,9 @@ from itertools import chain
 from typing import Any
 
 from ..errors import ApiError
-from .event_log import EventLog
 from .input_items import Item, as_input
 
-# Of all stored texts and events.
+# Of all stored texts.
 MAX_BYTES = 128 << 20
 # Of a response without its text.
 RESPONSE_BYTES = 4096
@@ -23,15 +22,13 @@ RESPONSE_BYTES = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
     """A response that has ended. ``conversation`` has the items that a following response
-    continues, ``items`` those of this response's own input; ``size`` is in bytes. ``log`` has the
-    events of a response in the background."""
+    continues, ``items`` those of this response's own input; ``size`` is in bytes."""
 
     owner: str
     body: dict[str, Any]
     items: list[Item]
     conversation: list[Item]
     size: int
-    log: EventLog | None = None
 
 
 class ResponseStore:

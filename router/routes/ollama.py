@@ -8,34 +8,28 @@ from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError
-from ..ollama.load_request import OnlyLoadsError
-from ..ollama.model_list import API_VERSION, ShowRequest, entry, running, show
-from ..ollama.ollama_answers import (
+from ..ollama.answers import (
     OllamaChatAnswer,
     OllamaError,
     OllamaGenerateAnswer,
     OllamaModelAnswer,
 )
-from ..ollama.ollama_embeddings import (
-    OllamaEmbed,
+from ..ollama.embeddings import (
     OllamaEmbedAnswer,
-    OllamaEmbeddings,
     OllamaEmbeddingsAnswer,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
 )
-from ..ollama.ollama_request import OllamaChatRequest, OllamaGenerateRequest
-from ..ollama.ollama_surfaces import OllamaChat, OllamaGenerate
+from ..ollama.models import API_VERSION, ShowRequest, entry, running, show
+from ..ollama.request import OllamaChatRequest, OllamaGenerateRequest, OnlyLoadsError
+from ..ollama.response import loaded
+from ..ollama.surfaces import CHAT, EMBED, EMBEDDINGS, GENERATE
 from ..served_model import ServedModel
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, GenerationResponse
 from .services import Exchange, RouterServices
 
-CHAT = OllamaChat()
-GENERATE = OllamaGenerate()
-EMBED = OllamaEmbed()
-EMBEDDINGS = OllamaEmbeddings()
 LINES = b"application/x-ndjson"
 MODELS = (
     OllamaChatRequest,
@@ -59,7 +53,7 @@ class OllamaGenerationResponse(GenerationResponse):
         try:
             await super().__call__(scope, receive, send)
         except OnlyLoadsError as asked:
-            await self._exchange.respond_json(200, asked.answer())
+            await self._exchange.respond_json(200, loaded(asked))
 
 
 router = APIRouter(

@@ -23,13 +23,14 @@ from ..openai.answers import (
 from ..openai.chat_request import ChatCompletionRequest
 from ..openai.completion_request import CompletionRequest
 from ..openai.response_fields import LAST_DATA
-from ..openai.surfaces import Completions
+from ..openai.surfaces import ChatCompletions, Completions
 from ..served_model import ModelCard
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse
 from .services import Exchange, RouterServices
 
+CHAT = ChatCompletions()
 COMPLETIONS = Completions()
 
 MODELS = (
@@ -53,14 +54,16 @@ class ModelList(BaseModel):
 
 
 @router.post(
-    McpChatCompletions.path,
+    CHAT.path,
     **documented(
         ChatCompletionRequest, ChatCompletion, ChatCompletionChunk | OpenAIError, last=LAST_DATA
     ),
 )
 async def create_chat_completion(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
-    return GenerationResponse(exchange, services.handler, McpChatCompletions(services.chat))
+    chat = services.chat
+    surface = McpChatCompletions(chat, exchange.owner.name) if chat.has_servers else CHAT
+    return GenerationResponse(exchange, services.handler, surface)
 
 
 @router.post(

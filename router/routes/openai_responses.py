@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -9,29 +10,23 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
-from ..http.exchange import HttpExchange
+from ..http.encoding import encode
+from ..http.exchange import JSON_TYPE
 from ..openai.answers import OpenAIError
-from ..requests.body_errors import check_integer
-from ..responses.compaction.compact_request import (
-    CompactedResponse,
-    Compaction,
-    CompactResponseRequest,
-)
 from ..responses.continued_conversation import Conversations
-from ..responses.event_log import EventLog
 from ..responses.input_tokens import (
     CountInputTokensRequest,
     InputTokenCount,
     input_token_counter,
 )
 from ..responses.response_body import ENDED
-from ..responses.response_request import CreateResponseRequest
+from ..responses.response_request import CreateResponseRequest, ResponseRequest
 from ..responses.response_surface import Responses
-from .documentation import documented, documented_errors, event_stream
+from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, EncodedResponse, GenerationResponse
 from .services import Exchange, RouterServices, Services
-from .stored import Owner, page_of, page_parameters, query_parameter
+from .stored import Owner, page_of, page_parameters
 
 MAX_LISTED, LISTED = 100, 20
 
@@ -108,41 +103,37 @@ MODELS = (
     CreateResponseRequest,
     ResponseObject,
     ResponseEvent,
-    CompactResponseRequest,
-    CompactedResponse,
     CountInputTokensRequest,
     InputTokenCount,
 )
 LIST_PARAMETERS = {"parameters": page_parameters(MAX_LISTED, LISTED)}
-STREAM_PARAMETERS = {
-    "parameters": [
-        query_parameter("stream", {"type": "boolean"}, "Events instead of the response."),
-        query_parameter(
-            "starting_after",
-            {"type": "integer", "minimum": 0},
-            "The number of the last event that the client has.",
-        ),
-    ]
-}
 
 router = APIRouter(
     tags=["openai"], dependencies=KEY_CHECKED, responses=documented_errors(OpenAIError)
 )
 
 
-class EventsResponse(Response):
-    """The events of a response, from one of them on."""
+class CreatedResponse(GenerationResponse):
+    """The response of its base, or its state for a client that does not wait."""
 
     def __init__(
-        self, exchange: HttpExchange, services: Services, log: EventLog, after: int
+        self, exchange: Exchange, services: Services, conversations: Conversations
     ) -> None:
-        super().__init__()
-        self._exchange = exchange
-        self._handler = services.handler
-        self._events = log.after(after)
+        surface = Responses(services.chat, conversations)
+        super().__init__(exchange, services.handler, surface)
+        self._responses = surface
+        self._runs = conversations.runs
+        self._owner = conversations.owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._handler.follow(self._exchange, self._events)
+        exchange, surface = self._exchange, self._responses
+        async with self._handler.parsed(exchange, surface) as (request, deadline):
+            if isinstance(request, ResponseRequest) and request.asked.background:
+                events = surface.response(request, int(time.time()))
+                run = self._runs.start(exchange, surface, events, self._owner, deadline)
+                await exchange.respond_in_pieces(200, await encode(run.body), JSON_TYPE)
+            else:
+                await self._handler.respond(exchange, surface, request, deadline)
 
 
 async def _conversations(services: RouterServices, owner: Owner) -> Conversations:
@@ -157,16 +148,7 @@ async def create_response(
     exchange: Exchange, services: RouterServices, conversations: OwnConversations
 ) -> Response:
     """Generate the next turn of a conversation, which the router may keep."""
-    surface = Responses(services.chat, conversations)
-    return GenerationResponse(exchange, services.handler, surface)
-
-
-@router.post(Compaction.path, **documented(CompactResponseRequest, CompactedResponse))
-async def compact_conversation(
-    exchange: Exchange, services: RouterServices, conversations: OwnConversations
-) -> Response:
-    """The user's messages of a conversation, and a summary of the rest, which the model writes."""
-    return GenerationResponse(exchange, services.handler, Compaction(conversations))
+    return CreatedResponse(exchange, services, conversations)
 
 
 @router.post("/v1/responses/input_tokens", **documented(CountInputTokensRequest, InputTokenCount))
@@ -178,34 +160,17 @@ async def count_input_tokens(
     return ComputedResponse(exchange, services.handler, count)
 
 
-@router.get(
-    "/v1/responses/{response_id}",
-    response_model=ResponseObject,
-    responses={200: {"content": event_stream(ResponseEvent)}},
-    openapi_extra=STREAM_PARAMETERS,
-)
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
 async def show_response(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
     """A response that was stored, or is computed in the background."""
     run = services.runs.find(response_id, owner)
     found = services.responses.get(response_id, owner) if run is None else run
-    if request.query_params.get("stream", "false") == "false":
-        return EncodedResponse(exchange, found.body)
-    if found.log is None:
-        message = "Only a response created with 'background' and 'stream' can be streamed again."
-        raise invalid(message, "stream")
-    return EventsResponse(exchange, services, found.log, _starting_after(request))
-
-
-def _starting_after(request: Request) -> int:
-    text = request.query_params.get("starting_after", "")
-    if not text:
-        return -1
-    valid = text.isascii() and text.isdigit() and len(text) < 10
-    number: Any = int(text) if valid else text[:32]
-    check_integer("starting_after", number, 0, 10**9)
-    return int(number)
+    if request.query_params.get("stream", "false") != "false":
+        message = "A response cannot be streamed again; leave 'stream' out, which returns it whole."
+        raise invalid(message, "stream", "unsupported_value")
+    return EncodedResponse(exchange, found.body)
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -44,7 +44,7 @@ SURFACES: dict[str, Surface] = {
 router = APIRouter(tags=["sagemaker"], responses=documented_errors(OpenAIError))
 
 
-class Invocation:
+class Invocation(Surface):
     """One request: of which kind, its body says."""
 
     path = "/invocations"

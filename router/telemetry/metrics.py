@@ -36,7 +36,6 @@ class Metrics:
         self.registry.register(nodes.absent.lost)
         self.registry.register(nodes.absent.refused)
         self.registry.register(nodes.ejections)
-        self.registry.register(nodes.unsupported)
         self.registry.register(nodes.migrations)
         # The served model, whose gauges are shown before its first request; autoscalers need them.
         self.served: Callable[[], str] = lambda: ""

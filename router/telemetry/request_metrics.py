@@ -29,7 +29,6 @@ class RequestMetrics:
         self._metrics = metrics
         self._access = access
         access.model = self._name = request.model.name
-        access.prompt_tokens = request.prompt_tokens
         self._gaps = metrics.vllm.token_gaps.of(self._name)
         self._tokens = metrics.vllm.counter("generation_tokens", self._name)
         self._request = request

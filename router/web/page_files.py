@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from ...shared.config.sampling_fields import NUMBERS
+
 FOLDER = Path(__file__).parent / "page"
 INDEX = "index.html"
+# Made from the table of sampling parameters.
+SAMPLING = "chat/sampling_numbers.js"
 KINDS = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -46,16 +51,34 @@ class PageFile(NamedTuple):
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """All files by their path below the folder, read when the first browser asks."""
-    return {
-        path.relative_to(FOLDER).as_posix(): _page_file(path)
+    """All files by their path below the folder, read or made when the first browser asks."""
+    files = {
+        path.relative_to(FOLDER).as_posix(): _page_file(path.suffix, path.read_bytes())
         for path in sorted(FOLDER.rglob("*"))
         if path.suffix in KINDS
     }
+    return files | {SAMPLING: _page_file(".js", _sampling_numbers())}
 
 
-def _page_file(path: Path) -> PageFile:
-    content = path.read_bytes()
+def _sampling_numbers() -> bytes:
+    """The script with the settings for the sampling parameters that are numbers."""
+    rows = [
+        {
+            "kind": "number",
+            "name": name,
+            "label": name.replace("_", " ").capitalize(),
+            "min": number.computable[0] if number.above else number.least,
+            "max": number.most,
+            "step": 1 if number.kind is int else "any",
+            "help": number.help,
+            "otherwise": "",
+        }
+        for name, number in NUMBERS.items()
+    ]
+    return b"export const NUMBERS = %b;\n" % json.dumps(rows, indent=2).encode()
+
+
+def _page_file(suffix: str, content: bytes) -> PageFile:
     tag = hashlib.sha256(content).hexdigest()[:24]
     compressed = gzip.compress(content, mtime=0)
-    return PageFile(KINDS[path.suffix], content, compressed, f'"{tag}"')
+    return PageFile(KINDS[suffix], content, compressed, f'"{tag}"')

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .fields import option, split_list
-from .sampling_config import LARGEST_INT
+from .sampling_fields import LARGEST_INT, with_number_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,60 +46,12 @@ class ConnectionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_number_options("{help}")
 class RequestConfig:
     """Sampling parameters of requests; those that are left out are the server's."""
 
     max_tokens: int | None = option(
         None, "--max-tokens", "Maximum tokens of an answer.", minimum=1, maximum=LARGEST_INT
-    )
-    temperature: float | None = option(
-        None,
-        "--temperature",
-        "Sampling temperature; 0 always takes the most likely token.",
-        minimum=0.0,
-        maximum=2.0,
-    )
-    top_p: float | None = option(
-        None,
-        "--top-p",
-        "Sample from the most likely tokens with this total probability.",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    top_k: int | None = option(
-        None,
-        "--top-k",
-        "Sample from this many of the most likely tokens; -1: all.",
-        minimum=-1,
-        maximum=LARGEST_INT,
-    )
-    min_p: float | None = option(
-        None,
-        "--min-p",
-        "Drop tokens below this share of the most likely token's probability.",
-        minimum=0.0,
-        maximum=1.0,
-    )
-    presence_penalty: float | None = option(
-        None,
-        "--presence-penalty",
-        "Penalty for tokens already generated.",
-        minimum=-2.0,
-        maximum=2.0,
-    )
-    frequency_penalty: float | None = option(
-        None,
-        "--frequency-penalty",
-        "Penalty for each time that a token was generated.",
-        minimum=-2.0,
-        maximum=2.0,
-    )
-    repetition_penalty: float | None = option(
-        None,
-        "--repetition-penalty",
-        "Factor against tokens that were used, as in vLLM; 1: none.",
-        minimum=0.0,
-        maximum=100.0,
     )
     seed: int | None = option(None, "--seed", "Random seed; the same seed draws the same tokens.")
     stop: str | None = option(None, "--stop", "String that ends an answer.")

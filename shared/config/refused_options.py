@@ -30,7 +30,7 @@ REFUSED = {
     "--allowed-local-media-path": _NO_IMAGES,
     "--attention-backend": "use --decode-kernel, or --cpu-kernels",
     "--base-gpu-id": _GPUS,
-    "--batch": "use tandem bench throughput --num-prompts",
+    "--batch": "use tandem bench serve --num-prompts",
     "--batch-size": _CHUNK,
     "--cache-reuse": _CACHED,
     "--cache-type-k": _KV_DTYPE,

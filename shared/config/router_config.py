@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
 from ..errors import UsageError
 from ..unix_sockets import SCHEME, socket_address
 from . import fields
@@ -154,8 +155,9 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         20,
         "--max-logprobs",
         "Maximum number of alternatives that a request may list for each token, of generated ones "
-        "and of the prompt's (-1: no limit; thousands for each token slow down all streams).",
-        minimum=-1,
+        "and of the prompt's.",
+        minimum=0,
+        maximum=MAX_LOGPROBS,
     )
     return_tokens_as_token_ids: bool = option(
         False,

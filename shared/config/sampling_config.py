@@ -9,23 +9,16 @@ from typing import Any
 
 from ..errors import UsageError
 from .fields import check_option, json_object, option
+from .sampling_fields import LARGEST_INT, NUMBERS, Number, with_number_options
 
 # vLLM's words for the model's own generation_config.json, and for none.
 MODELS_OWN, NONE = "auto", "vllm"
-LARGEST_INT = 2**31 - 1
-# The least and largest value of each parameter, as in requests.
-RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "top_k": (-1, LARGEST_INT),
-    "min_p": (0, 1),
-    "repetition_penalty": (0, 100),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "max_new_tokens": (1, LARGEST_INT),
-}
-POSITIVE = ("top_p", "repetition_penalty")
-WHOLE_NUMBERS = ("top_k", "max_new_tokens")
+# The limit of every request, which vLLM has among the defaults.
+LIMIT = "max_new_tokens"
+_TOKENS = Number(
+    default=0, least=1, most=LARGEST_INT, above=False, computable=(1, LARGEST_INT), help=""
+)
+DEFAULTS = NUMBERS | {LIMIT: _TOKENS}
 # Of a chat template among those of a model.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Variables of chat templates that only the router sets.
@@ -33,6 +26,7 @@ RESERVED_VARIABLES = frozenset(("messages", "tools", "add_generation_prompt", "c
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_number_options("Default of {name}. {help}")
 class SamplingConfig:
     """Defaults of sampling parameters. A request's own value always counts."""
 
@@ -48,33 +42,6 @@ class SamplingConfig:
         "--override-generation-config",
         "JSON object with sampling defaults that replace those of --generation-config, such as "
         "'{\"temperature\": 0.5}'; max_new_tokens limits every request, as in vLLM.",
-    )
-    temperature: float | None = option(
-        None,
-        "--temperature",
-        "Temperature of requests that name none (default: by --generation-config, else 1).",
-        minimum=0.0,
-        maximum=2.0,
-    )
-    top_p: float | None = option(
-        None, "--top-p", "Default of top_p, above 0.", minimum=0.0, maximum=1.0
-    )
-    top_k: int | None = option(
-        None, "--top-k", "Default of top_k; -1 and 0: all tokens.", minimum=-1, maximum=LARGEST_INT
-    )
-    min_p: float | None = option(None, "--min-p", "Default of min_p.", minimum=0.0, maximum=1.0)
-    repetition_penalty: float | None = option(
-        None,
-        "--repetition-penalty",
-        "Default of repetition_penalty, above 0.",
-        minimum=0.0,
-        maximum=100.0,
-    )
-    presence_penalty: float | None = option(
-        None, "--presence-penalty", "Default of presence_penalty.", minimum=-2.0, maximum=2.0
-    )
-    frequency_penalty: float | None = option(
-        None, "--frequency-penalty", "Default of frequency_penalty.", minimum=-2.0, maximum=2.0
     )
     max_tokens: int | None = option(
         None,
@@ -102,8 +69,8 @@ class SamplingConfig:
         for item in fields(SamplingConfig):
             check_option(item.metadata, getattr(self, item.name))
         check_defaults("--override-generation-config", self.overrides)
-        for name in POSITIVE:
-            if getattr(self, name) == 0:
+        for name, number in NUMBERS.items():
+            if number.above and getattr(self, name) == number.least:
                 raise UsageError(f"--{name.replace('_', '-')} 0 is out of range: must be above 0")
         _ = self.template_source
         for name in self.template_variables:
@@ -146,13 +113,13 @@ class SamplingConfig:
 def check_defaults(flag: str, values: dict[str, Any]) -> None:
     """Raise ``UsageError`` for anything but sampling parameters in their ranges."""
     for name, value in values.items():
-        if name not in RANGES:
-            known = ", ".join(RANGES)
+        if name not in DEFAULTS:
+            known = ", ".join(DEFAULTS)
             raise UsageError(f"{flag}: {name!r} is not a default that can be set; use {known}")
-        low, high = RANGES[name]
-        kinds = (int,) if name in WHOLE_NUMBERS else (int, float)
-        right = isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
-        if not right or (name in POSITIVE and value <= 0):
-            kind = "an integer" if name in WHOLE_NUMBERS else "a number"
-            above = "above 0 and at most" if name in POSITIVE else f"from {low:g} to"
-            raise UsageError(f"{flag}: {name} {value!r} must be {kind} {above} {high:g}")
+        number = DEFAULTS[name]
+        least, most, above, whole = number.least, number.most, number.above, number.kind is int
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not least <= value <= most or (above and value == least):
+            kind = "an integer" if whole else "a number"
+            between = f"above {least:g} and at most" if above else f"from {least:g} to"
+            raise UsageError(f"{flag}: {name} {value!r} must be {kind} {between} {most:g}")

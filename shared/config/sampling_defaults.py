@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, shown
-from .sampling_config import MODELS_OWN, NONE, RANGES, SamplingConfig
-
-LIMIT = "max_new_tokens"
-PARAMETERS = tuple(name for name in RANGES if name != LIMIT)
+from .sampling_config import DEFAULTS, LIMIT, MODELS_OWN, NONE, SamplingConfig
+from .sampling_fields import NUMBERS
 
 log = logging.getLogger("tandem.router")
 
@@ -58,7 +56,7 @@ class OperatorDefaults:
 def read_defaults(options: SamplingConfig) -> OperatorDefaults:
     """Read the options, and the file that they name. Raises ``UsageError``."""
     overrides = options.overrides
-    flags = {name: getattr(options, name) for name in PARAMETERS}
+    flags = {name: getattr(options, name) for name in NUMBERS}
     given = {name: value for name, value in flags.items() if value is not None}
     limit = overrides.pop(LIMIT, None)
     own = SamplingDefaults(parameters=overrides | given, max_tokens=options.max_tokens, limit=limit)
@@ -68,7 +66,7 @@ def read_defaults(options: SamplingConfig) -> OperatorDefaults:
 def warn_of_ignored(generation_config: Mapping[str, Any], origin: str) -> None:
     """Log the sampling parameters of a generation_config.json that are no numbers."""
     usable = _numbers(generation_config)
-    for name in RANGES:
+    for name in DEFAULTS:
         if name not in usable and (value := generation_config.get(name)) is not None:
             log.warning(
                 "%s: %s is %s, which is no number, and is ignored: correct it, or set it by "
@@ -109,7 +107,7 @@ def _numbers(generation_config: Mapping[str, Any]) -> dict[str, float]:
     """The sampling parameters in a generation_config.json, which replace OpenAI's, as in vLLM."""
     return {
         name: value
-        for name in RANGES
+        for name in DEFAULTS
         if isinstance(value := generation_config.get(name), (int, float))
         and not isinstance(value, bool)
         and math.isfinite(value)

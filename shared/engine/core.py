@@ -3,6 +3,15 @@
 One engine serves both kinds of node. It lives in the head process, on one asyncio loop, and talks
 to the ranks through an ``Executor``. The scheduler and the block pool are private to this package:
 nodes call ``EngineCore``, which wakes its own loop when a call makes something schedulable.
+
+A step goes through six functions::
+
+    EngineCore._submit_steps   a step is planned while the ranks may get another one
+    Scheduler.schedule         decodes, then prompts, under one budget: a StepPlan
+    Executor.submit            the plan goes to every rank, with the transfers that it feeds
+    ModelRunner.execute        in each rank: the forward pass, then the draws: a StepResult
+    Scheduler.apply            tokens and KV are accounted for, sequences end: StepOutputs
+    EngineCore._hand_out       each output goes to the listener of its sequence
 """
 
 from __future__ import annotations
@@ -20,8 +29,10 @@ from ..kv.block_pool import OutOfBlocksError, PoolCounts
 from ..kv.published import Changes
 from .counters import EngineCounters, PrefillRate
 from .executor import Executor, ExecutorLostError, StepFailedError
+from .first_steps import FirstSteps
 from .messages import KVStream
 from .plan import OUT_OF_MEMORY, StepPlan, StepResult
+from .reception import Reception
 from .scheduling.prefill_pacer import PrefillPacer
 from .scheduling.scheduler import Scheduler
 from .sequence import FinishReason, Phase, Sequence, StepOutput
@@ -36,12 +47,14 @@ MAX_FAILED_IN_A_ROW = 16
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """A snapshot of the queues and of the block pool."""
+    """A snapshot of the queues and of the block pool. ``preemptions`` counts since the start."""
 
     running: int
     waiting: int
     queued_prefill_tokens: int
+    preemptions: int
     num_blocks: int
+    block_size: int
     blocks: PoolCounts
 
     @property
@@ -89,6 +102,7 @@ class EngineCore:
         max_steps: int = 1,
     ) -> None:
         self._scheduler = scheduler
+        scheduler.reservations.on_ended = self._reception_ended
         self._max_steps = max_steps
         self._submitted: deque[_SubmittedStep] = deque()
         self._last_ended = 0.0  # when the last step ended
@@ -97,15 +111,16 @@ class EngineCore:
         self._masks = StepMasks(executor.send_masks)
         self._on_lost = on_lost
         self._listeners: dict[Sequence, Listener] = {}
+        self._first_steps = FirstSteps()
         self._streams: dict[Sequence, _Stream] = {}
-        self._reserving: dict[Sequence, asyncio.Future[list[int]]] = {}
+        self._reserving: dict[Sequence, asyncio.Future[Reception]] = {}
         self._schedulable = asyncio.Event()
         self._next_id = 0
         self._failed_in_a_row = 0
         self._lost = ""
         self._prefill_rate = PrefillRate()
         self.counters = EngineCounters()
-        self.on_started: Callable[[float], None] = lambda seconds: None  # after this time queued
+        self.on_started: Callable[[float], None] = lambda seconds: None  # of waiting
 
     # ---- state, for placement and metrics --------------------------------------------------
 
@@ -116,7 +131,9 @@ class EngineCore:
             running=scheduler.running,
             waiting=scheduler.waiting,
             queued_prefill_tokens=scheduler.queued_prefill_tokens,
+            preemptions=scheduler.preemptions,
             num_blocks=scheduler.pool.num_blocks,
+            block_size=scheduler.pool.block_size,
             blocks=scheduler.pool.counts(),
         )
 
@@ -124,18 +141,6 @@ class EngineCore:
     def stepping(self) -> bool:
         """True while a step is in flight, which the executor watches."""
         return bool(self._submitted)
-
-    @property
-    def max_model_len(self) -> int:
-        return self._scheduler.max_model_len
-
-    @property
-    def block_size(self) -> int:
-        return self._scheduler.pool.block_size
-
-    @property
-    def preemptions(self) -> int:
-        return self._scheduler.preemptions
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -171,7 +176,7 @@ class EngineCore:
         self.check_ranks()
         if not goes_first:
             self._scheduler.check_room()
-        limit = self.max_model_len
+        limit = self._scheduler.max_model_len
         if prompt_tokens + max_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens, but the prompt has "
@@ -199,6 +204,7 @@ class EngineCore:
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence that is not receiving; its listener is not called again. Idempotent."""
         self._listeners.pop(sequence, None)
+        self._first_steps.forget(sequence)
         for sibling in sequence.siblings:
             self._cancel_waiting_sibling(sibling)
         self._scheduler.cancel(sequence)
@@ -216,8 +222,8 @@ class EngineCore:
         self._scheduler.release_held(sequence)
         self._wake()
 
-    def _queued(self, sequence: Sequence) -> None:
-        sequence.queued_at = time.monotonic()
+    def _queued(self, sequence: Sequence, waited_seconds: float = 0.0) -> None:
+        self._first_steps.queued(sequence, waited_seconds)
         self._wake()
 
     def _wake(self) -> None:
@@ -241,72 +247,53 @@ class EngineCore:
 
     def match_prefix(self, sequence: Sequence) -> None:
         """Give a new sequence the longest cached prefix of its prompt."""
-        self._scheduler.match_prefix(sequence)
+        self._scheduler.tables.match_prefix(sequence)
 
-    def resume_at(self, sequence: Sequence) -> int:
-        """The first token to compute here once the rest of the prompt has been received."""
-        return self._scheduler.resume_at(sequence)
-
-    def reserve(self, sequence: Sequence, end: int) -> list[int] | None:
+    def reserve(self, sequence: Sequence, end: int) -> Reception | None:
         """Reserve blocks for a transfer up to token ``end``; ``None`` when blocks are short."""
         try:
-            return self._scheduler.receive(sequence, end)
+            return self._scheduler.reservations.reserve(sequence, end)
         except OutOfBlocksError:
             return None
 
-    async def reserve_in_turn(self, sequence: Sequence, end: int) -> list[int]:
+    async def reserve_in_turn(self, sequence: Sequence, end: int) -> Reception:
         """Reserve like ``reserve``, once the sequences that go first have their blocks.
 
         The wait ends with the caller's deadline. When cancelled, the sequence is finished. Raises
         ``UnavailableError`` when the ranks are lost.
         """
         self.check_ranks()
-        if not self._scheduler.asking and (reserved := self.reserve(sequence, end)) is not None:
-            return reserved
+        reservations = self._scheduler.reservations
+        if not reservations.asking and (reception := self.reserve(sequence, end)) is not None:
+            return reception
         granted, asked_at = asyncio.get_running_loop().create_future(), time.monotonic()
         self._reserving[sequence] = granted
-        self._scheduler.ask(sequence, end)
+        reservations.ask(sequence, end)
         self._wake()
         try:
-            reserved = await granted
+            reception = await granted
         except asyncio.CancelledError:
             if self._reserving.pop(sequence, None) is not None:
                 self._scheduler.cancel(sequence)
+                self._wake()
             elif not granted.cancelled() and granted.exception() is None:
-                self._scheduler.cancel_received(sequence, granted.result())
-            self._wake()
+                granted.result().cancel()
             raise
-        sequence.reserving_seconds = time.monotonic() - asked_at
-        return reserved
-
-    def commit_received(
-        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
-    ) -> None:
-        """Schedule a sequence whose transfer has filled its blocks up to token ``end``.
-
-        Layers with a window lack KV before token ``whole_from``.
-        """
-        self._scheduler.commit_received(sequence, reserved, end, whole_from)
-        self._queued(sequence)
-
-    def abandon_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """Queue a sequence for local prefill: its transfer failed and no longer writes."""
-        self._scheduler.abandon_received(sequence, reserved)
-        self._queued(sequence)
-
-    def cancel_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """End a sequence whose transfer no longer writes."""
-        self._scheduler.cancel_received(sequence, reserved)
-        self._wake()
+        reception.waited_seconds = time.monotonic() - asked_at
+        return reception
 
     def _grant_reservations(self) -> None:
-        while (next_one := self._scheduler.next_reservation()) is not None:
-            sequence, reserved = next_one
-            granted = self._reserving.pop(sequence)
+        while (reception := self._scheduler.reservations.next_granted()) is not None:
+            granted = self._reserving.pop(reception.sequence)
             if granted.done():  # cancelled, and its owner has not run since
-                self._scheduler.cancel_received(sequence, reserved)
+                reception.cancel()
             else:
-                granted.set_result(reserved)
+                granted.set_result(reception)
+
+    def _reception_ended(self, reception: Reception) -> None:
+        if reception.sequence.phase is Phase.WAITING:  # not cancelled
+            self._queued(reception.sequence, reception.waited_seconds)
+        self._wake()
 
     # ---- the loop --------------------------------------------------------------------------
 
@@ -359,11 +346,10 @@ class EngineCore:
 
     def _note_started(self) -> None:
         for sequence in self._scheduler.take_started():
-            sequence.started_at = time.monotonic()
-            if sequence.queued_at:  # not one that shares its leader's prompt
-                queued = sequence.started_at - sequence.queued_at
-                self.on_started(sequence.reserving_seconds + queued)
-                if not sequence.private:
+            waited = self._first_steps.started(sequence)
+            if waited is not None:
+                self.on_started(waited)
+                if not sequence.work.private:
                     self.counters.cache_queries += len(sequence.prompt)
                     self.counters.cache_hits += sequence.cached
 
@@ -398,6 +384,8 @@ class EngineCore:
     def _hand_out(self, output: StepOutput) -> None:
         sequence = output.sequence
         listener = self._listeners.get(sequence)
+        if output.prompt_done or output.finish_reason is not None:
+            output.started_at = self._first_steps.forget(sequence)
         if sequence.finish_reason is not None:
             self._listeners.pop(sequence, None)
         if listener is None:
@@ -446,6 +434,7 @@ class EngineCore:
 
     def _end_with_error(self, sequence: Sequence, reason: str) -> None:
         listener = self._listeners.pop(sequence, None)
+        self._first_steps.forget(sequence)
         if sequence.phase is not Phase.FINISHED and sequence.phase is not Phase.RECEIVING:
             self._scheduler.cancel(sequence, FinishReason.ERROR)
         sequence.finish_reason = FinishReason.ERROR

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ..errors import RequestError
 from ..models.spec import ScoreActivation
 from .sequence import Sequence
+from .work import Pool
 
 # One step returns at most one vector for each running sequence.
 MAX_HIDDEN_BYTES = 64 << 20
@@ -31,7 +32,7 @@ def vector_of(
     """The vector of a sequence that has been computed: its first ``dimensions`` numbers, or all."""
     parts = [np.frombuffer(part, dtype=np.float32) for part in sequence.hidden]
     vector: NDArray[np.float64] = np.stack(parts).sum(axis=0, dtype=np.float64)
-    if sequence.pooling == "mean":
+    if isinstance(sequence.work, Pool) and sequence.work.pooling == "mean":
         vector /= len(sequence.prompt)
     vector = vector[:dimensions]
     if normalize:

@@ -11,19 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ...proto.packed_logprobs import unpack_logprobs
+from ..config.sampling_fields import SamplingNumbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankSampling:
+class RankSampling(SamplingNumbers):
     """The sampling parameters that ranks read; the rest of ``SamplingParams`` stays in the head."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()

@@ -1,9 +1,9 @@
-"""Sequences of one request: token ids checked, seeds resolved, choices numbered."""
+"""The sequences of a request: token ids checked, seeds resolved, choices numbered."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Tokens
 from hashlib import blake2b
 
@@ -12,6 +12,7 @@ from .core import EngineCore
 from .sampling_params import SamplingParams
 from .sequence import Sequence
 from .structured.constraint import OutputRules
+from .work import Generate, Pool
 
 
 def build_sequences(
@@ -32,10 +33,8 @@ def build_sequences(
     another node has begun and their outputs so far; those that it lacks have ended.
     """
     resume = dict.fromkeys(range(params.n), ()) if resume is None else resume
-    if not prompt:
-        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    _check_prompt(prompt, vocab_size)
     for name, ids in (
-        ("prompt", prompt),
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids),
         ("stop_token_ids", params.stop_token_ids),
@@ -43,29 +42,55 @@ def build_sequences(
         ("bad_words", [token for word in params.bad_words for token in word]),
         ("resume", [token for tokens in resume.values() for token in tokens]),
     ):
-        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-            raise RequestError(
-                f"{name} has a token id outside the vocabulary of {vocab_size}", param=name
-            )
+        _check_tokens(name, ids, vocab_size)
     seed = params.seed if params.seed is not None else secrets.randbits(63)
     ends = {*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids}
     sequences = [
         Sequence(
             core.new_id(),
             prompt,
-            params,
-            seed=choice_seed(seed, index),
+            Generate(
+                params,
+                choice_seed(seed, index),
+                constraint=None if rules is None else rules.constraint(ends),
+                resumed=len(tokens),
+            ),
             index=index,
             priority=priority,
             salt=salt,
-            constraint=None if rules is None else rules.constraint(ends),
             outputs=list(tokens),
-            resumed=len(tokens),
         )
         for index, tokens in sorted(resume.items())
     ]
     sequences[0].siblings = sequences[1:]
     return sequences
+
+
+def pooling_sequence(
+    core: EngineCore,
+    prompt: list[int],
+    work: Pool,
+    *,
+    vocab_size: int,
+    priority: int = 0,
+    salt: str = "",
+) -> Sequence:
+    """The sequence of a prompt that becomes a vector or scores. Raises ``RequestError``."""
+    _check_prompt(prompt, vocab_size)
+    return Sequence(core.new_id(), prompt, work, priority=priority, salt=salt)
+
+
+def _check_prompt(prompt: list[int], vocab_size: int) -> None:
+    if not prompt:
+        raise RequestError("the prompt is empty; give at least one token", param="prompt")
+    _check_tokens("prompt", prompt, vocab_size)
+
+
+def _check_tokens(name: str, ids: Collection[int], vocab_size: int) -> None:
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise RequestError(
+            f"{name} has a token id outside the vocabulary of {vocab_size}", param=name
+        )
 
 
 def choice_seed(seed: int, index: int) -> int:

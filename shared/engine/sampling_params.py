@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...proto.packed_logprobs import MAX_LOGPROBS
+from ..config.sampling_fields import NUMBERS, SamplingNumbers
 from ..errors import RequestError
 from .structured.params import StructuredOutputs
 from .structured.thinking_budget import ThinkingBudget
 
 MAX_CHOICES = 128
-MAX_LOGPROBS = 1 << 20
-MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(SamplingNumbers):
     """Sampling and stop parameters of one request. Defaults are OpenAI's.
 
-    ``temperature`` 0 is greedy. ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 disable their filter.
+    Each of the numbers (``config/sampling_fields.py``) has no effect by default; ``temperature`` 0
+    is greedy.
     Without ``allowed_token_ids`` any token may be drawn.
     ``logprobs`` is the number of alternatives to return with the chosen token (``None``: no
     logprobs at all); with ``logprob_token_ids`` the chosen token and these are
@@ -29,13 +30,6 @@ class SamplingParams:
     the reasoning, which is ended after them.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     seed: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
@@ -61,13 +55,7 @@ class SamplingParams:
 # (OpenAI: temperature at most 2), so that clients get the errors of the API that they
 # know. Nodes check again because they do not trust routers.
 _RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 100.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "top_k": (0, 1 << 31),
+    **{name: number.computable for name, number in NUMBERS.items()},
     "n": (1, MAX_CHOICES),
     "max_tokens": (1, 1 << 31),
     "min_tokens": (0, 1 << 31),
@@ -100,10 +88,10 @@ def check_params(params: SamplingParams) -> None:
     _check_bad_words(params.bad_words)
     if params.logprob_token_ids and params.logprobs is None:
         raise RequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
-    if len(params.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+    if len(params.logprob_token_ids) > MAX_LOGPROBS:
         raise RequestError(
             f"logprob_token_ids has {len(params.logprob_token_ids)} tokens; the limit is "
-            f"{MAX_LOGPROB_TOKEN_IDS}",
+            f"{MAX_LOGPROBS}",
             param="logprob_token_ids",
         )
     for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):

@@ -15,10 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..models.spec import Pooling
 from .plan import PositionLogprobs
-from .sampling_params import SamplingParams
-from .structured.constraint import Constraint
+from .work import Compute, Generate, Pool, Work
 
 
 class Phase(Enum):
@@ -57,31 +55,20 @@ class Sequence:
 
     ``computed`` counts leading tokens whose KV is in the blocks of ``block_table``, and
     ``in_flight`` the tokens after them that steps in flight compute. Each of the ``placeholders``
-    stands for one token that such a step draws. A prefill-only sequence has ``compute_until`` set
-    and never samples. ``siblings`` are the other choices of the same request: they share the
-    prompt's full blocks and start when this one's prompt is computed. ``constraint`` is the grammar
-    that its outputs follow. With ``pooling``, ``hidden`` collects the hidden states of chunks, or
-    the classifier's logits if it is to ``classify``. ``second_text`` is the position at which the
-    second segment of a pair of texts begins, if any. A ``private`` sequence takes no block from the
-    prefix index and enters none into it.
+    stands for one token that such a step draws. ``siblings`` are the other choices of the same
+    request: they share the prompt's full blocks and start when this one's prompt is computed.
+    ``hidden`` collects what the steps return for a ``Pool``.
     """
 
     sequence_id: int
     prompt: list[int]
-    params: SamplingParams
-    seed: int = 0
+    work: Work
     index: int = 0
     priority: int = 0
     arrival: int = 0
     salt: str = ""
-    compute_until: int | None = None
-    private: bool = False
-    pooling: Pooling | None = None
-    classify: bool = False
-    second_text: int = 0
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
-    resumed: int = 0  # of the outputs, drawn by another node
     computed: int = 0
     in_flight: int = 0
     placeholders: int = 0
@@ -94,13 +81,9 @@ class Sequence:
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
     hidden: list[bytes] = field(default_factory=list)
     preemptions: int = 0
-    reserving_seconds: float = 0.0  # that it waited for blocks to receive its prompt in
-    queued_at: float = 0.0  # when it could first be scheduled
-    started_at: float = 0.0  # when it first was
     known_to_ranks: bool = False
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
-    constraint: Constraint | None = None
     error: str = ""
     unfollowable: bool = False  # the error is the constraint's
 
@@ -108,6 +91,17 @@ class Sequence:
     def length(self) -> int:
         """The number of tokens so far, prompt and outputs."""
         return len(self.prompt) + len(self.outputs)
+
+    @property
+    def generation(self) -> Generate:
+        """The work of a sequence that is known to generate."""
+        assert isinstance(self.work, Generate), f"sequence {self.sequence_id} generates nothing"
+        return self.work
+
+    @property
+    def resumed(self) -> int:
+        """The number of outputs that were drawn by another node."""
+        return self.work.resumed if isinstance(self.work, Generate) else 0
 
     @property
     def has_drawn(self) -> bool:
@@ -122,7 +116,13 @@ class Sequence:
     @property
     def target(self) -> int:
         """The number of tokens to compute before the sequence samples again or ends."""
-        return self.length + self.placeholders if self.compute_until is None else self.compute_until
+        match self.work:
+            case Generate():
+                return self.length + self.placeholders
+            case Compute(until):
+                return until
+            case Pool():
+                return len(self.prompt)
 
     @property
     def decoding(self) -> bool:
@@ -131,20 +131,18 @@ class Sequence:
         return bool(sampled) and self.planned == self.length + self.placeholders - 1
 
     @property
-    def complete(self) -> bool:
-        """True if its grammar allows no further token."""
-        return self.constraint is not None and self.constraint.complete
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """True until the prompt's logprobs, if they are wanted, have been planned."""
-        wanted = self.params.prompt_logprobs is not None
-        return wanted and not (self.outputs or self.placeholders)
+        if not isinstance(self.work, Generate) or self.work.params.prompt_logprobs is None:
+            return False
+        return not (self.outputs or self.placeholders)
 
     @property
     def wants_every_position(self) -> bool:
         """True if no position may be skipped because its KV is cached."""
-        return self.wants_prompt_logprobs or self.pooling in ("mean", "cls")
+        if isinstance(self.work, Pool):
+            return self.work.pooling in ("mean", "cls")
+        return self.wants_prompt_logprobs
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Tokens at positions ``[start, end)``."""
@@ -166,8 +164,9 @@ class Sequence:
 class StepOutput:
     """New tokens of one sequence from one step, and the finish reason if it ended with them.
 
-    The token that ended it is not among them; ``stop_logprobs`` are its logprobs.
-    A later reader must not ask the sequence, which may have moved on since.
+    The token that ended it is not among them; ``stop_logprobs`` are its logprobs. The
+    output with which the prompt is computed has the time at which its first step started, by the
+    monotonic clock. A later reader must not ask the sequence, which may have moved on since.
     """
 
     sequence: Sequence
@@ -175,6 +174,7 @@ class StepOutput:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     stop_logprobs: PositionLogprobs | None = None
     prompt_done: bool = False  # the prompt is computed; comes before the first token
+    started_at: float = 0.0
     finish_reason: FinishReason | None = None
 
     def add_logprobs(self, logprobs: list[PositionLogprobs]) -> None:

@@ -54,9 +54,9 @@ class EngineCollector(Collector):
         )
 
     def _of_vllm(self) -> Iterator[Metric]:
-        core, counters = self._core, self._core.counters
+        load, counters = self._core.load(), self._core.counters
         preemptions = CounterMetricFamily("vllm:num_preemptions", PREEMPTIONS, labels=_LABELS)
-        preemptions.add_metric(self._labels, core.preemptions)
+        preemptions.add_metric(self._labels, load.preemptions)
         yield preemptions
         tokens = HistogramMetricFamily(
             "vllm:iteration_tokens_total", "Tokens of a step.", labels=_LABELS
@@ -96,7 +96,7 @@ class EngineCollector(Collector):
                 counters.cache_queries,
             ),
             ("tandem_prefix_cache_hits", "Of these, the tokens found.", counters.cache_hits),
-            ("tandem_preemptions", PREEMPTIONS, core.preemptions),
+            ("tandem_preemptions", PREEMPTIONS, load.preemptions),
         ):
             yield CounterMetricFamily, name, text, value
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...proto import tandem_pb2 as pb
-from ...proto.capabilities import CAPABILITIES, to_bits
 from ..config.kv_dtypes import BYTES
 from ..engine.start import NodeEngine, NodeIdentity
 
@@ -15,7 +14,6 @@ def introduction(engine: NodeEngine, identity: NodeIdentity) -> pb.Introduction:
     """This node's introduction to a peer."""
     return pb.Introduction(
         protocol_version=PROTOCOL_VERSION,
-        capabilities=to_bits(CAPABILITIES),
         node_id=identity.node_id,
         epoch=identity.epoch,
         fingerprint=engine.fingerprint,

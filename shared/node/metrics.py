@@ -122,7 +122,7 @@ class NodeMetrics:
             owned_blocks=load.blocks.owned,
             links=sum(p.connections for p in self._planes.values()),
             leases=self.count_leases(),
-            block_size=self._core.block_size,
+            block_size=load.block_size,
             link_rates=self.link_rates(),
         )
 
@@ -135,7 +135,7 @@ class NodeMetrics:
         return pb.Prefixes(
             version=changes.version,
             base=changes.base,
-            block_size=self._core.block_size,
+            block_size=self._core.load().block_size,
             stride=changes.stride,
             added=pack_keys(changes.added),
             removed=pack_keys(changes.removed),

@@ -88,8 +88,9 @@ class Tokenizer:
         self.fill_in_middle = fill_in_middle(vocabulary.get)
 
     @classmethod
-    def load(cls, files: TokenizerFiles) -> Tokenizer:
-        """Build the tokenizer that the files describe. Raises ``ModelError`` for invalid ones."""
+    def load(cls, files: TokenizerFiles, vocab_size: int = 0) -> Tokenizer:
+        """Build the tokenizer that the files describe. Raises ``ModelError`` for invalid ones, and
+        for one with more tokens than the model's ``vocab_size``, unless that is 0 (unknown)."""
         try:
             raw = RawTokenizer.from_str(files.tokenizer)
         except Exception as error:  # tokenizers raises plain Exception
@@ -97,6 +98,12 @@ class Tokenizer:
         # Truncation and padding are training settings; a prompt is never cut silently.
         raw.no_truncation()
         raw.no_padding()
+        # A few published models have special tokens beyond the embedding, which cannot be sampled.
+        if vocab_size and (tokens := raw.get_vocab_size(with_added_tokens=False)) > vocab_size:
+            raise ModelError(
+                f"{files.origin} has {tokens} tokens, the model's vocab_size is {vocab_size}; it "
+                "belongs to another model"
+            )
         return cls(
             raw,
             template=_default_template(files.template, files.config),

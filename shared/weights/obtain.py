@@ -78,7 +78,7 @@ def _judge(
     listing = found.download.listing if found.download else None
     if found.path.is_dir() and not absent:
         return  # nothing will be downloaded
-    Tokenizer.load(source.tokenizer_files())  # as every router does
+    Tokenizer.load(source.tokenizer_files(), spec.vocab_size)  # as every router does
     if absent:
         check_tensors(source, spec, by_index=True)
     if listing is None or not all(map(listing.sizes.get, absent)):

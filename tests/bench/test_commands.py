@@ -20,9 +20,6 @@ from click.testing import CliRunner
 from tandem.__main__ import cli
 from tandem.bench import progress_bar
 from tandem.bench.grouped_command import repeat_flags
-from tandem.bench.in_process.engine_latency import latency_result
-from tandem.bench.in_process.engine_startup import startup_result
-from tandem.bench.in_process.engine_throughput import throughput_result
 from tandem.shared.errors import TandemError
 from tandem.tests.bench.fake_api import FakeApi, fake_api
 from tandem.tests.support.clock import SteppedClock
@@ -253,27 +250,9 @@ def test_flags_of_several_words() -> None:
     assert repeat_flags(args, {"--goodput"}) == expected
 
 
-@pytest.mark.parametrize("name", ["serve", "interference", "latency", "throughput", "startup"])
+@pytest.mark.parametrize("name", ["serve", "interference"])
 def test_help_fits_80_columns_and_names_no_group_twice(name: str) -> None:
     done = CliRunner().invoke(cli, ["bench", name, "--help"], terminal_width=80)
     titles = [line for line in done.output.splitlines() if line.endswith(":") and line[0] != " "]
     assert len(titles) == len(set(titles)) >= 3
     assert max(map(len, done.output.splitlines())) <= 80
-
-
-def test_results_of_the_engine_have_vllms_names() -> None:
-    latency = latency_result([1.0, 2.0, 3.0])
-    assert list(latency) == ["avg_latency", "std_latency", "latencies", "percentiles"]
-    assert list(latency["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
-    assert list(throughput_result(2.0, prompt_tokens=6, output_tokens=4, requests=2))[:5] == [
-        "elapsed_time",
-        "num_requests",
-        "total_num_tokens",
-        "requests_per_second",
-        "tokens_per_second",
-    ]
-    assert list(startup_result("cold", [1.0])) == [
-        "avg_cold_startup_time",
-        "cold_startup_times",
-        "cold_startup_percentiles",
-    ]

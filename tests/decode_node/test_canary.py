@@ -10,8 +10,10 @@ import pytest
 
 from tandem.decode_node.canary import Canary
 from tandem.decode_node.receiving import TransferResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.errors import PeerRefusedError, TransferError
 from tandem.shared.handoff.plane.messages import Compare
 from tandem.tests.support.fake_node import FakeNode
@@ -26,8 +28,8 @@ class DecidedTransfer:
         self.error: TransferError | None = None
         self.received: list[Sequence] = []
 
-    async def receive(self, sequence: Sequence, *_: Any) -> TransferResult:
-        self.received.append(sequence)
+    async def receive(self, reception: Reception, *_: Any) -> TransferResult:
+        self.received.append(reception.sequence)
         if self.error is not None:
             raise self.error
         return TransferResult(0, None, 0)
@@ -49,7 +51,7 @@ async def test_equal_kv_passes_and_both_sides_computed_it_themselves() -> None:
     node.ranks.excess = 0.9
     await check(node, receiving)
     [theirs] = receiving.received
-    assert theirs.private and len(theirs.prompt) == 31
+    assert theirs.work.private and len(theirs.prompt) == 31
     [first, second] = node.ranks.of(Compare)
     assert first == second and (first.first_token, first.end_token) == (0, 30)
     assert not set(first.ours) & set(first.theirs) and len(first.ours) == len(first.theirs) == 2
@@ -95,7 +97,7 @@ async def test_a_canary_goes_ahead_of_three_hundred_waiting_prompts() -> None:
     node = FakeNode("d", 7, blocks=512)
     node.ranks.says = 5
     waiting = [
-        Sequence(node.core.new_id(), [number % 256] * 500, SamplingParams(max_tokens=8))
+        Sequence(node.core.new_id(), [number % 256] * 500, Generate(SamplingParams(max_tokens=8)))
         for number in range(300)
     ]
     for sequence in waiting:

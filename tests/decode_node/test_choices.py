@@ -6,22 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from unittest.mock import MagicMock
 
-import grpc
 import pytest
 
-from tandem.decode_node.choices import Choices
 from tandem.decode_node.service import DecodeService
-from tandem.decode_node.streams.call_stream import CallEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.engine.plan import PositionLogprobs
-from tandem.shared.engine.sampling_params import SamplingParams
-from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.sequence import Sequence
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.support.fake_call import fake_context
 from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.one_call import call_events
 from tandem.tests.support.waiting import until
 
 CONTEXT = fake_context()
@@ -45,7 +40,7 @@ async def asked(node: FakeNode) -> AsyncIterator[tuple[DecodeService, asyncio.Qu
     events: asyncio.Queue[Any] = asyncio.Queue()
 
     async def hear() -> None:
-        async for event in service.Generate(REQUEST, CONTEXT):
+        async for event in call_events(service, REQUEST):
             events.put_nowait(event)
         events.put_nowait(None)
 
@@ -138,21 +133,3 @@ async def test_nothing_ends_before_the_prompt_is_computed_nor_what_is_not_there(
         await end(service, 0, call_id=78)
         heard = await rest(events)
     assert sorted(e.finished.index for e in heard if e.HasField("finished")) == [0, 1]
-
-
-async def test_logprobs_that_a_router_takes_too_slowly_end_the_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tandem.decode_node.choices.MOST_HELD_BYTES", 30)
-    sequence = Sequence(1, [1, 2], SamplingParams())
-    choices = Choices(MagicMock(), [sequence])
-    scored = PositionLogprobs(1, -0.5, 1, packed_top=bytes(12))
-    for _ in range(2):
-        choices._hear(StepOutput(sequence, [1], logprobs=[scored]))
-    assert await choices.next() is not None
-    for _ in range(100):
-        choices._hear(StepOutput(sequence, [1], logprobs=[scored]))
-    assert choices._outputs.qsize() == 2
-    with pytest.raises(CallEndedError) as ended:
-        await choices.next()
-    assert ended.value.status is grpc.StatusCode.RESOURCE_EXHAUSTED

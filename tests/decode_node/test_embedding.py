@@ -7,18 +7,18 @@ import struct
 from dataclasses import replace
 from typing import Any
 
-import grpc
 import pytest
 
-from tandem.decode_node.embedding import make_embedding
+from tandem.decode_node.embedding import pooling_work
+from tandem.decode_node.streams.call_stream import CallEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
-from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Pool
 from tandem.shared.models.spec import ClassifierSpec, Pooling, ScoreActivation
 from tandem.tests.decode_node.fake_parts import fake_service
-from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import FakeNode
+from tandem.tests.support.one_call import call_events
 
 HIDDEN = 32  # of the fake node's model
 
@@ -36,8 +36,7 @@ async def events_of(node: FakeNode, asked: pb.GenerateRequest) -> list[pb.Genera
         return PrefillSource()
 
     async with node.running():
-        context = fake_context(grpc.StatusCode.INVALID_ARGUMENT)
-        return [event async for event in fake_service(node, here).Generate(asked, context)]
+        return [event async for event in call_events(fake_service(node, here), asked)]
 
 
 async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
@@ -55,7 +54,7 @@ async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
     ("fields", "word"), [({"pooling": "x"}, "pooling"), ({"dimensions": HIDDEN + 1}, "dimensions")]
 )
 async def test_invalid_options_are_refused(fields: dict[str, Any], word: str) -> None:
-    with pytest.raises(AbortedError, match=word):
+    with pytest.raises(CallEndedError, match=word):
         await events_of(FakeNode("d", 7), request(**fields))
 
 
@@ -65,7 +64,7 @@ async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
     assert len(await events_of(node, request())) == 4
     asked = request()
     asked.ClearField("embed")
-    with pytest.raises(AbortedError, match="has no lm_head, so that it serves embeddings only"):
+    with pytest.raises(CallEndedError, match="has no lm_head, so that it serves embeddings only"):
         await events_of(node, asked)
 
 
@@ -100,23 +99,21 @@ async def test_a_pair_becomes_a_score(
 
 @pytest.mark.parametrize(("segments", "second"), [(2, 8), (1, 0)])
 def test_only_models_with_two_segments_number_the_texts(segments: int, second: int) -> None:
-    sequence = Sequence(1, list(range(20)), SamplingParams())
     engine = cross_encoder(segments=segments, pooling="last").engine
-    make_embedding([sequence], pb.Embed(score=True, second_text=8), engine)
-    assert (sequence.pooling, sequence.classify) == ("last", True)
-    assert sequence.second_text == second
-    assert sequence.compute_until == 20
+    work = pooling_work(request(score=True, second_text=8), engine)
+    assert work == Pool("last", classify=True, second_text=second)
+    assert Sequence(1, list(range(20)), work).target == 20
 
 
 async def test_a_cross_encoder_does_nothing_else() -> None:
     node = cross_encoder()
-    with pytest.raises(AbortedError, match="has a classifier, which only scores or labels texts"):
+    with pytest.raises(CallEndedError, match="has a classifier, which only scores or labels texts"):
         await events_of(node, request())
     asked = request()
     asked.ClearField("embed")
-    with pytest.raises(AbortedError, match="use /v1/score, /v1/rerank or /classify"):
+    with pytest.raises(CallEndedError, match="use /v1/score, /v1/rerank or /classify"):
         await events_of(node, asked)
-    with pytest.raises(AbortedError, match="second_text is 20; the prompt has 20 tokens"):
+    with pytest.raises(CallEndedError, match="second_text is 20; the prompt has 20 tokens"):
         await events_of(node, request(score=True, second_text=20))
-    with pytest.raises(AbortedError, match="has no classifier that scores or labels texts"):
+    with pytest.raises(CallEndedError, match="has no classifier that scores or labels texts"):
         await events_of(FakeNode("d", 7), request(score=True))

@@ -8,6 +8,7 @@ from tandem.decode_node.events import usage_event
 from tandem.decode_node.transfers import PrefillSource
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Generate
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,6 @@ from tandem.shared.engine.sequence import Sequence
 def test_a_prompt_is_said_to_be_prefilled_where_its_kv_comes_from(
     received: int, source: PrefillSource, expected: tuple[str, str]
 ) -> None:
-    sequence = Sequence(1, [1, 2, 3], SamplingParams(), received=received)
+    sequence = Sequence(1, [1, 2, 3], Generate(SamplingParams()), received=received)
     reported = usage_event(sequence, source).usage
     assert (reported.prefill_node, reported.local_reason) == expected

@@ -15,12 +15,12 @@ from tandem.decode_node import receiving
 from tandem.decode_node.peering.peer import Peer, PeerLostError, reachable
 from tandem.decode_node.receiving import ReceivingNode, TransferResult
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import FIELDS
 from tandem.proto.tandem_pb2_grpc import PrefillStub
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import TransferError
 from tandem.shared.handoff import transfer
 from tandem.shared.handoff.carriers.transport import Endpoints
@@ -43,7 +43,7 @@ WINDOWED = replace(LAYER, attention=replace(ATTENTION, sliding_window=WINDOW))
 
 
 def prompt_of_50(**fields: Any) -> Sequence:
-    return Sequence(1, list(range(50)), SamplingParams(), **fields)
+    return Sequence(1, list(range(50)), Generate(SamplingParams()), **fields)
 
 
 class Attempt:
@@ -61,9 +61,11 @@ class Attempt:
     ) -> None:
         self.node, self.fake, self.peer = node, fake, peer
         self.sequence = sequence
-        self.reserved = node.core.reserve(self.sequence, 49)
+        reception = node.core.reserve(sequence, 49)
+        assert reception is not None
+        self.reception = reception
         one = ReceivingNode(node.engine, node.identity, node.ranks.inbox, config)
-        self.task = asyncio.create_task(one.receive(self.sequence, peer, ID, 0, end, seconds))
+        self.task = asyncio.create_task(one.receive(reception, peer, ID, 0, end, seconds))
 
     async def fill(self, count: int = 100) -> None:
         """Report ``count`` received bytes from every rank."""
@@ -110,7 +112,7 @@ async def attempt(
         await asyncio.wait([one.task])
         assert trust.ids == []
         assert not node.ranks.inbox._attempts
-        node.scheduler.cancel_received(one.sequence, one.reserved or [])
+        one.reception.cancel()
 
 
 async def test_it_is_committed_when_all_ranks_have_what_the_peer_has_sent() -> None:
@@ -143,7 +145,9 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
     prompt's last; everything for a canary."""
     monkeypatch.setattr(transfer, "ACCOUNT_SECONDS", 0.1)
     siblings = [prompt_of_50() for _ in range(choices - 1)]
-    sequence = prompt_of_50(siblings=siblings, private=private)
+    sequence = prompt_of_50(siblings=siblings)
+    if private:
+        sequence.work = Compute(49, private=True)
     async with attempt(sequence=sequence, end=end) as one:
         await one.fill()
         result = await one.result()
@@ -154,17 +158,6 @@ async def test_layers_with_a_window_request_only_what_will_be_seen(
         for expect in one.node.ranks.of(Expect):
             assert expect.first_tokens == (0, first, first)
         assert result.whole_from == first
-
-
-async def test_a_peer_of_an_older_version_gets_no_request_that_it_would_misread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(FIELDS["OpenRequest"], "priority", "priorities")
-    async with attempt(sequence=prompt_of_50(priority=1)) as one:
-        error = await one.error()
-        assert error.cause is Cause.REFUSED
-        assert "runs an older version, which does not support priorities" in str(error)
-        assert one.fake.opened == []
 
 
 async def test_bytes_may_be_faster_than_the_acceptance() -> None:

@@ -15,15 +15,16 @@ from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
 from tandem.decode_node.peering.link import MeasuredLink
 from tandem.decode_node.peering.peer import Peer
 from tandem.decode_node.peering.peers import Peers, _renew_seconds
+from tandem.decode_node.streams.call_stream import CallEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.sequence import Sequence
 from tandem.shared.errors import TransferError, UnavailableError
 from tandem.tests.decode_node.fake_parts import fake_service
 from tandem.tests.decode_node.fake_prefill import prefill
-from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
 from tandem.tests.support.fuzz import FEWER, changed, protos
+from tandem.tests.support.one_call import call_events
 
 NAN, INF = float("nan"), float("inf")
 HELLO = pb.HelloReply(
@@ -157,11 +158,12 @@ async def _ask(request: pb.GenerateRequest) -> None:
     node = FakeNode("d", 7)
     service = fake_service(node, _nowhere)
     async with node.running():
-        events: Any = service.Generate(request, fake_context(*MAY_ABORT))
-        with pytest.raises(AbortedError):
+        events = call_events(service, request)
+        with pytest.raises(CallEndedError) as ended:
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")
                 assert request.deadline_seconds >= 0
                 await anext(events)
         await events.aclose()
+    assert ended.value.status in MAY_ABORT
     assert service.requests == 0

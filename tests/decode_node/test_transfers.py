@@ -23,8 +23,10 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.shared.causes import Cause
 from tandem.shared.config import HandoffConfig
 from tandem.shared.engine.plan import Sampled, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Phase, Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.errors import PeerRefusedError, TransferError, UnavailableError
 from tandem.tests.decode_node.fake_parts import fake_peer
 from tandem.tests.support.fake_node import FakeNode
@@ -41,14 +43,14 @@ class FakeReceivingNode(ReceivingNode):
 
     async def receive(
         self,
-        sequence: Sequence,
+        reception: Reception,
         peer: Peer,
         transfer_id: int,
         attempt: int,
         end: int,
         seconds: float,
     ) -> TransferResult:
-        return await self.world.receive(sequence, peer, attempt, end, seconds)
+        return await self.world.receive(peer, attempt, end, seconds)
 
 
 class TransferWorld:
@@ -68,7 +70,7 @@ class TransferWorld:
         self.tried: list[tuple[str, int]] = []
         self.done: pb.OpenDone | None = None  # of each attempt that succeeds
         self.config = HandoffConfig(prefill_threshold=threshold)
-        self.sequence = Sequence(1, list(range(100)), SamplingParams())
+        self.sequence = Sequence(1, list(range(100)), Generate(SamplingParams()))
         node = FakeReceivingNode(
             self.node.engine, self.node.identity, self.node.ranks.inbox, self.config, self
         )
@@ -110,9 +112,7 @@ class TransferWorld:
     async def forget(self, peer: Peer) -> None:
         self.forgotten.append(peer.address)
 
-    async def receive(
-        self, sequence: Sequence, peer: Peer, attempt: int, end: int, seconds: float
-    ) -> TransferResult:
+    async def receive(self, peer: Peer, attempt: int, end: int, seconds: float) -> TransferResult:
         assert 0 < seconds <= self.seconds
         self.tried.append((peer.address, attempt))
         error = self.fates[peer.address]
@@ -162,7 +162,7 @@ async def test_requests_do_not_fill_the_log_until_routers_miss_a_node(
     async def failures(count: int) -> int:
         caplog.clear()
         for number in range(count):
-            world.sequence = Sequence(number, list(range(100)), SamplingParams())
+            world.sequence = Sequence(number, list(range(100)), Generate(SamplingParams()))
             await world.run(A)
             world.node.core.cancel(world.sequence)
         return sum("attempt" in each.getMessage() for each in caplog.records)
@@ -182,7 +182,7 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
     full = "1 ranks are connected, which is the limit; see --max-peers"
     world = TransferWorld({"a": TransferError(full, cause=Cause.NO_PLACE)})
     for number in range(2):
-        world.sequence = Sequence(number, list(range(100)), SamplingParams())
+        world.sequence = Sequence(number, list(range(100)), Generate(SamplingParams()))
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
     with pytest.raises(TransferError, match=f"not called for .*: {full}"):
@@ -205,7 +205,7 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
     world = TransferWorld({"a": None})
     world.done = pb.OpenDone(cached_tokens=told)
     scheduler = world.node.scheduler
-    scheduler.add(Sequence(0, list(range(33)), SamplingParams(max_tokens=1)))
+    scheduler.add(Sequence(0, list(range(33)), Generate(SamplingParams(max_tokens=1))))
     while (plan := scheduler.schedule()) is not None and plan.sequences:
         scheduler.apply(StepResult(plan.step, [Sampled(0, [5])]))
     source = await world.run(A)
@@ -216,7 +216,7 @@ async def test_received_tokens_that_the_prefill_node_had_count_as_cached(
 def run_here(world: TransferWorld) -> None:
     """Compute the rest of the prompt, and draw a token."""
     scheduler = world.node.scheduler
-    world.sequence.params = SamplingParams(max_tokens=1)
+    world.sequence.work = Generate(SamplingParams(max_tokens=1))
     while (plan := scheduler.schedule()) is not None:
         drawn = [Sampled(row.sequence_id, [5]) for row in plan.sequences if row.sample]
         scheduler.apply(StepResult(plan.step, drawn))
@@ -230,14 +230,14 @@ async def test_of_other_weights_only_the_blocks_are_taken_that_a_repeated_prompt
     world = TransferWorld({"a": None})
     world.weight_format = "bfloat16"
     assert (await world.run(A)).node == "a"
-    size = world.node.core.block_size
+    size = world.node.engine.resolved.block_size
     assert 99 % size
     received = 99 // size * size
     assert (world.sequence.computed, world.sequence.received) == (received, received)
     run_here(world)
     if not met:
         world.met.clear()
-    world.sequence = Sequence(2, list(range(100)), SamplingParams())
+    world.sequence = Sequence(2, list(range(100)), Generate(SamplingParams()))
     assert (await world.run(A)).reason == "nothing missing"
     assert (world.sequence.cached, world.sequence.computed) == (received, received)
     assert world.sequence.received == 0 and world.tried == [("a", 0)]
@@ -284,7 +284,7 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     world.node.core._prefill_rate.tokens_per_second = 1000.0
     busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=10_000)
     assert await world.run(busy, B) == PrefillSource(node="b")
-    world.sequence = Sequence(2, list(range(200, 300)), SamplingParams())
+    world.sequence = Sequence(2, list(range(200, 300)), Generate(SamplingParams()))
     assert (await world.run(busy)).reason == "faster here"
 
 
@@ -297,9 +297,7 @@ async def test_what_cannot_end_in_time_is_not_begun() -> None:
 
 
 def _lost(*, computing: bool) -> TransferError:
-    error = PeerLostError("gone")
-    error.computing = computing
-    return error
+    return PeerLostError("gone", computing=computing)
 
 
 async def test_a_prompt_that_ended_two_processes_is_given_up() -> None:
@@ -369,7 +367,7 @@ async def waiting_for_blocks(
             world.node.core._wake()
 
         filling = asyncio.create_task(world.run(A))
-        await until(lambda: scheduler.asking)
+        await until(lambda: scheduler.reservations.asking)
         yield filling, give_back
         world.node.core.cancel(world.sequence)
 
@@ -378,10 +376,16 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer() -> None:
     world = TransferWorld({"a": None})
     async with waiting_for_blocks(world) as (filling, give_back):
         assert world.tried == []
+        waited: list[float] = []
+        world.node.core.on_started = waited.append
+        since = time.monotonic()
         give_back()
+        granting = time.monotonic() - since
         source = await filling
         assert source.node == "a"
-        assert source.clock.spent.queue_seconds >= world.sequence.reserving_seconds > 0
+        assert source.clock.spent.queue_seconds >= granting > 0
+        await until(lambda: bool(waited))
+        assert waited[0] >= granting
 
 
 async def test_the_choice_is_made_again_after_waiting_for_blocks() -> None:
@@ -398,7 +402,7 @@ async def test_a_prompt_that_waits_for_blocks_may_be_cancelled_and_hears_of_lost
     for one in (world, other):
         one.node.scheduler.pool.allocate(60)
     filling, lost = (asyncio.create_task(one.run(A)) for one in (world, other))
-    await until(lambda: world.node.scheduler.asking and other.node.scheduler.asking)
+    await until(lambda: all(one.node.scheduler.reservations.asking for one in (world, other)))
     filling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await filling

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save
 
@@ -290,6 +291,20 @@ def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     assert about["extras"]["serve"] and set(about["extras"]) == set(machine.EXTRAS)
     text = run(capsys, "info")
     assert about["cpu"]["model"] in text and about["torch"] in text and "kernels" in text
+
+
+def test_the_tokenizer_of_another_model_is_refused(
+    hub: FakeHub, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One with more tokens than the model has embeddings."""
+    files = {path.name: path.read_bytes() for path in tiny_models.cached("qwen3", root).iterdir()}
+    large = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"t{n}": n for n in range(5000)}))
+    hub.put(NAME, files | {"tokenizer.json": large.to_str().encode()})
+    problem = describe(NAME)["tokenizer"]["problem"]
+    assert "tokenizer.json has 5000 tokens" in problem and "belongs to another model" in problem
+    with pytest.raises(ModelError, match="belongs to another model"):
+        run(capsys, "pull", NAME)
+    assert not hub.weights_given
 
 
 def test_the_kernels_that_would_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from hypothesis import example, given
 
 from tandem.prefill_node.service import PrefillService
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.config import HandoffConfig
+from tandem.shared.errors import RequestError
 from tandem.shared.node.introduction import introduction
 from tandem.tests.support.fake_call import AbortedError, fake_context
 from tandem.tests.support.fake_node import RANKS, FakeNode
@@ -123,6 +125,8 @@ def test_a_deadline_before_now_is_no_time() -> None:
 def _refusal(request: pb.OpenRequest) -> str:
     async def ask() -> str:
         async with serving() as (service, _):
-            return service._refusal(request)[1]
+            with pytest.raises(RequestError) as refused:
+                service._check(request)
+            return str(refused.value)
 
     return asyncio.run(ask())

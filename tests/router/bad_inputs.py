@@ -18,13 +18,14 @@ from google.protobuf.json_format import MessageToDict
 
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
-from tandem.router.ollama.load_request import OnlyLoadsError
-from tandem.router.ollama.ollama_surfaces import OllamaChat, OllamaGenerate
+from tandem.router.ollama.request import OPENAI_NAMES, OnlyLoadsError
+from tandem.router.ollama.surfaces import CHAT, GENERATE
 from tandem.router.openai.error_body import error_body
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.served_model import ServedModel
 from tandem.router.surface import Surface
+from tandem.shared.config.sampling_fields import NUMBERS
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model
@@ -177,30 +178,29 @@ VALUES: tuple[Any, ...] = (
     "none",
     "medium",
 )
-NAMES = """
+OTHER_NAMES = """
 add_generation_prompt add_special_tokens allowed_token_ids audio bad_words best_of cache_salt
 chat_template chat_template_kwargs continue_final_message documents ec_transfer_params echo
-frequency_penalty function_call functions grammar guided_choice guided_grammar guided_json
-guided_regex ignore_eos include_reasoning include_stop_str_in_output json_schema
-kv_transfer_params length_penalty logit_bias logits_processors logprob_token_ids logprobs
-max_completion_tokens max_tokens media_io_kwargs messages metadata min_p min_tokens
-mm_processor_kwargs modalities model n nonsense parallel_tool_calls prediction presence_penalty
-priority prompt prompt_cache_key prompt_cache_retention prompt_embeds prompt_logprobs
-reasoning_effort repetition_detection repetition_penalty response_format return_prompt_text
-return_token_ids return_tokens_as_token_ids safety_identifier seed service_tier
+function_call functions grammar guided_choice guided_grammar guided_json guided_regex ignore_eos
+include_reasoning include_stop_str_in_output json_schema kv_transfer_params length_penalty
+logit_bias logits_processors logprob_token_ids logprobs max_completion_tokens max_tokens
+media_io_kwargs messages metadata min_tokens mm_processor_kwargs modalities model n nonsense
+parallel_tool_calls prediction priority prompt prompt_cache_key prompt_cache_retention
+prompt_embeds prompt_logprobs reasoning_effort repetition_detection response_format
+return_prompt_text return_token_ids return_tokens_as_token_ids safety_identifier seed service_tier
 skip_special_tokens spaces_between_special_tokens stop stop_token_ids store stream stream_options
-structured_outputs suffix temperature thinking_token_budget tool_choice tools top_k top_logprobs
-top_p truncate_prompt_tokens use_beam_search user verbosity vllm_xargs watermarking
-web_search_options
+structured_outputs suffix thinking_token_budget tool_choice tools top_logprobs
+truncate_prompt_tokens use_beam_search user verbosity vllm_xargs watermarking web_search_options
 """.split()  # noqa: SIM905
+NAMES = sorted((*NUMBERS, *OTHER_NAMES))
 OLLAMA_NAMES = """
 context format images keep_alive logprobs messages model nonsense options prompt raw shift stream
 suffix system template think tools top_logprobs truncate
 """.split()  # noqa: SIM905
-OLLAMA_OPTIONS = """
-frequency_penalty min_p mirostat nonsense num_ctx num_gpu num_keep num_predict presence_penalty
-repeat_last_n repeat_penalty seed stop temperature tfs_z top_k top_p typical_p
+OTHER_OPTIONS = """
+mirostat nonsense num_ctx num_gpu num_keep num_predict repeat_last_n tfs_z typical_p
 """.split()  # noqa: SIM905
+OLLAMA_OPTIONS = sorted((*OPENAI_NAMES, *OTHER_OPTIONS))
 MESSAGE_NAMES = """
 role content name reasoning_content reasoning tool_calls tool_call_id refusal annotations
 function_call audio nonsense
@@ -281,8 +281,8 @@ SURFACES: tuple[tuple[Surface, str, Callable[[], Iterator[tuple[str, Any, dict[s
 SURFACES = (
     (ChatCompletions(), "prompt", bodies),
     (Completions(), "messages", bodies),
-    (OllamaChat(), "prompt", ollama_bodies),
-    (OllamaGenerate(), "messages", ollama_bodies),
+    (CHAT, "prompt", ollama_bodies),
+    (GENERATE, "messages", ollama_bodies),
 )
 
 

@@ -99,23 +99,15 @@ def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
     return pb.GenerateEvent(usage=pb.Usage(prompt_tokens=len(request.prompt), **fields))
 
 
-def logprobs(token: int, count: int, *, packed: bool = True) -> pb.PositionLogprobs:
+def logprobs(token: int, count: int) -> pb.PositionLogprobs:
     """Arbitrary logprobs, the same for a token at any position."""
     chosen = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
     entries = [((token + i) % 300, -0.5 - i) for i in range(count)]
-    if packed:
-        return pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(entries))
-    top = [
-        pb.TokenLogprob(token=token, logprob=logprob, rank=rank)
-        for rank, (token, logprob) in enumerate(entries, 1)
-    ]
-    return pb.PositionLogprobs(chosen=chosen, top=top)
+    return pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(entries))
 
 
-def tokens_event(
-    index: int, tokens: list[int], count: int | None = None, *, packed: bool = True
-) -> pb.GenerateEvent:
-    made = [] if count is None else [logprobs(token, count, packed=packed) for token in tokens]
+def tokens_event(index: int, tokens: list[int], count: int | None = None) -> pb.GenerateEvent:
+    made = [] if count is None else [logprobs(token, count) for token in tokens]
     return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=made))
 
 
@@ -185,27 +177,10 @@ class FakeDecodeNode(DecodeServicer):
         self.chunk = 1
         self.delay = 0.0
         self.prefill_node = ""
-        self.packs = True  # logprobs, as older nodes do not
         self.labels = 1
-        self.capabilities: frozenset[str] = CAPABILITIES
         self.server: grpc.aio.Server | None = None
         self.port = 0
         self.beat: asyncio.Task[None] | None = None
-
-    async def Generate(
-        self, request: pb.GenerateRequest, context: Any
-    ) -> AsyncIterator[pb.GenerateEvent]:
-        self.requests.append(request)
-        self.active += 1
-        try:
-            script = self.script or self._talk
-            async for event in script(request, context):
-                yield event
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        finally:
-            self.active -= 1
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
         stream = CallStream(self._serve)
@@ -217,14 +192,23 @@ class FakeDecodeNode(DecodeServicer):
             self.open_streams -= 1
 
     async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
-        """Serve as ``Generate`` does, event by event."""
-        async for event in self.Generate(request, StreamedContext(caller)):
-            tokens = event.tokens
-            if tokens.tokens and not tokens.logprobs:
-                out.tokens(tokens.index, tokens.tokens)
-            else:
-                out.event(event)
-            await out.taken()
+        """Serve a call, event by event."""
+        self.requests.append(request)
+        self.active += 1
+        try:
+            script = self.script or self._talk
+            async for event in script(request, StreamedContext(caller)):
+                tokens = event.tokens
+                if tokens.tokens and not tokens.logprobs:
+                    out.tokens(tokens.index, tokens.tokens)
+                else:
+                    out.event(event)
+                await out.taken()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.active -= 1
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         self.calls += 1
@@ -243,17 +227,12 @@ class FakeDecodeNode(DecodeServicer):
             return
         sampling = request.sampling
         count = sampling.logprobs if sampling.HasField("logprobs") else None
-        packed = self.packs and request.packed_logprobs
         yield admitted()
         yield usage(request, cached_tokens=3, prefill_node=self.prefill_node)
         if sampling.HasField("prompt_logprobs"):
             count_of_prompt, scored = sampling.prompt_logprobs, request.prompt[1:]
-            step = 50 if request.split_prompt_logprobs else max(1, len(scored))
-            for start in range(0, max(1, len(scored)), step):
-                made = [
-                    logprobs(token, count_of_prompt, packed=packed)
-                    for token in scored[start : start + step]
-                ]
+            for start in range(0, max(1, len(scored)), 50):
+                made = [logprobs(token, count_of_prompt) for token in scored[start : start + 50]]
                 yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
         reply = self.reply[: sampling.max_tokens]
         done = {choice.index: len(choice.tokens) for choice in request.resume}
@@ -262,7 +241,7 @@ class FakeDecodeNode(DecodeServicer):
             await asyncio.sleep(self.delay)
             for index, known in done.items():
                 if tokens := reply[max(start, known) : start + self.chunk]:
-                    yield tokens_event(index, tokens, count, packed=packed)
+                    yield tokens_event(index, tokens, count)
         for index in done:
             if len(self.reply) >= sampling.max_tokens:
                 yield finished(index, pb.FINISH_REASON_LENGTH)
@@ -300,7 +279,7 @@ class FakeDecodeNode(DecodeServicer):
             role=pb.ROLE_DECODE,
             address=f"127.0.0.1:{self.port}",
             model=card,
-            capabilities=sorted(self.capabilities),
+            capabilities=sorted(CAPABILITIES),
         )
         request.MergeFrom(pb.JoinRequest(**fields))
         return request
@@ -335,17 +314,15 @@ class Cluster:
         node_id: str = "decode-0",
         reply: str = "hello world",
         epoch: int | None = None,
-        capabilities: frozenset[str] = CAPABILITIES,
         role: pb.Role = pb.ROLE_DECODE,
         node_type: type[FakeDecodeNode] | None = None,
         scoring: str = "",
         labels: Sequence[str] = ("LABEL_0",),
     ) -> FakeDecodeNode:
-        """A node that has joined; one without ``capabilities`` is of an older version, and one that
-        prefills is only seen by the router."""
+        """A node that has joined; one that prefills is only seen by the router."""
         node = (node_type or FakeDecodeNode)(node_id, self.encode(reply))
         node.epoch = node.epoch if epoch is None else epoch
-        node.capabilities, node.labels = capabilities, len(labels)
+        node.labels = len(labels)
         await node.start()
         self.nodes.append(node)
         request = node.join_request(self.model)

@@ -19,8 +19,6 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router import handler
-from tandem.router.beams import serve_beams
-from tandem.router.beams.beam_search import BeamSearch
 from tandem.router.requests import call_arguments
 from tandem.router.requests.call_arguments import parse_text
 from tandem.tests.router.support import (
@@ -153,17 +151,3 @@ async def test_a_burst_of_tokens_is_taken_in_slices(tmp_path: Path) -> None:
         body = {"prompt": "hi", "n": 64, "max_tokens": 400, "stop": stops}
         answer = await held_briefly(partial(post, f"{c.url}/v1/completions", body))
         assert answer.json()["choices"][63]["text"] == "hello world " * 20
-
-
-async def test_many_continuations_are_ranked_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranked_in = []
-
-    def advance(self: BeamSearch, drawn: Any) -> None:
-        ranked_in.append(threading.current_thread().name == "MainThread")
-
-    monkeypatch.setattr(BeamSearch, "advance", advance)
-    search: Any = BeamSearch.__new__(BeamSearch)
-    for count in (10, serve_beams.QUICK_CANDIDATES):
-        top = [pb.TokenLogprob(token=i) for i in range(count)]
-        await serve_beams._advance(search, [pb.PositionLogprobs(top=top)] * 2)
-    assert ranked_in == [True, False]

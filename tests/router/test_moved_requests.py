@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import CAPABILITIES, RESUME
 from tandem.tests.router.openai.test_tools import TEMPLATE, WEATHER
 from tandem.tests.router.support import (
     Cluster,
@@ -204,17 +203,6 @@ async def test_a_stream_ends_with_its_node_where_the_limit_is_0(tmp_path: Path) 
         assert (await c.chat()).status_code == 503
         Dying(c, 2)
         assert (await c.chat()).status_code == 200, "without output it is tried anew"
-
-
-async def test_nodes_that_cannot_resume_are_not_asked_to(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        await c.add("older", capabilities=CAPABILITIES - {RESUME})
-        Dying(c, 3)
-        found = events((await c.chat(stream=True)).text)
-        if c.nodes[1].requests:  # it was the first
-            assert found[-1] == "[DONE]"
-        else:
-            assert found[-1]["error"]["code"] == "node_failed"
 
 
 @pytest.mark.parametrize("drains", [False, True])

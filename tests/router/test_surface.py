@@ -17,10 +17,12 @@ from tandem.router.result import GenerationResult
 from tandem.router.routes.responses import GenerationResponse
 from tandem.router.routes.services import Exchange, RouterServices
 from tandem.router.served_model import ServedModel
+from tandem.router.surface import Response as SurfaceResponse
+from tandem.router.surface import Surface
 from tandem.tests.router.support import cluster
 
 
-class Plain:
+class Plain(Surface):
     """A surface with named events, and errors of one field."""
 
     path = "/plain"
@@ -40,7 +42,7 @@ class PlainErrors:
         return f"event: failed\ndata: {error.message}\n\n".encode()
 
 
-class PlainResponse:
+class PlainResponse(SurfaceResponse):
     def opening(self) -> bytes:
         return b"event: open\ndata:\n\n"
 
@@ -52,12 +54,6 @@ class PlainResponse:
 
     def end_of_stream(self) -> bytes:
         return b"event: end\ndata:\n\n"
-
-    def choice_logprobs(self) -> None:
-        return None
-
-    def prompt_logprobs(self) -> None:
-        return None
 
     def whole(self, result: GenerationResult) -> Any:
         return {"plain": [choice.text for choice in result.choices]}

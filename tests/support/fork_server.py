@@ -55,7 +55,7 @@ MODULES = (
     "tandem.shared.launch.serve",
     "tandem.shared.security.local_token",
     "tandem.shared.telemetry.start_tracer",
-    "tandem.shared.engine.rank.setup",
+    "tandem.shared.engine.rank.loading",
     "tandem.shared.engine.rank.runner",
     "torch",
 )

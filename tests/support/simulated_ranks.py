@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tandem.shared.engine.plan import Sampled, SamplerSpec, SequenceStep, StepPlan, StepResult
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence
+from tandem.shared.engine.work import Generate
 
 EOS, STOP = 999, 7
 FIRST_TOKEN = 100  # of those that end nothing
@@ -103,9 +104,10 @@ class SimulatedRanks:
 
 def is_as_expected(one: Sequence, max_model_len: int) -> bool:
     """True if an ended sequence has the tokens that it would have had alone."""
-    outputs, reason = expected(one.prompt, one.params, one.seed, max_model_len)
+    if not isinstance(one.work, Generate):
+        ended = (FinishReason.COMPUTED, FinishReason.CANCELLED, FinishReason.ERROR)
+        return one.finish_reason in ended and not one.outputs
+    outputs, reason = expected(one.prompt, one.work.params, one.work.seed, max_model_len)
     if one.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         return one.outputs == outputs[: len(one.outputs)]
-    if one.compute_until is not None:
-        return one.finish_reason is FinishReason.COMPUTED and not one.outputs
     return (one.outputs, one.finish_reason) == (outputs, reason)

@@ -235,6 +235,11 @@ class _Functions:
             raise wrong_type(param, "an object", tool)
         if tool.get("type") != "function":
             message = f"'{param}.type' must be 'function'; other kinds of tools are not supported."
+            if tool.get("type") == "mcp":
+                message = (
+                    f"'{param}.type': tools of MCP servers need a router with --mcp-config, and "
+                    "/v1/chat/completions or /v1/responses."
+                )
             raise invalid(message, f"{param}.type", "unsupported_value")
         function = FunctionDefinition.read(
             tool.get("function"), ignored, "tools[].function.", at=f"{param}.function"

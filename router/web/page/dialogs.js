@@ -5,48 +5,44 @@ import { storeKey, storedKey } from "./server.js";
 
 /** Show a dialog with a title; returns it. */
 export function show(title, kind, ...children) {
-  const close = iconButton("close", "Close", () => dialog.close());
-  const head = el("header", {}, el("h2", { id: "dialog-title" }, title), close);
-  const dialog = el("dialog", { class: kind, "aria-labelledby": "dialog-title" }, head, children);
-  dialog.addEventListener("close", () => dialog.remove());
-  dialog.addEventListener("click", event => event.target === dialog && dialog.close());
+  const head = el("header", {}, el("h2", { id: "dialog-title" }, title),
+                  iconButton("close", "Close", () => dialog.close()));
+  const dialog = el("dialog", { class: kind, "aria-labelledby": "dialog-title",
+    onclose: () => dialog.remove(),
+    onclick: event => event.target === dialog && dialog.close() }, head, children);
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
 }
 
+/** The value of the button that closes a dialog; empty if something else does. */
+function choice(dialog) {
+  return new Promise(resolve =>
+    dialog.addEventListener("close", () => resolve(dialog.returnValue)));
+}
+
 /** True if the user agrees. */
-export function confirmed(question, action) {
-  return new Promise(resolve => {
-    const yes = el("button", { class: "danger", autofocus: true, onclick: () => end(true) }, action);
-    const no = el("button", { class: "quiet", onclick: () => end(false) }, "Cancel");
-    const dialog = show("Are you sure?", "box", el("p", {}, question),
-                        el("div", { class: "buttons" }, no, yes));
-    const end = answer => {
-      resolve(answer);
-      dialog.close();
-    };
-    dialog.addEventListener("close", () => resolve(false));
-  });
+export async function confirmed(question, action) {
+  const form = el("form", { method: "dialog", class: "buttons" },
+                  el("button", { class: "quiet" }, "Cancel"),
+                  el("button", { class: "danger", value: "yes", autofocus: true }, action));
+  return await choice(show("Are you sure?", "box", el("p", {}, question), form)) === "yes";
 }
 
 /** Ask for a line of text; null if there is none. */
-export function asked(title, label, value) {
-  return new Promise(resolve => {
-    const input = el("input", { value, maxlength: 200, autofocus: true });
-    const form = el("form", { method: "dialog" }, el("label", {}, label, input), saveButton());
-    const dialog = show(title, "box", form);
-    form.addEventListener("submit", () => resolve(input.value.trim() || null));
-    dialog.addEventListener("close", () => resolve(null));
-    input.select();
-  });
+export async function asked(title, label, value) {
+  const input = el("input", { value, maxlength: 200, autofocus: true });
+  const form = el("form", { method: "dialog" }, el("label", {}, label, input), saveButton());
+  const dialog = show(title, "box", form);
+  input.select();
+  return (await choice(dialog) && input.value.trim()) || null;
 }
 
-const saveButton = () => el("div", { class: "buttons" }, el("button", {}, "Save"));
+const saveButton = () => el("div", { class: "buttons" }, el("button", { value: "save" }, "Save"));
 
-/** Ask for the server's key, unless that is already being done; `saved` is called with a new one. */
-export function askForKey(saved) {
-  if (document.querySelector("dialog.key")) return;
+/** Ask for the server's key, unless that is already being done; true if there is a new one. */
+export async function askForKey() {
+  if (document.querySelector("dialog.key")) return false;
   const input = el("input", { type: "password", value: storedKey(), autocomplete: "off",
                               spellcheck: "false", autofocus: true });
   const lasting = el("input", { type: "checkbox" });
@@ -54,14 +50,12 @@ export function askForKey(saved) {
     "This server answers only with a key: one of its --api-key or --api-key-file.";
   const form = el("form", { method: "dialog" }, el("p", {}, about), el("label", {}, "API key", input),
                   el("label", { class: "check" }, lasting, "Keep it on this device"), saveButton());
-  form.addEventListener("submit", () => {
-    storeKey(input.value.trim(), lasting.checked);
-    saved();
-  });
-  show("API key", "box key", form);
+  if (!await choice(show("API key", "box key", form))) return false;
+  storeKey(input.value.trim(), lasting.checked);
+  return true;
 }
 
-export const SHORTCUTS = [
+const SHORTCUTS = [
   ["Enter", "Send the message"],
   ["Shift + Enter", "Break the line"],
   ["Escape", "Stop the answer"],

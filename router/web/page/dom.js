@@ -1,7 +1,7 @@
 // Elements are only ever made by name and filled with text: nothing here parses HTML, and the
 // policy of the page (require-trusted-types-for) makes the browser hold us to it.
 
-const SVG = "http://www.w3.org/2000/svg";
+const SVG = "http://www.w3.org/2000/svg", MATHML = "http://www.w3.org/1998/Math/MathML";
 
 /** An element. `on…` attributes are listeners, `true` sets an empty attribute, and `null`,
  * `undefined` and `false` leave one out. */
@@ -11,6 +11,10 @@ export function el(tag, attributes = {}, ...children) {
 
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+export function mathml(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(MATHML, tag), attributes, children);
 }
 
 function filled(node, attributes, children) {
@@ -27,7 +31,6 @@ function filled(node, attributes, children) {
 
 const SHAPES = {
   menu: "M4 7h16M4 12h16M4 17h16",
-  plus: "M12 5v14M5 12h14",
   attach: "M18 11l-6.5 6.5a3.5 3.5 0 0 1-5-5L13 6a2.3 2.3 0 0 1 3.3 3.3L10 15.6",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M6.5 6.5h11v11h-11z",
@@ -68,24 +71,26 @@ export function relabel(button, name, label) {
 /** A button that copies what `text` returns, and says so. */
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
-    const done = await copied(text());
+    const done = await copy(text());
     relabel(button, done ? "check" : "close", done ? "Copied" : "Could not copy");
-    announce(done ? "Copied" : "Could not copy");
     setTimeout(() => relabel(button, "copy", label), 1500);
   });
   return button;
 }
 
-async function copied(text) {
+/** Copy a text, and say so; false if the browser does not let us. */
+export async function copy(text) {
+  let done = true;
   try {
     await navigator.clipboard.writeText(text);
-    return true;
   } catch {
-    return copiedBySelection(text);  // over plain HTTP there is no clipboard
+    done = copyBySelection(text);  // over plain HTTP there is no clipboard
   }
+  announce(done ? "Copied" : "Could not copy");
+  return done;
 }
 
-function copiedBySelection(text) {
+function copyBySelection(text) {
   const before = document.activeElement;
   const field = el("textarea", { class: "unseen", "aria-hidden": "true" });
   field.value = text;

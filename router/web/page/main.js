@@ -4,13 +4,17 @@ import { ChatView } from "./chat/chat_view.js";
 import { Sidebar } from "./chat/sidebar.js";
 import { ChatStore } from "./chat/store.js";
 import { askForKey, showShortcuts } from "./dialogs.js";
-import { announce, el, icon, iconButton, relabel } from "./dom.js";
+import { announce, copy, el, icon, iconButton, relabel } from "./dom.js";
+import { number } from "./format.js";
 import { listModels, storedKey, whenKeyWanted } from "./server.js";
 
 const at = id => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 800px)");
-const THEMES = [["auto", "Theme: as the system's"], ["light", "Theme: light", "sun"],
+const THEMES = [["auto", "Theme: as the system's", "auto"], ["light", "Theme: light", "sun"],
                 ["dark", "Theme: dark", "moon"]];
+
+// Where this tab, and this browser, keep what was chosen.
+const CHAT = "tandem.chat", MODEL = "tandem.model", THEME = "tandem.theme";
 
 const NO_MODEL = { id: "", context: 0, defaults: {} };
 
@@ -19,7 +23,7 @@ class Page {
     this.store = new ChatStore();
     this.models = [];
     this.picker = at("model");
-    this.chat = new ChatView(this.store, () => this.chosenModel(), chat => this.onChat(chat));
+    this.chat = new ChatView(this.store, () => this.chosenModel(), () => this.onChat());
     this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
     this.cluster = null;
   }
@@ -28,7 +32,7 @@ class Page {
     at("chats").append(this.sidebar.node);
     at("chat-view").append(this.chat.node);
     this.addButtons();
-    whenKeyWanted(() => askForKey(() => this.onKeySaved()));
+    whenKeyWanted(() => this.askForKey());
     this.keyButton.hidden = !storedKey();
     addEventListener("popstate", () => this.showView());
     document.addEventListener("click", event => this.onLink(event));
@@ -36,26 +40,25 @@ class Page {
     document.addEventListener("dragover", event => this.onDrag(event));
     document.addEventListener("drop", event => this.onDrag(event));
     NARROW.addEventListener("change", () => this.showSidebar(!NARROW.matches));
-    addEventListener("storage", event => event.key === "tandem.theme" && this.followTheme(event));
+    addEventListener("storage", ({ key, newValue }) => key === THEME && this.showTheme(newValue));
     at("shade").addEventListener("click", () => this.showSidebar(false));
     this.showSidebar(!NARROW.matches);
     this.showView();
     this.findModels();
-    const last = sessionStorage.getItem("tandem.chat");
+    const last = sessionStorage.getItem(CHAT);
     if (last) await this.chat.open(last);
-    this.sidebar.refresh(this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   addButtons() {
     at("menu").append(icon("menu"));
     at("menu").addEventListener("click", () => this.showSidebar(!this.sidebarShown));
-    this.keyButton = iconButton("key", "API key", () => askForKey(() => this.onKeySaved()));
+    this.keyButton = iconButton("key", "API key", () => this.askForKey());
     this.themeButton = iconButton("auto", "", () => this.nextTheme());
-    this.showTheme();
+    this.showTheme(localStorage.getItem(THEME));
     this.settingsButton = iconButton("sliders", "Settings of this chat", () => this.chat.settings());
     at("tools").append(this.keyButton, this.settingsButton, this.themeButton);
-    this.picker.addEventListener("change", () =>
-      localStorage.setItem("tandem.model", this.picker.value));
+    this.picker.addEventListener("change", () => localStorage.setItem(MODEL, this.picker.value));
   }
 
   // ---- views ---------------------------------------------------------------------------------
@@ -79,7 +82,7 @@ class Page {
     event.preventDefault();
     const taken = this.view === "chat" && !document.querySelector("dialog[open]");
     data.dropEffect = taken ? "copy" : "none";
-    if (taken && event.type === "drop") this.chat.attach(data.files);
+    if (taken && event.type === "drop") this.chat.composer.attach(data.files);
   }
 
   async showView() {
@@ -93,7 +96,7 @@ class Page {
     document.title = view === "cluster" ? "Cluster · Tandem" : "Tandem";
     document.body.dataset.view = view;
     this.settingsButton.hidden = view !== "chat";
-    if (view === "chat") this.chat.field.focus();
+    if (view === "chat") this.chat.composer.field.focus();
     if (view === "cluster") await this.makeCluster();
     this.cluster?.show(this.view === "cluster");
   }
@@ -121,10 +124,10 @@ class Page {
 
   // ---- chats ---------------------------------------------------------------------------------
 
-  onChat(chat) {
+  onChat() {
     if (!this.sidebar) return;
-    sessionStorage.setItem("tandem.chat", chat.id);
-    this.sidebar.refresh(chat.id);
+    sessionStorage.setItem(CHAT, this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   async openChat(id) {
@@ -154,12 +157,12 @@ class Page {
   showModels(models) {
     if (JSON.stringify(models) === JSON.stringify(this.models)) return;
     this.models = models;
-    const wanted = this.picker.value || localStorage.getItem("tandem.model");
-    this.picker.replaceChildren(...models.map(({ id, context }) =>
-      el("option", { value: id, title: `Context of ${context} tokens` }, id)));
+    const wanted = this.picker.value || localStorage.getItem(MODEL);
+    this.picker.replaceChildren(...models.map(model =>
+      el("option", { value: model.id, title: aboutContext(model) }, model.id)));
     if (models.some(model => model.id === wanted)) this.picker.value = wanted;
     this.picker.disabled = false;
-    this.picker.title = `Context of ${models[0]?.context} tokens`;
+    this.picker.title = aboutContext(this.chosenModel());
   }
 
   showNoModel({ status, message }) {
@@ -171,7 +174,8 @@ class Page {
     if (status === 401) this.keyButton.hidden = false;
   }
 
-  onKeySaved() {
+  async askForKey() {
+    if (!await askForKey()) return;
     this.keyButton.hidden = false;
     this.findModels();
     announce("Key saved");
@@ -182,20 +186,13 @@ class Page {
   nextTheme() {
     const now = THEMES.findIndex(([name]) => name === document.documentElement.dataset.theme);
     const [next] = THEMES[(now + 1) % THEMES.length];
-    document.documentElement.dataset.theme = next;
-    localStorage.setItem("tandem.theme", next);
-    this.showTheme();
+    localStorage.setItem(THEME, next);
+    this.showTheme(next);
   }
 
-  /** Another tab has chosen a theme. */
-  followTheme({ newValue }) {
-    document.documentElement.dataset.theme = newValue ?? "auto";
-    this.showTheme();
-  }
-
-  showTheme() {
-    const { theme } = document.documentElement.dataset;
-    const [, label, shape = "auto"] = THEMES.find(([name]) => name === theme) ?? THEMES[0];
+  showTheme(chosen) {
+    const [theme, label, shape] = THEMES.find(([name]) => name === chosen) ?? THEMES[0];
+    document.documentElement.dataset.theme = theme;
     relabel(this.themeButton, shape, label);
   }
 
@@ -213,7 +210,9 @@ class Page {
   withControl(event) {
     const key = event.key.toLowerCase();
     if (event.shiftKey && key === "o") return () => this.openChat(null);
-    if (event.shiftKey && (event.code === "Semicolon" || key === ";")) return () => this.copyLast();
+    if (event.shiftKey && (event.code === "Semicolon" || key === ";")) {
+      return () => copy(this.chat.lastAnswer());
+    }
     if (event.shiftKey || event.altKey) return null;
     if (key === "k") return () => this.searchChats();
     return key === "," ? () => this.chat.settings() : null;
@@ -229,7 +228,7 @@ class Page {
     if (event.key === "Escape" && this.chat.running) return () => this.chat.stop();
     if (typing) return null;
     if (event.key === "?") return showShortcuts;
-    return event.key === "/" && this.view === "chat" ? () => this.chat.field.focus() : null;
+    return event.key === "/" && this.view === "chat" ? () => this.chat.composer.field.focus() : null;
   }
 
   searchChats() {
@@ -238,10 +237,8 @@ class Page {
     this.sidebar.search.select();
   }
 
-  async copyLast() {
-    await navigator.clipboard?.writeText(this.chat.lastAnswer());
-    announce("Copied");
-  }
 }
+
+const aboutContext = ({ context }) => `Context of ${number(context)} tokens`;
 
 new Page().start();

@@ -38,16 +38,15 @@ export async function request(path, { body, signal } = {}) {
   if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
   const options = { method: body === undefined ? "GET" : "POST", headers, signal };
   if (body !== undefined) options.body = JSON.stringify(body);
-  let answer;
-  try {
-    answer = await fetch(path, { ...options, credentials: "same-origin" });
-  } catch (error) {
-    throw error.name === "AbortError" ? error : new ServerError(LOST);
-  }
+  const answer = await fetch(path, { ...options, credentials: "same-origin" }).catch(lose);
   if (answer.ok) return answer;
   if (answer.status === 401) onKeyWanted();
   const { message, code } = await problemOf(answer);
   throw new ServerError(message, answer.status, { code, retryAfter: secondsOf(answer) });
+}
+
+function lose(error) {
+  throw error.name === "AbortError" ? error : new ServerError(LOST);
 }
 
 async function problemOf(answer) {
@@ -74,7 +73,7 @@ export async function* eventsOf(answer) {
   let rest = "";
   try {
     for (;;) {
-      const { value, done } = await read(reader);
+      const { value, done } = await reader.read().catch(lose);
       if (done) throw new ServerError(LOST);
       const blocks = (rest + value).split(/\r?\n\r?\n/);
       rest = blocks.pop();
@@ -88,14 +87,6 @@ export async function* eventsOf(answer) {
     }
   } finally {
     reader.cancel().catch(() => {});
-  }
-}
-
-async function read(reader) {
-  try {
-    return await reader.read();
-  } catch (error) {
-    throw error.name === "AbortError" ? error : new ServerError(LOST);
   }
 }
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from ...errors import UnavailableError
 from ...text.tokenizer import Tokenizer
 from ..hidden_states import check_result_size
-from ..request import build_sequences
-from ..sampling_params import SamplingParams
+from ..request import build_sequences, pooling_sequence
 from ..sequence import FinishReason, Sequence, StepOutput
 from ..start import NodeEngine
+from ..work import Pool
 from .embeddings import PoolingRequest
 from .prompts import Request
 from .sequence_text import SequenceText
@@ -109,11 +109,8 @@ class RequestRunner:
         size = len(self.engine.scorer().labels) if request.classify else spec.vector_size
         check_result_size(self.engine.resolved.max_num_seqs, size)
         core.admit(len(request.tokens), 0)
-        [sequence] = build_sequences(
-            core, request.tokens, SamplingParams(), vocab_size=spec.vocab_size
-        )
-        sequence.compute_until, sequence.pooling = len(request.tokens), request.pooling
-        sequence.classify, sequence.second_text = request.classify, request.second_text
+        work = Pool(request.pooling, request.classify, request.second_text)
+        sequence = pooling_sequence(core, request.tokens, work, vocab_size=spec.vocab_size)
         # Bounded by one output for each chunk.
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()
         core.submit(sequence, outputs.put_nowait)

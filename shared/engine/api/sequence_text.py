@@ -16,7 +16,7 @@ class SequenceText:
     """Turns the tokens of a sequence into deltas until the model or a stop string ends it."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
-        params = sequence.params
+        params = sequence.generation.params
         self.sequence = sequence
         self.finish_reason: str | None = None
         self._stop_reason: str | int | None = None
@@ -72,7 +72,7 @@ class SequenceText:
         text = self._output.finish(*ended_by)
         length = sequence.finish_reason is FinishReason.LENGTH
         self.finish_reason = "length" if length else "stop"
-        if sequence.stop_token in sequence.params.stop_token_ids:
+        if sequence.stop_token in sequence.generation.params.stop_token_ids:
             self._stop_reason = sequence.stop_token
         scored = [] if output.stop_logprobs is None else [output.stop_logprobs]
         return self._delta(text, ended_by, scored)

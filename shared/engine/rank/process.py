@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ...handoff.plane.computed_layers import ComputedLayers
     from ...handoff.plane.data_plane import DataPlane
     from ...kv.backing import Backing
+    from .loading import LoadedModel
     from .runner import ModelRunner
-    from .setup import LoadedModel
 
 log = logging.getLogger("tandem.rank")
 
@@ -127,7 +127,8 @@ class RankProcess:
     def _open(self, request: OpenDevice) -> DeviceOpened:
         with lasting_imports():
             from ..device_memory import report
-            from .setup import open_device
+            from . import loading  # noqa: F401  with all that the next request needs
+            from .device import open_device
 
         setup_logging(request.settings.log)
         self._settings = request.settings
@@ -135,20 +136,21 @@ class RankProcess:
         return DeviceOpened(report(self._device))
 
     def _load(self, request: LoadModel) -> ModelLoaded:
-        from .setup import load_model, memory_of
+        from .loading import load_model, memory_of
 
         self._loaded = load_model(self._settings, request.formats, self._device)
         return ModelLoaded(memory_of(self._loaded, self._settings.carrier))
 
     def _allocate(self, request: AllocateCache) -> CacheAllocated:
-        from .setup import backing_of, bind_threads
+        from .device import bind_threads
+        from .loading import backing_of
 
         self._runner = self._loaded.runner(request.num_blocks)
         self._backing = backing_of(self._runner.cache)
         endpoints = None
         if self._settings.data_plane is not None:
             from ...handoff.plane.computed_layers import ComputedLayers
-            from .setup import layer_marker, start_data_plane
+            from .plane import layer_marker, start_data_plane
 
             self._plane = start_data_plane(self._settings, self._runner.cache, self._channel.send)
             if (mark := layer_marker(self._runner.cache.device)) is not None:

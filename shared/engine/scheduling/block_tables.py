@@ -54,7 +54,7 @@ class BlockTables:
         nothing left to compute would be a special case everywhere. Nothing is taken for
         prompt logprobs and hidden states that need other positions.
         """
-        if sequence.block_table or sequence.private or sequence.wants_every_position:
+        if sequence.block_table or sequence.work.private or sequence.wants_every_position:
             return
         size = self.pool.block_size
         self._extend_keys(sequence)
@@ -68,7 +68,7 @@ class BlockTables:
     def publish(self, sequence: Sequence) -> None:
         """Index the blocks that have been filled."""
         full = sequence.computed // self.pool.block_size
-        if full <= sequence.published or sequence.private:
+        if full <= sequence.published or sequence.work.private:
             return
         if full > len(sequence.keys):
             self._extend_keys(sequence)

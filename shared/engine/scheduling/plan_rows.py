@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import partial
 
+from ...models.spec import Pooling
 from ..plan import PLACEHOLDER, HiddenStates, RankSampling, SamplerSpec, SequenceStep
 from ..sequence import Sequence
+from ..work import Compute, Generate, Pool
 
 _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 
@@ -13,38 +16,46 @@ _RANK_SAMPLING = tuple(RankSampling.__dataclass_fields__)
 def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     """The sequence's next ``tokens``, the last of which may be drawn by the step in flight."""
     start, end = sequence.planned, sequence.planned + tokens
-    wants_prompt = sequence.wants_prompt_logprobs
-    placeholder = end > sequence.length
-    sample = sequence.compute_until is None and end == sequence.target
-    place = len(sequence.outputs) + sequence.placeholders  # of the draw
-    constraint = sequence.constraint
-    return SequenceStep(
+    placeholder, last = end > sequence.length, end == sequence.target
+    row = partial(
+        SequenceStep,
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
         list(sequence.block_table),
-        sample=sample,
-        masked=sample and constraint is not None and constraint.restricts(place),
-        placeholder=placeholder,
-        prompt_logprobs=sequence.params.prompt_logprobs if wants_prompt else None,
-        prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
-        hidden=_hidden(sequence, start, end),
-        classify=sequence.classify,
-        second_text=sequence.second_text,
     )
+    match sequence.work:
+        case Generate(params, constraint=constraint):
+            place = len(sequence.outputs) + sequence.placeholders  # of the draw
+            wants_prompt = sequence.wants_prompt_logprobs
+            return row(
+                sample=last,
+                masked=last and constraint is not None and constraint.restricts(place),
+                placeholder=placeholder,
+                prompt_logprobs=params.prompt_logprobs if wants_prompt else None,
+                prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
+            )
+        case Compute():
+            return row(sample=False)
+        case Pool(pooling, classify, second_text):
+            hidden = _hidden(pooling, first=start == 0, last=last)
+            return row(sample=False, hidden=hidden, classify=classify, second_text=second_text)
 
 
-def _hidden(sequence: Sequence, start: int, end: int) -> HiddenStates | None:
-    """The hidden states that the sequence needs of its tokens ``[start, end)``."""
-    if sequence.pooling == "mean":
-        return "sum"
-    if sequence.pooling == "cls" and start == 0:
-        return "first"
-    return "last" if sequence.pooling == "last" and end == sequence.target else None
+def _hidden(pooling: Pooling, *, first: bool, last: bool) -> HiddenStates | None:
+    """The hidden states that are needed of a prompt's chunk, which may be its first or last."""
+    match pooling:
+        case "mean":
+            return "sum"
+        case "cls":
+            return "first" if first else None
+        case "last":
+            return "last" if last else None
 
 
 def sampler_spec(sequence: Sequence, eos_token_ids: Set[int]) -> SamplerSpec:
-    params = sequence.params
+    work = sequence.generation
+    params = work.params
     sampling = RankSampling(**{name: getattr(params, name) for name in _RANK_SAMPLING})
     blocked = set(params.stop_token_ids)
     if not params.ignore_eos:
@@ -54,7 +65,7 @@ def sampler_spec(sequence: Sequence, eos_token_ids: Set[int]) -> SamplerSpec:
     return SamplerSpec(
         sequence.sequence_id,
         sampling,
-        sequence.seed,
+        work.seed,
         sequence.prompt if sampling.penalizes else [],
         list(sequence.outputs),
         sorted(blocked) if params.min_tokens else [],

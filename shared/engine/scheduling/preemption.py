@@ -12,6 +12,7 @@ from __future__ import annotations
 from itertools import islice
 
 from ..sequence import Phase, Sequence
+from ..work import Generate
 from .block_tables import BlockTables
 from .queues import SequenceQueues
 from .step_budget import StepBudget
@@ -46,10 +47,10 @@ class Preemption:
         if it cannot. Raises ``BlocksInFlightError``."""
         # KV that is being sent must stay in place: a prefill-only sequence gets all of its blocks
         # at once, so that it never runs out of them.
-        whole = sequence.compute_until is not None
-        end = sequence.target if whole else sequence.computed + tokens
+        grows = isinstance(sequence.work, Generate)
+        end = sequence.computed + tokens if grows else sequence.target
         self.reclaim_waiting(self._queues.waiting[1:], self._tables.missing(sequence, end))
-        if sequence.private:
+        if sequence.work.private:
             self._make_room(sequence, end, budget)
         return self._tables.cover(sequence, end)
 
@@ -78,7 +79,7 @@ class Preemption:
         """Take the few blocks that a private sequence lacks from those that would run last, except
         for KV that is being sent."""
         while self._tables.missing(sequence, end) > self._tables.pool.counts().available:
-            victims = [s for s in self._queues.holders() if s.compute_until is None]
+            victims = [s for s in self._queues.holders() if isinstance(s.work, Generate)]
             if not victims:
                 return
             self._take_blocks(max(victims, key=self._queues.key), budget)

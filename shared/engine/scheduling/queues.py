@@ -38,7 +38,7 @@ class SequenceQueues:
         # A private sequence (a canary) goes first: it is short, and the sequences that wait behind
         # it may be the very work that the peer under test is there to take.
         self.key: Callable[[Sequence], Key] = lambda s: (
-            not s.private,
+            not s.work.private,
             is_background(s),
             *by_policy(s),
         )

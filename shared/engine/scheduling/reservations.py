@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 
 from ...kv.block_pool import OutOfBlocksError
+from ..reception import Reception
 from ..sequence import Phase, Sequence
+from ..work import Generate
 from .block_tables import BlockTables
 from .preemption import Preemption
 from .queues import SequenceQueues
@@ -16,7 +19,10 @@ GROWTH_TOKENS = 32
 
 
 class Reservations:
-    """Sequences that receive their prompt, and those that wait for blocks to receive it in."""
+    """Sequences that receive their prompt, and those that wait for blocks to receive it in.
+
+    ``on_ended`` is called with each reception that its owner has ended.
+    """
 
     def __init__(
         self,
@@ -32,8 +38,9 @@ class Reservations:
         self._preemption = preemption
         self._max_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._receiving: set[Sequence] = set()
+        self._receiving: set[Reception] = set()
         self._asking: list[tuple[Sequence, int]] = []  # sorted by policy
+        self.on_ended: Callable[[Reception], None] = lambda reception: None
 
     def __len__(self) -> int:
         return len(self._receiving) + len(self._asking)
@@ -47,12 +54,16 @@ class Reservations:
         """True if a sequence that waits for a reservation goes before this one."""
         return self.asking and self._queues.first(self._asking[0][0], sequence)
 
-    def reserve(self, sequence: Sequence, end: int) -> list[int]:
-        """Reserve blocks up to token ``end``; the sequence is receiving from now on.
+    def reserve(self, sequence: Sequence, end: int) -> Reception:
+        """Reserve blocks of a new sequence up to token ``end``; it is receiving from now on.
 
         Raises ``OutOfBlocksError``, also if running or earlier sequences would soon lack the
         blocks. Nothing is kept then but the prefix.
         """
+        self._queues.arrive(sequence)
+        return self._reserve(sequence, end)
+
+    def _reserve(self, sequence: Sequence, end: int) -> Reception:
         count = self._tables.missing(sequence, end)
         needed = self._needed_before(sequence)
         available = self._tables.pool.counts().available
@@ -61,13 +72,20 @@ class Reservations:
                 f"{count} blocks are missing, and {needed} of the {available} available ones are "
                 f"needed by sequences that run or go first"
             )
-        reserved = self._tables.reserve(sequence, count)
+        blocks = self._tables.reserve(sequence, count)
         sequence.move(Phase.RECEIVING)
-        self._receiving.add(sequence)
-        return reserved
+        reception = Reception(sequence, blocks, self._queues, self._tables, self._ended)
+        self._receiving.add(reception)
+        return reception
+
+    def _ended(self, reception: Reception) -> None:
+        self._receiving.remove(reception)
+        self.on_ended(reception)
 
     def ask(self, sequence: Sequence, end: int) -> None:
-        """Queue a new sequence for ``next_granted``."""
+        """Queue a new sequence for ``next_granted``: its transfer begins once the sequences that go
+        first have their blocks."""
+        self._queues.arrive(sequence)
         self._tables.release(sequence)  # the prefix is looked up again then
         insort(self._asking, (sequence, end), key=lambda asked: self._queues.key(asked[0]))
 
@@ -75,7 +93,7 @@ class Reservations:
         """Remove a sequence from the queue for reservations. Idempotent."""
         self._asking = [asked for asked in self._asking if asked[0] is not sequence]
 
-    def next_granted(self) -> tuple[Sequence, list[int]] | None:
+    def next_granted(self) -> Reception | None:
         """Reserve blocks for the first sequence that asks, if there is room by now."""
         if not self._asking:
             return None
@@ -85,39 +103,18 @@ class Reservations:
         later = [s for s in self._queues.waiting if self._queues.first(sequence, s)]
         self._preemption.reclaim_waiting(later, needed)
         try:
-            reserved = self.reserve(sequence, end)
+            reception = self._reserve(sequence, end)
         except OutOfBlocksError:
             self._tables.release(sequence)
             return None
         self._asking.pop(0)
-        return sequence, reserved
-
-    def commit(
-        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
-    ) -> None:
-        """Account for blocks that a transfer has filled up to token ``end``.
-
-        Tokens before ``whole_from`` lack KV that this sequence does not need, but a sequence that
-        branches off among them would, so their blocks never enter the prefix index.
-        """
-        self._tables.pool.commit(reserved)
-        self._receiving.remove(sequence)
-        sequence.received = end - sequence.computed
-        sequence.computed = end
-        whole = -(-whole_from // self._tables.pool.block_size)
-        sequence.published = max(sequence.published, whole)
-        self._tables.publish(sequence)
-
-    def drop(self, sequence: Sequence, reserved: list[int]) -> None:
-        """Return the blocks of a transfer that failed and no longer writes."""
-        self._receiving.remove(sequence)
-        self._tables.drop_reservation(sequence, reserved)
+        return reception
 
     def _needed_before(self, newcomer: Sequence) -> int:
         """Blocks that a reservation must leave: the ones that running sequences will fill soon, and
         all that earlier waiting sequences with a slot lack. The few blocks of a private sequence
         may be taken from any other."""
-        if newcomer.private:
+        if newcomer.work.private:
             return 0
         missing, queues = self._tables.missing, self._queues
         ends = ((s, min(s.length + GROWTH_TOKENS, self._end(s))) for s in queues.running)
@@ -128,6 +125,6 @@ class Reservations:
 
     def _end(self, sequence: Sequence) -> int:
         """The length at which the sequence ends at the latest."""
-        if sequence.compute_until is not None:
-            return sequence.compute_until
-        return min(len(sequence.prompt) + sequence.params.max_tokens, self._max_model_len)
+        if not isinstance(sequence.work, Generate):
+            return sequence.target
+        return min(len(sequence.prompt) + sequence.work.params.max_tokens, self._max_model_len)

@@ -2,7 +2,8 @@
 
 It owns every sequence; the block pool owns every block. There is no torch, no socket and no clock
 here. Beside it: ``queues.py`` (the order), ``step_budget.py``, ``block_tables.py``,
-``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive).
+``preemption.py`` (which sequence loses its blocks) and ``reservations.py`` (prompts that arrive, by
+transfers whose owners hold a ``Reception``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
 from ..plan import Sampled, SequenceStep, StepPlan, StepResult
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
+from ..work import Generate
 from .block_tables import BlockTables
 from .plan_rows import sampler_spec, sequence_step
 from .preemption import Preemption
@@ -54,11 +56,11 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._whole_prompts = whole_prompts
         self._queues = SequenceQueues(policy)
-        self._tables = BlockTables(pool)
-        self._preemption = Preemption(self._queues, self._tables)
-        self._reservations = Reservations(
+        self.tables = BlockTables(pool)
+        self._preemption = Preemption(self._queues, self.tables)
+        self.reservations = Reservations(
             self._queues,
-            self._tables,
+            self.tables,
             self._preemption,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -83,7 +85,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        return len(self._queues.waiting) + len(self._reservations)
+        return len(self._queues.waiting) + len(self.reservations)
 
     @property
     def preemptions(self) -> int:
@@ -97,7 +99,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """True if no sequence is alive in any phase, and no step is in flight."""
-        alive = self.has_work or len(self._reservations) or self._held
+        alive = self.has_work or len(self.reservations) or self._held
         return not (alive or self._in_flight)
 
     @property
@@ -115,7 +117,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence. Raises ``OverloadedError`` if the queue is full; it never is for a
         private sequence, which goes first."""
-        if not sequence.private:
+        if not sequence.work.private:
             self.check_room()
         self.enqueue(sequence)
 
@@ -132,10 +134,6 @@ class Scheduler:
                 f"try again later"
             )
 
-    def match_prefix(self, sequence: Sequence) -> None:
-        """See ``BlockTables.match_prefix``."""
-        self._tables.match_prefix(sequence)
-
     def cancel(self, sequence: Sequence, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a sequence in any phase but RECEIVING (its transfer ends it). Idempotent.
 
@@ -149,47 +147,7 @@ class Scheduler:
         no longer wanted. Idempotent."""
         if sequence in self._held:
             self._held.remove(sequence)
-            self._tables.release(sequence)
-
-    # ---- prompts that arrive by a transfer -------------------------------------------------
-
-    @property
-    def asking(self) -> bool:
-        return self._reservations.asking
-
-    def receive(self, sequence: Sequence, end: int) -> list[int]:
-        """Reserve blocks of a new sequence for a transfer up to token ``end``; see ``reserve``."""
-        self._queues.arrive(sequence)
-        return self._reservations.reserve(sequence, end)
-
-    def ask(self, sequence: Sequence, end: int) -> None:
-        """Queue a new sequence for ``next_reservation``: its transfer begins once the sequences
-        that go first have their blocks."""
-        self._queues.arrive(sequence)
-        self._reservations.ask(sequence, end)
-
-    def next_reservation(self) -> tuple[Sequence, list[int]] | None:
-        return self._reservations.next_granted()
-
-    def resume_at(self, sequence: Sequence) -> int:
-        return self._tables.resume_at(sequence)
-
-    def commit_received(
-        self, sequence: Sequence, reserved: list[int], end: int, whole_from: int = 0
-    ) -> None:
-        """Schedule a sequence whose transfer has filled the blocks up to token ``end``."""
-        self._reservations.commit(sequence, reserved, end, whole_from)
-        self._queues.wait(sequence)
-
-    def abandon_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """Queue a sequence for prefill here: its transfer failed and no longer writes."""
-        self._reservations.drop(sequence, reserved)
-        self._queues.wait(sequence)
-
-    def cancel_received(self, sequence: Sequence, reserved: list[int]) -> None:
-        """End a sequence whose transfer no longer writes."""
-        self._reservations.drop(sequence, reserved)
-        self._finish(sequence, FinishReason.CANCELLED)
+            self.tables.release(sequence)
 
     # ---- planning a step -------------------------------------------------------------------
 
@@ -271,15 +229,15 @@ class Scheduler:
         while self._queues.waiting and budget.left > 0:
             sequence = self._queues.waiting[0]
             slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
-            if not sequence.private and (only_private or self.running >= slots):
+            if not sequence.work.private and (only_private or self.running >= slots):
                 return
-            if self._reservations.goes_before(sequence):
+            if self.reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first
-            self._tables.match_prefix(sequence)
+            self.tables.match_prefix(sequence)
             tokens = self._share(budget, sequence.target - sequence.computed)
             if not tokens or not self._preemption.cover_head(sequence, tokens, budget):
                 if not sequence.received:
-                    self._tables.release(sequence)
+                    self.tables.release(sequence)
                 return
             self._queues.run(sequence)
             if not sequence.preemptions:
@@ -326,19 +284,19 @@ class Scheduler:
         an earlier row, are not finite."""
         if failure:
             sequence.error = failure
-            self._tables.unpublish(sequence)
+            self.tables.unpublish(sequence)
         elif not sequence.error:
             # The token of a placeholder is not known if the sequence ended before it was drawn.
             sequence.computed = min(row.start + len(row.tokens), sequence.length)
-            self._tables.publish(sequence)
+            self.tables.publish(sequence)
 
     def _output(
         self, sequence: Sequence, row: SequenceStep, sampled: dict[int, Sampled]
     ) -> StepOutput:
-        output = StepOutput(sequence, [])
-        if sequence.constraint is not None and not sequence.error:
-            sequence.error = sequence.constraint.failure
-            sequence.unfollowable = sequence.constraint.unfollowable
+        output, work = StepOutput(sequence, []), sequence.work
+        if isinstance(work, Generate) and work.constraint is not None and not sequence.error:
+            sequence.error = work.constraint.failure
+            sequence.unfollowable = work.constraint.unfollowable
         if sequence.error:
             self._finish(sequence, FinishReason.ERROR)
         elif row.sample:
@@ -348,7 +306,7 @@ class Scheduler:
             output.prompt_done = not sequence.has_drawn
             self._append(sequence, drawn.tokens, output)
             output.add_logprobs(drawn.logprobs)
-        elif sequence.compute_until is not None and sequence.computed == sequence.target:
+        elif not isinstance(work, Generate) and sequence.computed == sequence.target:
             self._finish(sequence, FinishReason.COMPUTED)
         output.finish_reason = sequence.finish_reason
         return output
@@ -402,8 +360,10 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
         """Append a step's tokens until one ends the sequence; drop the rest."""
-        reason = FinishReason.STOP if sequence.complete else None
-        for token in [] if sequence.complete else tokens:
+        constraint = sequence.generation.constraint
+        complete = constraint is not None and constraint.complete  # no token may follow
+        reason = FinishReason.STOP if complete else None
+        for token in [] if complete else tokens:
             sequence.outputs.append(token)
             if self._stops(sequence, token):
                 sequence.stop_token = token
@@ -422,10 +382,10 @@ class Scheduler:
         """True if the sequence has reached its length with ``more`` tokens."""
         outputs = len(sequence.outputs) + more
         full = len(sequence.prompt) + outputs >= self.max_model_len
-        return full or outputs >= sequence.params.max_tokens
+        return full or outputs >= sequence.generation.params.max_tokens
 
     def _stops(self, sequence: Sequence, token: int) -> bool:
-        params = sequence.params
+        params = sequence.generation.params
         return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
 
     def _start_siblings(self, leader: Sequence) -> None:
@@ -433,13 +393,13 @@ class Scheduler:
         of it (at most one block) themselves."""
         for sibling in leader.siblings:
             if sibling.phase is not Phase.FINISHED:
-                self._tables.share_prompt(leader, sibling)
+                self.tables.share_prompt(leader, sibling)
                 self.enqueue(sibling)
         leader.siblings = []
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._queues.remove(sequence)
-        self._reservations.forget(sequence)
+        self.reservations.forget(sequence)
         sequence.move(Phase.FINISHED)
         sequence.finish_reason = reason
         self._remove_from_ranks(sequence)
@@ -452,7 +412,7 @@ class Scheduler:
         """Release the blocks of a sequence that has ended, unless a step in flight still reads and
         writes them. Idempotent."""
         if sequence.phase is Phase.FINISHED and not sequence.in_flight:
-            self._tables.release(sequence)
+            self.tables.release(sequence)
 
     def _remove_from_ranks(self, sequence: Sequence) -> None:
         """Have the ranks drop their state; they get it again if the sequence samples again."""

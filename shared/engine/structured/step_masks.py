@@ -41,11 +41,11 @@ class StepMasks:
         self._begun = plan.step
         masked = {row.sequence_id for row in plan.sequences if row.masked}
         rows = [
-            _Row(one.sequence_id, one.constraint, one.constraint.take(one.outputs))
+            _Row(one.sequence_id, constraint, constraint.take(one.outputs))
             for one in sequences
-            if one.constraint is not None
-            and one.sequence_id in masked
+            if one.sequence_id in masked
             and one.phase is not Phase.FINISHED
+            and (constraint := one.generation.constraint) is not None
         ]
         masks = self._thread.run(lambda: _masks(plan.step, rows))
         masks.add_done_callback(self._computed)

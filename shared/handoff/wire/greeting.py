@@ -32,14 +32,6 @@ MAX_OFFER_BYTES = (16 << 10) + 64
 # Several times what this version sends.
 MAX_FIELDS = 64
 
-# Payload of a frame that a rank receives if its greeting has no ``max_payload``.
-OLD_MAX_PAYLOAD = 1 << 20
-
-CAPABILITY_XXH3 = 1
-# Converts KV in fp8 to the scales of its receiver.
-CAPABILITY_KV_SCALES = 2
-CAPABILITIES = CAPABILITY_XXH3 | CAPABILITY_KV_SCALES
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerKey:
@@ -63,7 +55,7 @@ class Greeting:
     of one ``host`` can open each other's memory; empty: no other process can. ``max_payload``:
     bytes of payload in a frame that the rank receives through memory of the host. ``kv_scales``:
     what each component of each layer is to be multiplied with, as float32 in little-endian order;
-    empty if all are 1. Other protocols have neither layers nor offers.
+    empty if all are 1.
     """
 
     node_id: str
@@ -71,16 +63,15 @@ class Greeting:
     rank: int
     tp_size: int
     dtype: str
+    max_payload: int
     layers: Sequence[str] = ()
     protocol: int = PROTOCOL
-    capabilities: int = CAPABILITIES
     peer_epoch: int = 0
     connection: int = 0
     refused: str = ""
     full: int = 0
     host: str = ""
     offers: Mapping[str, bytes] = field(default_factory=dict)
-    max_payload: int = OLD_MAX_PAYLOAD
     kv_scales: bytes = b""
 
     @property
@@ -102,7 +93,6 @@ _LIMITS = {
     "epoch": 2**64,
     "peer_epoch": 2**64,
     "connection": 2**64,
-    "capabilities": 2**64,
 }
 
 
@@ -142,16 +132,6 @@ def check(mine: Greeting, theirs: Greeting) -> None:
     _compare("number of layers", len(mine.layers), len(theirs.layers), theirs)
     for number, (ours, other) in enumerate(zip(mine.layers, theirs.layers, strict=True)):
         _compare(f"KV of layer {number}", ours, other, theirs)
-    if not mine.capabilities & theirs.capabilities & CAPABILITY_XXH3:
-        raise PeerRefusedError(
-            f"capabilities: here {mine.capabilities:#x}, at {theirs.node_id} "
-            f"{theirs.capabilities:#x}; the xxh3 checksum is required"
-        )
-    if mine.kv_scales and not theirs.capabilities & CAPABILITY_KV_SCALES:
-        raise PeerRefusedError(
-            f"KV in fp8 has scales here, and {theirs.node_id} runs an older version, which does "
-            f"not know of any; update it"
-        )
     components = sum(map(components_of, mine.layers))
     if len(theirs.scales) not in (0, components):
         raise PeerRefusedError(

@@ -79,7 +79,6 @@ OTHER_BAD: dict[str, tuple[str, Any, int]] = {
     ),
     "responses: large value": ("/v1/responses", {"input": "hi", "tool_choice": {"x": LARGE}}, 400),
     "responses: unknown": ("/v1/responses", {"input": "hi", "previous_response_id": "x"}, 404),
-    "compaction: nothing": ("/v1/responses/compact", {"input": []}, 400),
     "input_tokens: nested": ("/v1/responses/input_tokens", NESTED, 400),
     "ollama chat: over-long": (
         "/api/chat",

@@ -108,9 +108,9 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
         [found] = collector.named(name, TRACE)
         return found
 
-    ends = ("request", "Decode.Generate", "stream", "Prefill.Open")
+    ends = ("request", "Decode.Stream", "stream", "Prefill.Open")
     until(lambda: all(collector.named(name, TRACE) for name in ends), "the spans")
-    request, call, generate = one("request"), one("call"), one("Decode.Generate")
+    request, call, generate = one("request"), one("call"), one("Decode.Stream")
     assert request.parent == "c0" * 8
     assert [one(name).parent for name in ("placement", "call")] == [request.id] * 2
     assert (generate.parent, call.attributes["node"]) == (call.id, "decode")
@@ -190,8 +190,8 @@ def test_a_trace_shows_local_prefill_with_its_reason(
     trace = "10ca1" * 6 + "00"
     parent = f"00-{trace}-{'c0' * 8}-01"
     assert ask(cluster, {"prompt": [5], "max_tokens": 1}, traceparent=parent)[0] == 200
-    until(lambda: bool(collector.named("Decode.Generate", trace)), "the spans")
-    [generate] = collector.named("Decode.Generate", trace)
+    until(lambda: bool(collector.named("Decode.Stream", trace)), "the spans")
+    [generate] = collector.named("Decode.Stream", trace)
     [local] = collector.named("local prefill", trace)
     assert (local.parent, local.attributes["reason"]) == (generate.id, "nothing missing")
     assert generate.attributes["generated_tokens"] == 1

@@ -28,7 +28,7 @@ from tandem.shared.errors import NODE_DRAINING
 from tandem.tests.decode_node.fake_parts import FakeTransfers
 from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster
 from tandem.tests.support.extent import FULL, selected
-from tandem.tests.support.fake_call import fake_context
+from tandem.tests.support.one_call import call_events
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 
@@ -151,11 +151,11 @@ class Mortal:
     ) -> AsyncIterator[pb.GenerateEvent]:
         self.calls += 1
         left = self.count if self.calls == 1 else None
-        events = self._service.Generate(request, fake_context(grpc.StatusCode.INVALID_ARGUMENT))
+        events = call_events(self._service, request)
         async for event in events:
             if left == 0:
                 self.deaths += 1
-                await events.aclose()  # type: ignore[attr-defined]
+                await events.aclose()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, self.details)
             left = None if left is None else left - 1
             yield event

@@ -21,9 +21,10 @@ from tandem.shared.config.client_config import (
     RequestConfig,
     RunBatchConfig,
 )
+from tandem.shared.config.command_line import fill
 from tandem.tests.end_to_end.support.cluster import TestCluster
 
-SEEDED = RequestConfig(temperature=1.0, seed=3, max_tokens=8)
+SEEDED = fill(RequestConfig, {"temperature": 1.0, "seed": 3, "max_tokens": 8})
 
 
 def test_all_programs_get_the_same_tokens(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.router.beams.beam_search import BeamSearch
 from tandem.router.generation import BeamOptions, EarlyStopping
 
@@ -15,8 +16,8 @@ END = 0
 
 def known(**logprobs: float) -> pb.PositionLogprobs:
     """Continuations by the names ``t1``, ``t2``... of their tokens."""
-    top = [pb.TokenLogprob(token=int(name[1:]), logprob=p) for name, p in logprobs.items()]
-    return pb.PositionLogprobs(top=top)
+    entries = [(int(name[1:]), logprob) for name, logprob in logprobs.items()]
+    return pb.PositionLogprobs(packed_top=pack_logprobs(entries))
 
 
 def options(width: int = 2, **changes: Any) -> BeamOptions:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.tests.router.support import (
     Cluster,
     FakeDecodeNode,
@@ -47,11 +48,9 @@ def play(c: Cluster, node: FakeDecodeNode) -> None:
         assert request.sampling.logprobs >= 3
         yield admitted()
         yield usage(request, cached_tokens=len(request.prompt) - 1)
-        top = [
-            pb.TokenLogprob(token=token, logprob=logprob, rank=rank)
-            for rank, (token, logprob) in enumerate(listed, 1)
-        ]
-        scored = pb.PositionLogprobs(chosen=top[0], top=top)
+        token, logprob = listed[0]
+        chosen = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
+        scored = pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(listed))
         yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[listed[0][0]], logprobs=[scored]))
 
     node.script = script

@@ -12,24 +12,18 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import CAPABILITIES, STREAM
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, Wire, running_proxy
 from tandem.tests.router.node_scripts import refuse
 from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster, until
 
-OLDER = CAPABILITIES - {STREAM}
-
 
 @asynccontextmanager
-async def behind_a_wire(
-    tmp_path: Path, capabilities: frozenset[str] = CAPABILITIES
-) -> AsyncIterator[tuple[Cluster, Wire]]:
+async def behind_a_wire(tmp_path: Path) -> AsyncIterator[tuple[Cluster, Wire]]:
     """A node whose address is a wire's, and that has served a request over it."""
     with running_proxy() as proxy:
         wire = proxy.wire()
         async with cluster(tmp_path, nodes=0) as c:
             node = FakeDecodeNode("decode-0", c.encode("hello world"))
-            node.capabilities = capabilities
             await node.start()
             c.nodes.append(node)
             wire.target = "127.0.0.1", node.port
@@ -39,12 +33,11 @@ async def behind_a_wire(
             yield c, wire
 
 
-@pytest.mark.parametrize("capabilities", [CAPABILITIES, OLDER], ids=["stream", "single calls"])
 @pytest.mark.parametrize("how", ["silently", "with a reset"])
 async def test_requests_over_a_connection_that_has_died_are_served_over_another(
-    tmp_path: Path, how: str, capabilities: frozenset[str]
+    tmp_path: Path, how: str
 ) -> None:
-    async with behind_a_wire(tmp_path, capabilities) as (c, wire):
+    async with behind_a_wire(tmp_path) as (c, wire):
         if how == "silently":
             wire.forget()
             asking = [asyncio.create_task(c.chat(stream=n % 2 == 0)) for n in range(4)]
@@ -72,14 +65,12 @@ async def test_a_node_that_is_gone_is_not_waited_for_twice(tmp_path: Path) -> No
 
 
 async def test_what_a_node_refuses_is_not_asked_again(tmp_path: Path) -> None:
-    for capabilities in (CAPABILITIES, OLDER):
-        async with cluster(tmp_path, nodes=0) as c:
-            node = await c.add(capabilities=capabilities)
-            assert (await c.chat()).status_code == 200
-            node.requests.clear()
-            node.script = refuse(grpc.StatusCode.UNAVAILABLE, "this node is draining")
-            assert (await c.chat()).status_code == 503
-            assert len(node.requests) == 1
+    async with cluster(tmp_path) as c:
+        assert (await c.chat()).status_code == 200
+        c.node.requests.clear()
+        c.node.script = refuse(grpc.StatusCode.UNAVAILABLE, "this node is draining")
+        assert (await c.chat()).status_code == 503
+        assert len(c.node.requests) == 1
 
 
 async def test_an_idle_connection_that_died_is_replaced_before_the_next_request(

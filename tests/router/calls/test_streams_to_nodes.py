@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import CAPABILITIES, STREAM
-from tandem.router.calls import node_stream
+from tandem.router.calls import multiplexed_call, node_stream
 from tandem.router.calls.multiplexed_call import MultiplexedCall
-from tandem.router.calls.node_events import CallFailedError, PlainTokens
-from tandem.router.calls.node_stream import fits_stream
+from tandem.router.calls.node_events import PlainTokens
+from tandem.router.errors import NodeError
 from tandem.tests.router.node_scripts import stuck
 from tandem.tests.router.support import admitted, cluster, events, finished, tokens_event, until
 
@@ -24,33 +23,6 @@ async def test_calls_of_a_node_share_a_stream(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(c.chat(stream=number % 2 == 0) for number in range(6)))
         assert all("hello" in answer.text for answer in answers)
         assert len(c.node.requests) == 6 and len(c.node.streams) == 1
-
-
-async def test_nodes_without_streams_are_called_one_by_one(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=0) as c:
-        older = await c.add(capabilities=CAPABILITIES - {STREAM})
-        answers = await asyncio.gather(c.chat(stream=True), c.chat(n=2))
-        assert events(answers[0].text)[-1] == "[DONE]"
-        assert len(answers[1].json()["choices"]) == 2
-        assert len(older.requests) == 2 and older.streams == []
-
-
-async def test_requests_with_large_events_have_a_call_of_their_own(tmp_path: Path) -> None:
-    async with cluster(tmp_path, max_logprobs=100) as c:
-        assert (await c.complete(logprobs=100, max_tokens=2)).status_code == 200
-        assert c.node.streams == [] and len(c.node.requests) == 1
-        assert (await c.complete(logprobs=20, max_tokens=2)).status_code == 200
-        assert len(c.node.streams) == 1 and len(c.node.requests) == 2
-
-
-def test_long_answers_have_a_flow_control_of_their_own() -> None:
-    def fits(**sampling: int) -> bool:
-        return fits_stream(pb.GenerateRequest(prompt=[1] * 9, sampling=pb.Sampling(**sampling)))  # type: ignore[arg-type]
-
-    assert fits(max_tokens=1_000_000) and fits(max_tokens=10_000, logprobs=20)
-    assert not fits(max_tokens=100_000, n=16)
-    assert not fits(max_tokens=100_000, logprobs=20)
-    assert not fits(max_tokens=1, prompt_logprobs=100)
 
 
 async def test_a_client_that_goes_away_ends_its_call_alone(tmp_path: Path) -> None:
@@ -98,16 +70,14 @@ async def test_a_stream_without_calls_ends_and_the_next_call_opens_another(
             await until(lambda: c.node.open_streams == 0)
 
 
-def multiplexed(max_tokens: int) -> tuple[MultiplexedCall, list[MultiplexedCall]]:
+def multiplexed() -> tuple[MultiplexedCall, list[MultiplexedCall]]:
     """A call, and the list that it is put into when it is cancelled."""
     cancelled: list[MultiplexedCall] = []
-    sampling = pb.Sampling(max_tokens=max_tokens, n=2)
-    request = pb.GenerateRequest(sampling=sampling)
-    return MultiplexedCall(request, cancelled.append, reuses=False), cancelled
+    return MultiplexedCall(cancelled.append, reuses=False), cancelled
 
 
 async def test_tokens_that_wait_are_read_together_and_in_order() -> None:
-    call, _ = multiplexed(100)
+    call, _ = multiplexed()
     for token in range(3):
         call.add_token(0, token)
         call.add_token(1, token + 10)
@@ -120,12 +90,22 @@ async def test_tokens_that_wait_are_read_together_and_in_order() -> None:
     assert list(await call.read()) == []
 
 
-async def test_a_node_cannot_make_more_wait_than_the_answer_may_have() -> None:
-    call, cancelled = multiplexed(10)
-    for token in range(1000):
-        call.add_token(0, token)
+async def test_a_call_fails_once_too_much_waits_for_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(multiplexed_call, "MAX_WAITING", 10_000)
+    call, cancelled = multiplexed()
+    for _ in range(3):  # what has been read no longer counts
+        for token in range(3000):
+            call.add_token(0, token)
+            call.add_token(1, token)
+        for _ in range(90):
+            call.add(tokens_event(0, [7], 40))
+        while call._events:
+            assert len(await call.read()) <= multiplexed_call.MOST_EVENTS
+    assert cancelled == []
+    for _ in range(239):
+        call.add(tokens_event(0, [7], 40))
     assert cancelled == [call]
-    kept = [token for event in await call.read() for token in event.tokens]  # type: ignore[union-attr]
-    assert kept == list(range(len(kept))) and len(kept) < 200
-    with pytest.raises(CallFailedError):
+    with pytest.raises(NodeError, match="reads the response too slowly"):
         await call.read()

@@ -24,7 +24,7 @@ async def test_a_report_from_before_a_call_ended_adds_no_load_of_other_routers()
         node.report(pb.Load(running=running), pb.Prefixes())
         return node.view(PromptKeys([1, 2, 3], "")).sequences
 
-    call = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), 1.0, ())
+    call = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), ())
     assert sequences(running=2) == 2  # ours
     assert sequences(running=3) == 3
     node.end(call)

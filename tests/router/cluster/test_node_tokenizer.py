@@ -112,17 +112,6 @@ async def test_what_a_node_gives_must_be_what_it_announces(
         assert (await c.chat()).status_code == 200
 
 
-async def test_an_older_node_is_told_what_is_missing(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=0) as c:
-        node = FakeDecodeNode("decode-0", [])
-        await node.start()
-        c.nodes.append(node)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await c.registry.Join(node.join_request(Path("/only/on/the/node")))
-        details = caught.value.details() or ""
-        assert "tokenizer.json does not exist" in details and "of an older version" in details
-
-
 async def test_bytes_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
     class Lying(GivingNode):
         async def Tokenizer(

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.registry_service import Registry
@@ -69,7 +68,6 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
                 role=pb.ROLE_PREFILL,
                 ready=True,
                 model=me.model,
-                capabilities=me.capabilities,
             )
             told = pb.Prefixes(version=changes.version, base=changes.base, block_size=4, stride=1)
             told.added = pack_keys(changes.added)
@@ -93,7 +91,6 @@ async def test_a_static_prefill_node_reports_its_prefixes_too(
                 )
                 [node] = [n for n in c.router.nodes if n.is_prefill]
                 assert len(node.prefixes) == len(published)
-                assert node.capabilities == CAPABILITIES
             await until(lambda: asked[-1] == published.since(0).version)
     finally:
         await server.stop(grace=None)

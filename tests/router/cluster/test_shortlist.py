@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.proto.capabilities import ALLOWED_TOKEN_IDS
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.shortlist import FEW, HOLDING, LIGHTEST
 from tandem.router.placement import prefix_table as module
@@ -42,16 +41,9 @@ class Fleet:
         for number in range(count):
             self.join(f"p{number}", pb.ROLE_PREFILL)
 
-    def join(
-        self, name: str, role: pb.Role, group: str = "g", capabilities: Sequence[str] = ()
-    ) -> None:
-        request = pb.JoinRequest(
-            node_id=name,
-            epoch=1,
-            role=role,
-            model=pb.ModelCard(fingerprint=group),
-            capabilities=capabilities,
-        )
+    def join(self, name: str, role: pb.Role, group: str = "g") -> None:
+        model = pb.ModelCard(fingerprint=group)
+        request = pb.JoinRequest(node_id=name, epoch=1, role=role, model=model)
         self.table.join(request, "127.0.0.1:9")
         self.report(name)
 
@@ -76,10 +68,9 @@ class Fleet:
         name: str = "prefix-aware",
         exclude: frozenset[tuple[str, int]] = frozenset(),
         tokens: Sequence[int] = PROMPT,
-        needs: frozenset[str] = frozenset(),
     ) -> Placement:
         self.turn += 1
-        made = self.table.place(PromptKeys(tokens), POLICIES[name], exclude, needs)
+        made = self.table.place(PromptKeys(tokens), POLICIES[name], exclude)
         assert made is not None
         return made
 
@@ -101,16 +92,6 @@ def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
         assert fleet.place().decode.node_id == "d97"
     without = fleet.place(exclude=frozenset({("d97", 1)}))
     assert without.decode.node_id != "d97" and without.prefill[0].node_id == "p61"
-
-
-@every_policy
-def test_one_node_of_many_that_has_what_a_request_needs_is_found(name: str) -> None:
-    fleet = Fleet()
-    fleet.report("d97", held=PROMPT)
-    fleet.join("newer", pb.ROLE_DECODE, capabilities=[ALLOWED_TOKEN_IDS])
-    fleet.report("newer", running=400)
-    for _ in range(4):
-        assert fleet.place(name, needs=frozenset({ALLOWED_TOKEN_IDS})).decode.node_id == "newer"
 
 
 def test_a_prompt_goes_to_where_it_was_placed_before_any_report() -> None:
@@ -222,15 +203,14 @@ def test_a_node_that_fell_silent_is_found_again_when_it_is_back() -> None:
         ),
         max_size=12,
     ),
-    needs=st.sampled_from([frozenset[str](), frozenset({ALLOWED_TOKEN_IDS})]),
 )
 def test_round_robin_decides_as_if_it_looked_at_all_nodes(
-    nodes: list[tuple[pb.Role, str, str]], needs: frozenset[str]
+    nodes: list[tuple[pb.Role, str, str]],
 ) -> None:
     fleet, exclude = Fleet(0), frozenset[tuple[str, int]]()
     for number, (role, group, state) in enumerate(nodes):
         name = f"n{7 * number % 12}"
-        fleet.join(name, role, group, [ALLOWED_TOKEN_IDS] if state == "newer" else [])
+        fleet.join(name, role, group)
         node = fleet.table[name]
         if state == "failed":
             exclude |= {node.key}
@@ -241,8 +221,8 @@ def test_round_robin_decides_as_if_it_looked_at_all_nodes(
     policy, prompt = POLICIES["round-robin"], PromptKeys(PROMPT)
     for turn in range(8):
         views = fleet.table.views(prompt)
-        plain = place(views, PROMPT, policy, turn=turn, exclude=exclude, needs=needs)
-        assert fleet.table.place(prompt, policy, exclude, needs) == plain
+        plain = place(views, PROMPT, policy, turn=turn, exclude=exclude)
+        assert fleet.table.place(prompt, policy, exclude) == plain
 
 
 def test_the_turn_of_a_node_that_came_or_went_is_known_at_once() -> None:

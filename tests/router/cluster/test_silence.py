@@ -136,7 +136,7 @@ class Drained:
         self.table.heartbeat(beat)
 
     def call(self) -> None:
-        self.table["a"].generate(pb.GenerateRequest(), 1.0, ())
+        self.table["a"].generate(pb.GenerateRequest(), ())
 
     def silence(self) -> None:
         self.clock.now += 4

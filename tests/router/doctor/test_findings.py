@@ -71,14 +71,6 @@ def with_node(seen: SurveyedNode) -> Survey:
     return healthy(nodes=[seen, node(pb.ROLE_DECODE, "d")])
 
 
-def two_decode_nodes(*capabilities: list[str]) -> Survey:
-    """The healthy cluster with decode nodes d0 and d1, which announce these."""
-    seen = [node(pb.ROLE_DECODE, f"d{number}") for number in range(2)]
-    for one, announced in zip(seen, capabilities, strict=True):
-        one.info.capabilities.extend(announced)
-    return healthy(nodes=[node(pb.ROLE_PREFILL, "p"), *seen])
-
-
 def late(seen: SurveyedNode) -> SurveyedNode:
     seen.info.heartbeat_age_seconds = 2.5
     return seen
@@ -124,7 +116,6 @@ def test_each_node_is_examined_as_often_as_another(decode: int, prefill: int, ea
 def test_a_healthy_cluster_has_no_findings() -> None:
     assert findings(healthy()) == []
     assert findings(at_one_host("shared_memory")) == []
-    assert findings(two_decode_nodes(["a"], ["a"])) == []
 
 
 PREFILL = pb.ROLE_PREFILL
@@ -308,10 +299,6 @@ def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> 
         ),
         (healthy(encrypted=False), "no TLS: p:1, d:1"),
         (at_one_host("tcp"), "over TCP, although both"),
-        (
-            two_decode_nodes([], ["a", "b"]),
-            "lacks a, b, which other decode nodes have; requests that need it go only to them",
-        ),
     ],
 )
 def test_advice_does_not_make_a_cluster_unhealthy(seen: Survey, problem: str) -> None:

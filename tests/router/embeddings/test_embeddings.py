@@ -149,12 +149,3 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
     ):
         assert (await rejected(c, **fields))["param"] == next(iter(fields))
     assert not c.node.requests
-
-
-async def test_older_nodes_get_no_request_for_a_vector(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=0) as c:
-        await c.add("decode-0", capabilities=frozenset())
-        response = await c.client.post("/v1/embeddings", json={"input": "hi"})
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "capability_unavailable"
-        assert not c.node.requests

@@ -325,14 +325,6 @@ async def test_a_model_that_generates_text_scores_none(tmp_path: Path) -> None:
         assert {request.embed.pooling for request in c.node.requests} == {"mean"}
 
 
-async def test_older_nodes_get_no_pair(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=0) as c:
-        await c.add(scoring="pair", capabilities=frozenset({"embeddings"}))
-        response = await c.client.post("/score", json=PAIR)
-        assert response.status_code == 503
-        assert response.json()["error"]["code"] == "capability_unavailable"
-
-
 async def test_products_of_many_vectors_do_not_hold_the_loop(tmp_path: Path) -> None:
     many = {"query": "a", "documents": ["b"] * 200}
     packed = struct.pack("<8192f", *[0.5] * 8192)

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.router.http import encoding
-from tandem.router.http.access_log import AccessRecord
 from tandem.router.http.encoding import WRITE_BYTES, EncodedArray, dump, pieces_of
-from tandem.router.http.long_events import Events, LongEvent, joined, whole, written
+from tandem.router.http.long_events import Events, LongEvent, joined, written
 from tandem.router.http.sse import data_event, long_data_event, long_event, named_event
-from tandem.router.responses.event_log import EventLog
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -100,19 +98,6 @@ async def test_events_are_written_in_pieces_of_a_size() -> None:
 def test_events_without_long_ones_are_bytes() -> None:
     assert joined([b"a", b"", b"b"]) == b"ab"
     assert joined([b"a", []]) == b"a"
-    assert whole(joined([b"a", [LongEvent(b"<", [1], b">")]])) == b"a<[1]>"
-
-
-async def test_a_log_keeps_long_events_whole() -> None:
-    log = EventLog(AccessRecord("POST", "/"))
-    for _ in range(2):
-        async for piece in written(parts()):
-            await log.write(piece)
-    log.end()
-    for after, count in ((-1, 10), (0, 9), (1, 8), (8, 1)):
-        pieces = [piece async for piece in log.after(after)]
-        assert b"".join(pieces).count(b"\n\n") == count
-        assert max(map(len, pieces)) < 4 * WRITE_BYTES
 
 
 async def test_other_tasks_run_while_a_long_event_is_written() -> None:

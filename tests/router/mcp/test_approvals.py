@@ -11,11 +11,10 @@ import openai
 import pytest
 
 from tandem.router.errors import ApiError
-from tandem.router.generation import ServerTool
 from tandem.router.mcp import approvals as approvals_module
 from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
 from tandem.router.mcp.request_approvals import RequestApprovals
-from tandem.router.mcp.server_tools import CallOutcome
+from tandem.router.mcp.server_tools import CallOutcome, ServerTool
 from tandem.router.options import RouterOptions
 from tandem.router.processes.shared_approvals import SharedApprovals, take_answer
 from tandem.shared.errors import RequestError

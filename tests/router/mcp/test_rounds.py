@@ -61,16 +61,9 @@ class FakeServers:
         return CallOutcome(text=self.result or f"result {len(self.called)}")
 
 
-def events_or_body(answer: httpx.Response, stream: bool) -> Any:
-    """The whole response, which the last event of a stream has too."""
-    assert answer.status_code == 200, answer.text
-    if not stream:
-        return answer.json()
-    return json.loads(answer.text.rpartition("data: ")[2])["response"]
-
-
-def shown_prompt(c: Cluster, request: pb.GenerateRequest) -> str:
-    return c.router.registry.model().tokenizer.decode(list(request.prompt))
+def chat_with(c: Cluster, servers: Any) -> McpChat:
+    handler = c.router.app.handler
+    return McpChat(servers, handler.parsers, handler.prompts)
 
 
 @asynccontextmanager
@@ -81,7 +74,7 @@ async def served(
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, context=4096, **options) as c:
         servers: Any = FakeServers()
-        c.router.app.services.chat = McpChat(servers)
+        c.router.app.services.chat = chat_with(c, servers)
         left = list(replies)
 
         async def talk(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -93,7 +86,6 @@ async def served(
         yield c, servers
 
 
-COMPACTING = {"context_management": [{"type": "compaction", "compact_threshold": 1000}]}
 TWO_ROUNDS = (
     "I add." + call("s__add", a=1),
     "More." + call("s__drop") + call("s__add", a=2),
@@ -189,73 +181,12 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
         assert "tool\nresult 1" in prompt(c) and whole.status == "completed"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_is_compacted_between_rounds(tmp_path: Path, stream: bool) -> None:
-    add = call("s__add", a=1)
-    async with served(tmp_path, add, "the fox", add, "a dog", "Done.") as (c, servers):
-        servers.result = "z" * 1200
-        body: dict[str, Any] = {"input": "hi", "tools": [SERVER], "stream": stream}
-        body |= COMPACTING | {"instructions": "be brief", "max_output_tokens": 300}
-        answer = await c.client.post("/v1/responses", json=body)
-        made = events_or_body(answer, stream)
-        assert [item["type"] for item in made["output"]] == [
-            "mcp_list_tools", "mcp_call", "compaction", "mcp_call", "compaction", "message",
-        ]  # fmt: skip
-        assert made["status"] == "completed" and len(servers.called) == 2
-        names = [one.request_id.partition(".")[2] for one in c.node.requests]
-        assert names == ["", "summary1", "1", "summary2", "2"]
-        shown = [shown_prompt(c, request) for request in c.node.requests]
-        assert ["zzz" in text for text in shown] == [False, True, False, True, False]
-        assert all("be brief" in text and "hi" in text for text in shown)
-        assert "the fox" in shown[2] and "the fox" in shown[3] and "the fox" not in shown[4]
-        assert shown[4].index("a dog") < shown[4].index("hi")
-        used = made["usage"]
-        assert used["input_tokens"] == sum(len(one.prompt) for one in c.node.requests)
-        assert used["output_tokens"] == sum(
-            len(c.encode(text)) + 1 for text in (add, "the fox", add, "a dog", "Done.")
-        )
-        more = {"input": "and", "previous_response_id": made["id"]}
-        await c.client.post("/v1/responses", json=more)
-        assert "zzz" not in prompt(c) and "a dog" in prompt(c) and "Done." in prompt(c)
-
-
-async def test_rounds_go_on_where_a_summary_is_of_no_use(tmp_path: Path) -> None:
-    add = call("s__add", a=1)
-    async with served(tmp_path, add, "", add, "", "Done.") as (c, servers):
-        servers.result = "z" * 1200
-        body: dict[str, Any] = {"input": "hi", "tools": [SERVER]} | COMPACTING
-        made = (await c.client.post("/v1/responses", json=body)).json()
-        # An empty summary stands for nothing, and the second round's prompt stays long.
-        assert [item["type"] for item in made["output"]][1:] == ["mcp_call", "mcp_call", "message"]
-    async with served(tmp_path, add, "the fox", add, "Done.") as (c, servers):
-        long = body | {"input": "x" * 1200}
-        made = (await c.client.post("/v1/responses", json=long)).json()
-        # What the user said is too long by itself: one summary shows that.
-        kinds = [item["type"] for item in made["output"]][1:]
-        assert kinds == ["mcp_call", "compaction", "mcp_call", "message"]
-    async with served(tmp_path, add, "Done.") as (c, servers):
+async def test_a_result_that_does_not_fit_ends_the_rounds(tmp_path: Path) -> None:
+    async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         servers.result = "z" * 5000
+        body = {"input": "hi", "tools": [SERVER]}
         made = (await c.client.post("/v1/responses", json=body)).json()
         assert made["status"] == "incomplete" and len(c.node.requests) == 1
-
-
-async def test_a_compaction_precedes_the_rounds(tmp_path: Path) -> None:
-    turns = ["the fox", call("s__add", a=1), "Done."] * 2
-    async with served(tmp_path, *turns) as (c, servers):
-        said = {"role": "assistant", "content": "x" * 1200}
-        body: dict[str, Any] = {
-            "input": [{"role": "user", "content": "hi"}, said],
-            "tools": [SERVER],
-        }
-        body["context_management"] = [{"type": "compaction", "compact_threshold": 1000}]
-        made = (await c.client.post("/v1/responses", json=body)).json()
-        kinds = [item["type"] for item in made["output"]]
-        assert kinds == ["compaction", "mcp_list_tools", "mcp_call", "message"]
-        answer = await c.client.post("/v1/responses", json=body | {"stream": True})
-        last = json.loads(answer.text.rpartition("data: ")[2])["response"]
-        assert [item["type"] for item in last["output"]] == kinds
-        names = [one.request_id.partition(".")[2] for one in c.node.requests[:3]]
-        assert names == ["summary", "", "1"] and len(servers.called) == 2
 
 
 async def test_calls_of_the_clients_own_tools_end_the_loop(tmp_path: Path) -> None:
@@ -355,7 +286,7 @@ async def test_requests_use_configured_servers_only(tmp_path: Path) -> None:
             answer = await c.chat(**fields)
             assert answer.status_code == 400, answer.text
             assert answer.json()["error"]["param"] == param, answer.text
-        c.router.app.services.chat = McpChat(None)
+        c.router.app.services.chat = chat_with(c, None)
         answer = await c.chat(tools=[SERVER])
         assert answer.status_code == 400 and "--mcp-config" in answer.text
         assert servers.called == []

@@ -140,6 +140,16 @@ async def test_logprobs(tmp_path: Path) -> None:
             assert "".join(one["token"] for one in whole[:2]) == "hello world"
 
 
+async def test_whole_answers_are_as_long_as_they_may_be(tmp_path: Path) -> None:
+    asked = {"logprobs": True, "top_logprobs": 2, "stream": False}
+    async with cluster(tmp_path, max_answer_logprobs=60) as c:
+        for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
+            for given in ({}, {"num_predict": 30}):
+                answer = await c.client.post(path, json=body | asked | {"options": given})
+                assert answer.status_code == 200, answer.text
+                assert c.node.requests[-1].sampling.max_tokens == 20
+
+
 async def test_a_context_goes_on(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         first = (await c.client.post("/api/generate", json=ASK | WHOLE)).json()["context"]
@@ -232,7 +242,7 @@ async def test_vectors(tmp_path: Path) -> None:
     assert made["prompt_eval_count"] == CONTEXT + 1
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
     assert "context length" in refused.json()["error"]
-    assert empty.status_code == 400 and "must not be empty" in empty.json()["error"]
+    assert empty.status_code == 400 and "the input is empty" in empty.json()["error"]
     assert [*older] == ["embedding"] and older["embedding"]
 
 

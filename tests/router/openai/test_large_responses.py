@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import AsyncIterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.proto import tandem_pb2 as pb
-from tandem.proto.packed_logprobs import pack_logprobs
-from tandem.router import generation
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
 from tandem.router.options import RouterOptions
 from tandem.router.requests.response_size import ResponseSize
 from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import (
     Cluster,
-    admitted,
     cluster,
     events,
-    finished,
     held_briefly,
     until,
-    usage,
 )
 
 CONTEXT = 131_072
@@ -87,35 +80,6 @@ def _check_answer(body: dict[str, Any], asked: dict[str, Any], c: Cluster) -> No
             told = choice["logprobs"]
             for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
                 assert choice["text"][offset:].startswith(token)
-
-
-@pytest.mark.parametrize("echo", [False, True])
-async def test_lists_of_a_whole_vocabulary_do_not_hold_the_loop(
-    tmp_path: Path, echo: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The fake node's model has 320 tokens, and the node sends more.
-    monkeypatch.setattr(generation, "WIDE_ALTERNATIVES", 300)
-    entries = pack_logprobs((i % 300, -i / 8) for i in range(50_000))
-    scored = pb.PositionLogprobs(chosen=pb.TokenLogprob(token=5, rank=1), packed_top=entries)
-
-    async def script(request: pb.GenerateRequest, _: Any) -> AsyncIterator[pb.GenerateEvent]:
-        yield admitted()
-        yield usage(request)
-        yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=[scored] * 12))
-        yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[5] * 12, logprobs=[scored] * 12))
-        yield finished(0, pb.FINISH_REASON_LENGTH)
-
-    asked = {"prompt": [5] * 13, "max_tokens": 12, "logprobs": -1}
-    asked |= {"echo": True} if echo else {"prompt_logprobs": -1}
-    async with cluster(tmp_path, max_logprobs=-1) as c:
-        c.node.script = script
-        url = f"{c.url}/v1/completions"
-        answer = await held_briefly(lambda: httpx.post(url, json=asked, timeout=60))
-        [choice] = answer.json()["choices"]
-        tops = choice["logprobs"]["top_logprobs"]
-        assert [len(top or ()) for top in tops] == [0, *[173] * 24] if echo else [173] * 12
-        if not echo:  # by ids; several tokens have the same text
-            assert [len(top or ()) for top in choice["prompt_logprobs"]] == [0, *[300] * 12]
 
 
 async def test_an_echo_is_streamed_in_pieces(tmp_path: Path) -> None:

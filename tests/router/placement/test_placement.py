@@ -88,18 +88,6 @@ def test_only_a_decode_node_that_takes_work_is_chosen(
 
 
 @every_policy
-def test_a_node_without_what_the_request_needs_is_no_candidate(name: str) -> None:
-    def chosen(*nodes: NodeView) -> str | None:
-        made = place(nodes, [1], POLICIES[name], needs=frozenset({"a", "b"}))
-        return None if made is None else made.decode.node_id
-
-    older, part = decode("older"), decode("part", capabilities=frozenset("a"))
-    newer = decode("newer", capabilities=frozenset("abc"), sequences=99)
-    assert chosen(older, part) is None
-    assert chosen(older, part, newer) == "newer"
-
-
-@every_policy
 def test_a_node_that_failed_is_not_asked_again_but_its_next_start_is(name: str) -> None:
     policy = POLICIES[name]
     assert place([decode("a")], [1], policy, exclude=frozenset({("a", 1)})) is None

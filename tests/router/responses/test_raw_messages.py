@@ -29,11 +29,15 @@ async def test_a_response_has_its_prompt_and_its_output(tmp_path: Path, backgrou
         wrote = {"message": written, "tokens": [*c.node.reply, 0]}
         kind = {"type": "raw_message_tokens"}
         assert made.input_messages == [read | kind] and made.output_messages == [wrote | kind]
-        events = [event async for event in await client.responses.create(**asked, stream=True)]
-        shown = [getattr(event.response, name) for name in MESSAGES for event in events[::-1][:1]]
-        assert shown == [made.input_messages, made.output_messages]
-        assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
         plain = await client.responses.create(input="hi")
         assert not any(hasattr(plain, name) for name in MESSAGES)
         if not background:
-            assert await client.responses.retrieve(events[-1].response.id) == events[-1].response
+            stream = await client.responses.create(**asked, stream=True)
+            events = [event async for event in stream]
+            last = events[-1].response
+            assert [last.input_messages, last.output_messages] == [
+                made.input_messages,
+                made.output_messages,
+            ]
+            assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
+            assert await client.responses.retrieve(last.id) == last

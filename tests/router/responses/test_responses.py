@@ -95,6 +95,9 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
                 await other.responses.retrieve(made.id)
         wrong: tuple[dict[str, Any], ...] = (
             {"background": True, "store": False},
+            {"background": True, "stream": True},
+            {"extra_body": {"context_management": [{"type": "compaction"}]}},
+            {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
             {"include": ["file_search_call.results"]},
             {"top_logprobs": 2},
             {"truncation": "sometimes"},

@@ -22,10 +22,12 @@ from tandem.shared.engine.plan import (
     StepResult,
     TokenMasks,
 )
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
 from tandem.tests.support.simulated_ranks import (
     EOS,
@@ -93,7 +95,7 @@ class AnsweredLate(RuleBasedStateMachine):
         self.sequences: list[Sequence] = []
         self.shown: dict[Sequence, list[int]] = {}
         self.ended: dict[Sequence, FinishReason] = {}
-        self.receiving: list[tuple[Sequence, list[int]]] = []
+        self.receiving: list[Reception] = []
         self.lost = False
 
         async def begin() -> tuple[EngineCore, asyncio.Task[None]]:
@@ -129,18 +131,19 @@ class AnsweredLate(RuleBasedStateMachine):
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
         made = [
-            Sequence(self.core.new_id(), tokens, params, seed=distinct + i) for i in range(choices)
+            Sequence(self.core.new_id(), tokens, Generate(params, seed=distinct + i))
+            for i in range(choices)
         ]
         made[0].siblings = made[1:]
         self.sequences += made
         if receives:
             self.core.match_prefix(made[0])
             self.core.listen(made[0], self.listen)
-            reserved = self.core.reserve(made[0], len(tokens) - 1)
-            if reserved is None:
+            reception = self.core.reserve(made[0], len(tokens) - 1)
+            if reception is None:
                 self.core.enqueue(made[0])
             else:
-                self.receiving.append((made[0], reserved))
+                self.receiving.append(reception)
         else:
             self.core.submit(made[0], self.listen)
         self.run(self.settle())
@@ -165,13 +168,14 @@ class AnsweredLate(RuleBasedStateMachine):
     @precondition(lambda self: self.receiving)
     @rule(arrived=st.booleans())
     def received(self, arrived: bool) -> None:
-        one, reserved = self.receiving.pop()
+        reception = self.receiving.pop()
+        one = reception.sequence
         end = len(one.prompt) - 1
         if arrived:
             self.executor.ranks.write(one.block_table, one.prompt, one.computed, end)
-            self.core.commit_received(one, reserved, end)
+            reception.commit(end)
         else:
-            self.core.abandon_received(one, reserved)
+            reception.abandon()
         self.run(self.settle())
 
     @precondition(lambda self: self.sequences)
@@ -232,6 +236,8 @@ class AnsweredLate(RuleBasedStateMachine):
             return
         assert self.scheduler.idle
         assert self.scheduler.pool.counts().available == self.scheduler.pool.num_blocks
+        times = self.core._first_steps
+        assert not times._queued_at and not times._started_at
         for one in self.sequences:
             assert one.phase is Phase.FINISHED and one in self.ended
             assert is_as_expected(one, self.limit), (one.outputs, one.finish_reason)

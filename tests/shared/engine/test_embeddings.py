@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tandem import Embedding, Engine, EngineConfig, SamplingParams
 from tandem.shared.engine.hidden_states import check_result_size
 from tandem.shared.engine.plan import StepResult
-from tandem.shared.engine.sampling_params import SamplingParams as Params
 from tandem.shared.engine.sequence import FinishReason, Sequence
+from tandem.shared.engine.work import Pool
 from tandem.shared.errors import RequestError
 from tandem.tests.shared.engine.scheduling.schedulers import make
 from tandem.tests.support.checkpoints import tiny_models
@@ -127,7 +127,7 @@ def test_the_vectors_of_a_step_are_bounded() -> None:
 
 
 def pooled(prompt: int, pooling: Any) -> Sequence:
-    return Sequence(1, list(range(prompt)), Params(), compute_until=prompt, pooling=pooling)
+    return Sequence(1, list(range(prompt)), Pool(pooling))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tandem.shared.engine import core, executor
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import FinishReason, Sequence, StepOutput
 from tandem.shared.engine.start import NodeEngine, start_engine
+from tandem.shared.engine.work import Generate
 from tandem.tests.shared.engine.test_executor import CONFIG, IDENTITY, SECONDS, run_first
 
 # Tests of one kind of node share it, so the event loop lasts as long as the nodes.
@@ -103,7 +104,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[FailingNode]:
 async def ask(engine: NodeEngine, token: int, count: int = 6) -> Sequence:
     """A greedy sequence that has ended."""
     params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-    one = Sequence(engine.core.new_id(), [token] * count, params)
+    one = Sequence(engine.core.new_id(), [token] * count, Generate(params))
     outputs: Output = asyncio.Queue()
     engine.core.submit(one, outputs.put_nowait)
     async with asyncio.timeout(SECONDS):

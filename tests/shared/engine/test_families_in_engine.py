@@ -47,7 +47,7 @@ def test_prefixes_chunks_and_preemption_leave_the_tokens(
     with Engine(config) as engine:
         answers = engine.generate_sync(prompts, params)
         assert [choices[0].tokens for choices in answers] == expected
-        assert engine._thread is not None and engine._thread.runner.engine.core.preemptions
+        assert engine._thread is not None and engine._thread.runner.engine.core.load().preemptions
         for _ in range(2):
             again = engine.generate_sync([prompts[0]], params)[0][0]
             assert again.tokens == expected[0]

@@ -6,6 +6,7 @@ from functools import partial
 
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.tests.support.fake_node import FakeNode
 from tandem.tests.support.waiting import until
 
@@ -26,7 +27,7 @@ async def test_queue_time_and_prefix_hits_are_counted_once_a_sequence() -> None:
             def note(output: StepOutput, ended: list[object] = ended) -> None:
                 ended.append(output.finish_reason)
 
-            one = Sequence(number, prompt, SamplingParams(max_tokens=2))
+            one = Sequence(number, prompt, Generate(SamplingParams(max_tokens=2)))
             node.core.submit(one, note)
             await until(partial(any, ended))
     assert value(node, "tandem_queue_seconds_count") == 2
@@ -47,7 +48,8 @@ async def test_blocks_in_use_are_a_share_of_all() -> None:
     node.ranks.computes.clear()
     async with node.running():
         node.core.submit(
-            Sequence(1, list(range(64)), SamplingParams(max_tokens=1)), lambda output: None
+            Sequence(1, list(range(64)), Generate(SamplingParams(max_tokens=1))),
+            lambda output: None,
         )
         await until(lambda: node.scheduler.running == 1)
         # One step computes all 64 tokens, which are four blocks.
@@ -61,7 +63,7 @@ async def test_sequences_that_fail_are_counted_by_cause() -> None:
     node.ranks.fails = "numbers are not finite"
     async with node.running():
         ended: list[object] = []
-        one = Sequence(1, [1, 2, 3], SamplingParams(max_tokens=1))
+        one = Sequence(1, [1, 2, 3], Generate(SamplingParams(max_tokens=1)))
         node.core.submit(one, lambda output: ended.append(output.finish_reason))
         await until(lambda: any(ended))
     assert node.metric("tandem_sequences_failed_total", cause="not_finite") == 1

@@ -1,9 +1,10 @@
 // Files that go with a message: texts, which the model reads below what was typed.
 
 import { announce, el, iconButton } from "../dom.js";
+import { number } from "../format.js";
 
 // Characters of all files of a message: far more than any context has.
-const MOST_CHARACTERS = 2_000_000;
+const MAX_CHARACTERS = 2_000_000;
 const NAMES = { image: "an image", audio: "audio", video: "a video" };
 
 export class Attachments {
@@ -22,7 +23,7 @@ export class Attachments {
     this.input.value = "";
     for (const file of files) {
       try {
-        this.set([...this.files, await read(file, MOST_CHARACTERS - size(this.files))]);
+        this.set([...this.files, await read(file, MAX_CHARACTERS - size(this.files))]);
         announce(`Attached ${file.name}`);
       } catch (error) {
         this.warn(error.message);
@@ -58,11 +59,11 @@ async function read(file, room) {
 }
 
 function tooMuch({ name }) {
-  const most = MOST_CHARACTERS.toLocaleString("en");
-  return new Error(`${name} is too large: the files of a message may have ${most} characters.`);
+  return new Error(`${name} is too large: the files of a message may have ` +
+    `${number(MAX_CHARACTERS)} characters.`);
 }
 
-const labelOf = ({ name, text }) => `${name}, ${text.length.toLocaleString("en")} characters`;
+const labelOf = ({ name, text }) => `${name}, ${number(text.length)} characters`;
 
 /** The files of a message that was sent. */
 export function filesBox(files) {

@@ -1,16 +1,14 @@
-// The chat: the conversation that is shown, and the message field.
+// The chat: the conversation that is shown, and what is asked and answered in it.
 
-import { announce, el, fill, icon, iconButton, relabel } from "../dom.js";
+import { announce, el, fill, iconButton } from "../dom.js";
 import { ServerError } from "../server.js";
+import { Answers, MAX_ANSWERS, tellEnd } from "./answers.js";
 import { bodyOf, canContinue, continuationOf, stream } from "./answer.js";
-import { Attachments } from "./attachments.js";
-import { add, choose, newChat, path, siblings, titleOf } from "./conversation.js";
+import { Composer } from "./composer.js";
+import { add, become, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
-import { MOST, RunningAnswers } from "./running.js";
 import { defaults, showSettings } from "./settings.js";
-import { SharedChats } from "./shared_chats.js";
-import { canShorten, shorten } from "./shorten.js";
-import { OtherTabs } from "./tabs.js";
+import { shorten } from "./shorten.js";
 
 const SAVE_EVERY = 2_000;
 // Messages of a chat that are shown at first; more are added when the log is scrolled near to them.
@@ -18,55 +16,33 @@ const SHOWN = 50, NEAR = 200;
 const ANNOUNCED = 600;  // characters of an answer that are read out
 
 export class ChatView {
-  /** `changed` is called with the shown chat when one was kept, or has a new answer; `model` returns
-   * the chosen model: its id, and the defaults of its parameters. */
+  /** `changed` is called when a chat is shown, was kept, or has a new answer; `model` returns the chosen
+   * model: its id, and the defaults of its parameters. */
   constructor(store, model, changed) {
     this.store = store;
     this.model = model;
     this.changed = changed;
     this.views = new Map();
-    this.answers = new RunningAnswers();
-    this.shared = new SharedChats(this, store);
-    this.tabs = new OtherTabs(() => this.answers.all(), this.shared);
+    this.answers = new Answers((...answer) => this.followAnswer(...answer));
+    store.whenChanged(id => this.followChat(id));
     this.unseen = new Set();  // ids of chats with an answer that ended while another was shown
-    this.drafts = new Map();  // messages that were begun and not sent, by chat
-    this.editing = null;  // the message that the next one stands beside
+    this.composer = new Composer(this);
     this.build();
     this.start(null);
   }
 
   build() {
     this.log = el("section", { class: "log", "aria-label": "Messages", tabindex: "-1" });
-    this.scroller = el("div", { class: "scroller" }, this.log);
-    this.scroller.addEventListener("scroll", () => this.noteScroll(), { passive: true });
+    this.scroller = el("div", { class: "scroller", onscroll: () => this.noteScroll() }, this.log);
     this.latest = iconButton("down", "Go to the latest message", () => this.follow(true),
                              { class: "icon-button latest", hidden: true });
-    this.field = el("textarea", { id: "message", rows: 1, "aria-label": "Message",
-                                  placeholder: "Message", enterkeyhint: "send" });
-    this.field.addEventListener("input", () => this.grow());
-    this.field.addEventListener("keydown", event => this.onKey(event));
-    this.field.addEventListener("paste", event => this.onPaste(event));
-    this.attachments = new Attachments(text => this.warn(text));
-    this.button = el("button", { class: "send", "aria-label": "Send", title: "Send" }, icon("send"));
-    this.banner = el("div", { class: "editing", hidden: true }, "Editing: the old version stays.",
-                     el("button", { class: "quiet", type: "button", onclick: () => this.endEdit() },
-                        "Cancel"));
-    this.notice = el("p", { class: "notice", role: "alert", hidden: true });
-    const form = el("form", { class: "composer" }, this.attachments.button, this.attachments.input,
-                    this.field, this.button);
-    form.addEventListener("submit", event => {
-      event.preventDefault();
-      if (this.busy) this.stop();
-      else this.send();
-    });
     this.welcome = welcomeText();
     this.shortened = el("p", { class: "note shortened" },
                         "The model does not read what is above: it is longer than the context.");
     this.earlier = el("button", { class: "quiet earlier", type: "button",
                                   onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
-                   el("div", { class: "foot" }, this.latest, this.notice, this.banner,
-                      this.attachments.list, form));
+                   el("div", { class: "foot" }, this.latest, this.composer.nodes));
   }
 
   // ---- which chat ----------------------------------------------------------------------------
@@ -75,47 +51,26 @@ export class ChatView {
   async open(id) {
     const kept = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
     this.start(kept ?? null);
-    this.field.focus();
+    this.composer.field.focus();
   }
 
   start(chat) {
     const { sampling, system } = defaults();
-    this.endEdit();
-    this.keepDraft();
+    if (this.chat) this.composer.keepDraft(this.draftName);
     this.chat = chat ?? newChat(sampling, system);
-    this.shared.takeTold(this.chat);
-    const { text, files } = this.drafts.get(this.draftName) ?? { text: "", files: [] };
-    this.compose(text, files);
+    this.answers.update(this.chat);
+    this.composer.showDraft(this.draftName);
     this.unseen.delete(this.chat.id);
     this.views.clear();
     this.from = Infinity;
     this.show();
     this.follow(true);
-    this.changed(this.chat);
+    this.changed();
   }
 
   /** Chats without a message share one draft. */
   get draftName() {
     return Object.keys(this.chat.messages).length ? this.chat.id : "";
-  }
-
-  keepDraft() {
-    if (!this.chat) return;
-    const { value: text } = this.field, { files } = this.attachments;
-    if (text || files.length) this.drafts.set(this.draftName, { text, files });
-    else this.drafts.delete(this.draftName);
-  }
-
-  /** Put a text and files into the message field. */
-  compose(text, files = []) {
-    this.field.value = text;
-    this.attachments.set(files);
-    this.grow();
-  }
-
-  /** The answers of a chat that are being streamed, here or in another tab. */
-  runningIn(id) {
-    return [...this.answers.inChat(id).map(({ message }) => message), ...this.tabs.inChat(id)];
   }
 
   /** The chat with this id as the page has it; undefined if it is only in the store. */
@@ -127,7 +82,7 @@ export class ChatView {
   forget(id) {
     this.answers.drop(id);
     this.unseen.delete(id);
-    this.drafts.delete(id);
+    this.composer.drafts.delete(id);
   }
 
   /** Make the log the chosen path. */
@@ -156,13 +111,8 @@ export class ChatView {
   viewOf(message) {
     if (!this.views.has(message.id)) this.views.set(message.id, new MessageView(message, this));
     const view = this.views.get(message.id);
-    view.state = this.stateOf(message);
+    view.state = this.answers.where(message);
     return view;
-  }
-
-  /** Where a message is being generated; empty if it is not. */
-  stateOf(message) {
-    return this.answers.has(message) ? "here" : this.tabs.has(message) ? "elsewhere" : "";
   }
 
   settings() {
@@ -172,41 +122,82 @@ export class ChatView {
   async keep(chat = this.chat) {
     if (!Object.keys(chat.messages).length) return;
     await this.save(chat);
-    this.changed(this.chat);
+    this.changed();
   }
 
   async save(chat) {
     try {
-      if (!await this.store.put(chat)) this.shared.deleted(chat.id);
+      if (!await this.store.put(chat)) this.chatDeleted(chat.id);
     } catch (error) {
       this.warn(`The chat could not be kept: ${error.message}`);
     }
   }
 
   warn(text) {
-    this.notice.textContent = text;
-    this.notice.hidden = false;
+    this.composer.warn(text);
+  }
+
+  // ---- other tabs ----------------------------------------------------------------------------
+
+  /** Another tab has kept or deleted a chat. */
+  async followChat(id) {
+    this.changed();
+    const chat = this.live(id);
+    if (!chat) return;
+    if (!await this.store.refresh(chat)) return this.chatDeleted(id);
+    if (chat !== this.chat) return;
+    this.answers.update(chat);
+    for (const view of this.views.values()) view.refresh();
+    this.show();
+    this.follow(false);
+  }
+
+  chatDeleted(id) {
+    this.forget(id);
+    if (this.chat.id === id) {
+      this.start(null);
+      this.warn("This chat was deleted in another tab.");
+    }
+    this.changed();
+  }
+
+  /** An answer of another tab begins, grows or has ended. */
+  async followAnswer(chatId, message, begins) {
+    const chat = this.live(chatId), ours = chat?.messages[message.id];
+    const state = this.answers.where(message);
+    if (ours) become(ours, message);
+    // Its tab was closed, and what it has told last may be kept nowhere.
+    if (ours && !state && message.ended === "interrupted") await this.save(chat);
+    const view = this.views.get(message.id);
+    if (view) {
+      view.state = state;
+      view.refresh();
+      this.follow(false);
+    }
+    if (state && !begins) return;
+    this.showRunning();
+    this.changed();
   }
 
   // ---- asking --------------------------------------------------------------------------------
 
   send() {
-    const text = this.field.value.trim(), { files } = this.attachments;
+    const { text, files, editing } = this.composer;
     if (!(text || files.length) || this.busy || !this.mayAsk()) return;
-    const parent = this.editing ? this.editing.parent : this.decided(path(this.chat).at(-1));
-    this.drafts.delete(this.draftName);
+    const parent = editing ? editing.parent : this.decided(path(this.chat).at(-1));
+    this.composer.drafts.delete(this.draftName);
     const fields = files.length ? { files } : {};
     const message = add(this.chat, parent, { role: "user", text, ...fields });
-    this.endEdit();
-    this.compose("");
+    this.composer.endEdit();
+    this.composer.set("");
     this.answer(message.id);
   }
 
   /** False, with a notice, while as many answers are streamed as may be. */
   mayAsk() {
-    this.notice.hidden = true;
-    if (this.answers.count + this.tabs.count < MOST) return true;
-    this.warn(`${MOST} answers are being streamed. Stop one, or wait for one to end.`);
+    this.warn("");
+    if (this.answers.count < MAX_ANSWERS) return true;
+    this.warn(`${MAX_ANSWERS} answers are being streamed. Stop one, or wait for one to end.`);
     return false;
   }
 
@@ -227,31 +218,30 @@ export class ChatView {
     const { chat } = this;
     message.model = this.model().id;
     message.ended = "interrupted";  // as it is found if the page is closed before
-    const running = this.answers.begin(chat, message);
+    const answer = this.answers.begin(chat, message);
     chat.model = message.model;
     this.refreshVersions(message);
     this.show();
     this.follow(true);
-    running.savedAt = performance.now();
-    this.keep().then(() => this.answers.has(message) && this.tabs.report(running));
+    this.keep().then(() => this.answers.where(message) && this.answers.report(answer));
     try {
       const body = bodyOf(chat, message, message.model);
-      await stream(message, body, running.controller.signal, () => this.arrived(running));
+      await stream(message, body, answer.controller.signal, () => this.arrived(answer));
     } catch (error) {
       this.failed(message, error);
     }
-    this.ended(running);
+    await this.ended(answer);
   }
 
-  arrived(running) {
-    if (running.chat === this.chat) {
-      this.views.get(running.message.id)?.refresh();
+  arrived(answer) {
+    if (answer.chat === this.chat) {
+      this.views.get(answer.message.id)?.refresh();
       this.follow(false);
     }
-    this.tabs.report(running);
-    if (performance.now() - running.savedAt > SAVE_EVERY && !running.dropped) {
-      running.savedAt = performance.now();
-      this.save(running.chat);
+    this.answers.report(answer);
+    if (performance.now() - answer.savedAt > SAVE_EVERY && !answer.dropped) {
+      answer.savedAt = performance.now();
+      this.save(answer.chat);
     }
   }
 
@@ -267,18 +257,17 @@ export class ChatView {
     if (retryAfter) message.error.until = Date.now() + retryAfter * 1000;
   }
 
-  ended(running) {
-    const { chat, message, dropped } = running;
-    this.answers.end(running);
-    this.notice.hidden = true;
-    if (dropped) {
-      this.tabs.conclude(running);
-      return;
+  async ended(answer) {
+    const { chat, message, dropped } = answer;
+    this.answers.end(answer);
+    this.warn("");
+    if (!dropped) {
+      message.revised = Date.now();
+      if (chat === this.chat) this.showEnded(message);
+      else this.noteUnseen(chat);
+      await this.keep(chat);
     }
-    message.revised = Date.now();
-    if (chat === this.chat) this.showEnded(message);
-    else this.noteUnseen(chat);
-    this.keep(chat).then(() => this.tabs.conclude(running));
+    tellEnd(answer);
   }
 
   showEnded(message) {
@@ -297,44 +286,40 @@ export class ChatView {
 
   /** The answer that is being streamed into the shown path; undefined if there is none. */
   get running() {
-    return path(this.chat).findLast(message => this.stateOf(message));
+    return path(this.chat).findLast(message => this.answers.where(message));
   }
 
   /** True if a message has to wait for an answer; one that is edited stands beside it. */
   get busy() {
-    return !!this.running && !this.editing;
+    return !!this.running && !this.composer.editing;
   }
 
   /** Stop an answer, by default the one that is shown. */
   stop(message = this.running) {
-    if (!message) return;
-    if (this.answers.has(message)) this.answers.stop(message);
-    else this.tabs.stop(message);
+    if (message) this.answers.stop(message);
   }
 
   showRunning() {
-    const { busy } = this;
-    this.button.classList.toggle("stop", busy);
-    relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
+    this.composer.showBusy(this.busy);
   }
 
   // ---- actions of messages -------------------------------------------------------------------
 
-  siblings(message) {
-    return siblings(this.chat, message);
-  }
-
-  choose(message) {
-    if (!message) return;
-    choose(this.chat, message);
+  /** Show the version of a message, by default of the last, that is `by` places further. Below it, the
+   * path is as it was when it was chosen last. */
+  step(by, message = path(this.chat).at(-1)) {
+    const versions = message ? siblings(this.chat, message) : [];
+    const version = versions[versions.indexOf(message) + by];
+    if (!version) return;
+    this.chat.chosen[version.parent] = version.id;
     this.show();
-    this.refreshVersions(message);
+    this.refreshVersions(version);
     this.keep();
-    this.viewOf(message).node.querySelector(".versions button:not(:disabled)")?.focus();
+    this.viewOf(version).node.querySelector(".versions button:not(:disabled)")?.focus();
   }
 
   refreshVersions(message) {
-    for (const other of this.siblings(message)) this.views.get(other.id)?.show();
+    for (const other of siblings(this.chat, message)) this.views.get(other.id)?.show();
   }
 
   again(message) {
@@ -351,14 +336,6 @@ export class ChatView {
     this.answer(parent, message);
   }
 
-  canContinue(message) {
-    return canContinue(this.chat, message);
-  }
-
-  canShorten(message) {
-    return canShorten(this.chat, message.parent);
-  }
-
   /** Ask again without the oldest messages, for which the context has no room. */
   async shorten(message) {
     const { chat } = this;
@@ -369,7 +346,7 @@ export class ChatView {
       return;
     }
     if (chat !== this.chat) return;
-    if (this.canContinue(message)) this.goOn(message);
+    if (canContinue(chat, message)) this.goOn(message);
     else this.retry(message);
   }
 
@@ -396,75 +373,16 @@ export class ChatView {
     return add(this.chat, last.id, { role: "approval", decisions }).id;
   }
 
-  edit(message) {
-    this.editing = message;
-    this.banner.hidden = false;
-    this.compose(message.text, message.files);
-    this.showRunning();
-    this.field.focus();
-  }
-
-  endEdit() {
-    if (this.editing) this.compose("");
-    this.editing = null;
-    this.banner.hidden = true;
-    this.grow();
-    if (this.chat) this.showRunning();
-  }
-
   editLast() {
     const last = path(this.chat).findLast(message => message.role === "user");
-    if (last) this.edit(last);
-  }
-
-  /** Show the version of the last answer that is `by` places further. */
-  step(by) {
-    const last = path(this.chat).at(-1);
-    if (!last) return;
-    const all = this.siblings(last);
-    this.choose(all[all.indexOf(last) + by]);
+    if (last) this.composer.edit(last);
   }
 
   lastAnswer() {
     return path(this.chat).findLast(message => message.role === "assistant")?.text ?? "";
   }
 
-  // ---- the message field and the log ---------------------------------------------------------
-
-  onKey(event) {
-    if (event.isComposing) return;
-    const empty = !this.field.value;
-    if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
-      event.preventDefault();
-      this.send();
-    } else if (event.key === "ArrowUp" && empty) {
-      event.preventDefault();
-      this.editLast();
-    } else if (event.key === "Escape" && this.editing) {
-      event.stopPropagation();  // it would stop an answer too
-      this.endEdit();
-    }
-  }
-
-  /** Files that are pasted are attached. */
-  onPaste(event) {
-    const { files } = event.clipboardData;
-    if (!files.length || event.clipboardData.types.includes("text/plain")) return;
-    event.preventDefault();
-    this.attach(files);
-  }
-
-  attach(files) {
-    this.notice.hidden = true;
-    this.attachments.add([...files]);
-    this.field.focus();
-  }
-
-  grow() {
-    if (!this.field.offsetParent) return;
-    this.field.style.height = "auto";
-    this.field.style.height = `${this.field.scrollHeight}px`;
-  }
+  // ---- the log -------------------------------------------------------------------------------
 
   /** Keep the end of the log in sight, if it was or `always`. */
   follow(always) {

@@ -1,9 +1,13 @@
 // One message of the log: its text, what led to it, its actions and its figures.
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
+import { number, seconds } from "../format.js";
 import { MarkdownView } from "../markdown/render.js";
+import { canContinue } from "./answer.js";
 import { filesBox } from "./attachments.js";
 import { CallsView, decisionBox, resultBox } from "./calls_view.js";
+import { siblings } from "./conversation.js";
+import { canShorten } from "./shorten.js";
 
 const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
 // By the reason why an answer has ended.
@@ -13,7 +17,7 @@ const NOTES = {
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` is the chat: what can be done with a message, and its siblings. */
+/** `actions` is the view of the chat: what can be done with a message, and the chat that it is of. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -95,7 +99,7 @@ export class MessageView {
   errorBox({ message, status, code, until }) {
     const retry = el("button", { type: "button", onclick: () => this.actions.retry(this.message) });
     countDown(retry, until);
-    const tooLong = code === "context_length_exceeded" && this.actions.canShorten(this.message);
+    const tooLong = code === "context_length_exceeded" && canShorten(this.actions.chat, this.message.parent);
     const buttons = tooLong ? [this.buttonToShorten()] : [this.buttonToContinue(), retry];
     return el("div", { class: "error", role: "alert" },
               el("p", {}, el("strong", {}, headOf(status)), " ", message),
@@ -113,7 +117,7 @@ export class MessageView {
 
   /** Null where the model cannot go on. */
   buttonToContinue() {
-    if (!this.isLast || !this.actions.canContinue(this.message)) return null;
+    if (!this.isLast || !canContinue(this.actions.chat, this.message)) return null;
     return el("button", { type: "button", class: "quiet",
                           onclick: () => this.actions.goOn(this.message) }, "Continue");
   }
@@ -130,7 +134,7 @@ export class MessageView {
       bar.replaceChildren(...this.versions());
       return bar;
     }
-    const more = isUser ? iconButton("edit", "Edit", () => actions.edit(message)) :
+    const more = isUser ? iconButton("edit", "Edit", () => actions.composer.edit(message)) :
       iconButton("again", "Answer again", () => actions.again(message));
     bar.replaceChildren(...this.versions(), copyButton("Copy", () => message.text), more,
                         ...(isUser ? [] : figures(message)));
@@ -138,11 +142,11 @@ export class MessageView {
   }
 
   versions() {
-    const all = this.actions.siblings(this.message);
+    const all = siblings(this.actions.chat, this.message);
     if (all.length < 2) return [];
-    const at = all.findIndex(other => other.id === this.message.id);
-    const step = (by, name, shape) =>
-      iconButton(shape, name, () => this.actions.choose(all[at + by]), { disabled: !all[at + by] });
+    const at = all.indexOf(this.message);
+    const step = (by, name, shape) => iconButton(
+      shape, name, () => this.actions.step(by, this.message), { disabled: !all[at + by] });
     return [el("span", { class: "versions", role: "group", "aria-label": "Versions" },
                step(-1, "Version before", "left"), el("span", {}, `${at + 1}/${all.length}`),
                step(1, "Next version", "right"))];
@@ -163,7 +167,7 @@ function reasoningBox() {
       node.hidden = !text;
       const thinking = running && !message.text;
       node.classList.toggle("thinking", thinking);
-      const spent = message.thought ? `Thought for ${seconds(message.thought)}` : "Thoughts";
+      const spent = message.thought ? `Thought for ${duration(message.thought)}` : "Thoughts";
       const title = thinking ? "Thinking…" : spent;
       if (summary.textContent !== title) summary.textContent = title;
       fill();
@@ -185,7 +189,7 @@ function headOf(status) {
 function countDown(button, until) {
   const left = Math.ceil(((until ?? 0) - Date.now()) / 1000);
   button.disabled = left > 0;
-  button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+  button.textContent = left > 0 ? `Try again in ${seconds(left)}` : "Try again";
   if (left > 0) setTimeout(() => countDown(button, until), 1000);
 }
 
@@ -193,14 +197,14 @@ function countDown(button, until) {
 function figures({ stats, model }) {
   if (!stats) return [];
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;
-  const text = [`first token ${seconds(first)}`, rate ? `${rate.toFixed(1)} tokens/s` : null,
-                `${tokens} tokens`].filter(Boolean).join(" · ");
-  const where = prefill ? `${remote} of them prefilled by ${prefill}` : "prefilled where it was decoded";
-  const name = model ? `${model}: ` : "";
-  const details = `${name}${prompt} prompt tokens${cached ? `, ${cached} cached` : ""}; ${where}` +
-    (decode ? `; decoded by ${decode}` : "");
+  const text = [`first token ${duration(first)}`, rate ? `${number(rate, 1)} tokens/s` : null,
+                `${number(tokens)} tokens`].filter(Boolean).join(" · ");
+  const where = prefill ? `${number(remote)} of them prefilled by ${prefill}` :
+    "prefilled where it was decoded";
+  const details = `${model ? `${model}: ` : ""}${number(prompt)} prompt tokens` +
+    `${cached ? `, ${number(cached)} cached` : ""}; ${where}` + (decode ? `; decoded by ${decode}` : "");
   return [el("span", { class: "figures", title: prompt ? details : null }, text,
              prefill ? el("span", { class: "via" }, ` · KV from ${prefill}`) : null)];
 }
 
-const seconds = value => (value < 10 ? `${value.toFixed(2)} s` : `${value.toFixed(0)} s`);
+const duration = value => seconds(value, value < 10 ? 2 : 0);

@@ -1,10 +1,12 @@
-// The chats of this browser, in IndexedDB. Where that is refused (private windows), they last as
-// long as the page.
+// The chats of this browser, in IndexedDB, which all tabs change. Where that is refused (private
+// windows), they last as long as the page.
 
 import { merge, titleOf } from "./conversation.js";
-import { tellChanged } from "./tabs.js";
 
 const NAME = "tandem", CHATS = "chats", HEADS = "heads";
+
+// The ids of chats that a tab has kept or deleted.
+const channel = new BroadcastChannel("tandem.chats");
 
 export class ChatStore {
   constructor() {
@@ -12,6 +14,11 @@ export class ChatStore {
     this.memory = new Map();
     this.known = new Set();  // ids of chats that were here; one that is missing was deleted
     this.opening = null;
+  }
+
+  /** Have `listener` called with the id of each chat that another tab has kept or deleted. */
+  whenChanged(listener) {
+    channel.addEventListener("message", ({ data }) => listener(data));
   }
 
   /** Id, title and time of every chat, the latest first. */
@@ -48,7 +55,17 @@ export class ChatStore {
     change.objectStore(HEADS).put(headOf(chat));
     await finished(change);
     this.known.add(chat.id);
-    tellChanged(chat.id);
+    channel.postMessage(chat.id);
+    return true;
+  }
+
+  /** Bring a chat up to date with what another tab has kept of it. False if it was deleted. */
+  async refresh(chat) {
+    const kept = await this.get(chat.id);
+    if (!kept) return !this.known.has(chat.id);
+    merge(chat, kept);
+    const { title, system, sampling, model, begins } = kept;
+    Object.assign(chat, { title, system, sampling, model, begins });
     return true;
   }
 
@@ -61,7 +78,7 @@ export class ChatStore {
       change.objectStore(HEADS).delete(id);
       await finished(change);
     }
-    tellChanged(id);
+    channel.postMessage(id);
   }
 
   async all(name) {

@@ -1,6 +1,7 @@
 // The cluster at work, asked of the router twice a second while it is shown.
 
 import { el } from "../dom.js";
+import { number, seconds } from "../format.js";
 import { LOST, request } from "../server.js";
 import { NodeMap } from "./nodes.js";
 import { Series, Spark } from "./spark.js";
@@ -13,7 +14,6 @@ const LENGTHS = [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_00
 // one, while no prefill node knows its speed.
 const USUAL = 8_000, UNKNOWN = 1_000, SECONDS = 5;
 const SHOWN_PREFILLS = 8;
-const number = value => value.toLocaleString("en");
 
 export class ClusterView {
   /** `model` returns the chosen model: its id, and the length of its context. */
@@ -22,7 +22,7 @@ export class ClusterView {
     this.shown = false;
     this.map = new NodeMap();
     this.generated = new Series();
-    this.streams = new Streams(() => model().id, () => model().context);
+    this.streams = new Streams(model);
     this.build();
   }
 
@@ -132,7 +132,7 @@ export class ClusterView {
     this.node.classList.toggle("away", !!why);
     this.problem.hidden = !why;
     if (!why) return;
-    const old = this.at ? `What is shown is ${Math.round((performance.now() - this.at) / 1000)} s old. ` : "";
+    const old = this.at ? `What is shown is ${seconds((performance.now() - this.at) / 1000)} old. ` : "";
     this.problem.textContent = `${why} ${old}Trying again.`;
   }
 
@@ -152,8 +152,8 @@ export class ClusterView {
     const left = state.prefills_left_out;
     const rows = state.prefills.slice(0, SHOWN_PREFILLS)
       .map(each => prefillRow(each, this.map.short));
-    if (left) rows.push(el("tr", {}, el("td", { colspan: 5 }, `${number(left)} more are moving.`)));
-    if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: 5 }, "None in the last minute.")));
+    if (left) rows.push(wideRow(`${number(left)} more are moving.`));
+    if (!rows.length) rows.push(wideRow("None in the last minute."));
     this.recent.replaceChildren(...rows);
   }
 
@@ -161,7 +161,7 @@ export class ClusterView {
     if (!this.shown) clearInterval(this.drawing);
     const { at = performance.now() } = this;
     this.spark.draw(this.generated, [], at, 10);
-    this.tiles.rate.textContent = number(Math.round(this.generated.rate(at - 2_000, at)));
+    this.tiles.rate.textContent = number(this.generated.rate(at - 2_000, at));
     this.hint.hidden = this.streams.streams.length > 0;
     this.toggle.textContent = this.streams.running ? "Stop the streams" : "Start 3 streams";
     this.streams.draw();
@@ -178,25 +178,26 @@ function tile(name, value, more) {
   return el("div", { class: "tile" }, value, el("span", {}, name), more);
 }
 
+const wideRow = text => el("tr", {}, el("td", { colspan: 5 }, text));
+
 function prefillRow(each, short) {
   const running = each.ended_seconds_ago === null;
   const state = running ? "moving" : each.failed ? "failed" : ago(each.ended_seconds_ago);
   return el("tr", { class: running ? "moving" : null, title: phasesOf(each.phases) },
             el("td", {}, `${number(each.tokens)} tokens`), el("td", {}, short(each.prefill_node)),
-            el("td", {}, short(each.decode_node)), el("td", {}, `${each.seconds.toFixed(2)} s`),
+            el("td", {}, short(each.decode_node)), el("td", {}, seconds(each.seconds, 2)),
             el("td", {}, state));
 }
 
-const ago = seconds => (seconds < 1 ? "just now" : `${Math.round(seconds)} s ago`);
+const ago = age => (age < 1 ? "just now" : `${seconds(age)} ago`);
 
 function phasesOf(phases) {
-  return Object.entries(phases).map(([name, seconds]) => `${name} ${seconds.toFixed(3)} s`)
-    .join(", ") || null;
+  return Object.entries(phases).map(([name, took]) => `${name} ${seconds(took, 3)}`).join(", ") || null;
 }
 
 /** How long a prompt takes, in the words of an option; empty if the rate is not known. */
 function duration(tokens, rate) {
   if (!rate) return "";
-  const seconds = Number((tokens / rate).toPrecision(1));
-  return seconds < 1 ? ", under 1 s" : `, about ${number(seconds)} s`;
+  const rough = Number((tokens / rate).toPrecision(1));
+  return rough < 1 ? ", under 1 s" : `, about ${seconds(rough)}`;
 }

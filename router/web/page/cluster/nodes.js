@@ -1,6 +1,7 @@
 // The nodes, and KV on its way between them: cards, and lines drawn beneath.
 
-import { el, svg } from "../dom.js";
+import { el, fill, svg } from "../dom.js";
+import { number, percent, seconds } from "../format.js";
 
 // Every pair has a line, unless there are more than this many.
 const MAX_IDLE_LINES = 64;
@@ -11,12 +12,9 @@ const MAX_FULL_CARDS = 6;
 // More labels than this would cover the lines: one has the sums.
 const MAX_LABELS = 6;
 const ROLES = { prefill: "Prefill nodes", decode: "Decode nodes" };
-const number = value => value.toLocaleString("en");
-const percent = value => `${Math.round(value * 100)}%`;
 
 export class NodeMap {
   constructor() {
-    this.cards = new Map();
     this.lines = svg("svg", { class: "lines", "aria-hidden": "true" });
     this.labels = el("div", { class: "labels", "aria-hidden": "true" });
     this.columns = Object.fromEntries(Object.keys(ROLES).map(role => [role, new Column(role)]));
@@ -63,25 +61,21 @@ export class NodeMap {
     const [start, end] = [this.columns.prefill.cards.get(from), this.columns.decode.cards.get(to)];
     if (!start || !end) return null;
     const [a, b] = [start, end].map(card => card.node.getBoundingClientRect());
-    const points = b.left > a.right ? across(a, b, frame) : down(a, b, frame);
-    const [[x1, y1], [x2, y2], [cx1, cy1], [cx2, cy2]] = points;
-    const d = `M${x1},${y1}C${cx1},${cy1} ${cx2},${cy2} ${x2},${y2}`;
-    return { node: svg("path", { d, class: kind }), middle: [(x1 + x2) / 2, (y1 + y2) / 2] };
+    const { d, middle } = curve(a, b, frame);
+    return { node: svg("path", { d, class: kind }), middle };
   }
 }
 
-function across(a, b, frame) {
-  const [x1, y1] = [a.right - frame.left, a.top + a.height / 2 - frame.top];
-  const [x2, y2] = [b.left - frame.left, b.top + b.height / 2 - frame.top];
-  const bend = (x2 - x1) / 2;
-  return [[x1, y1], [x2, y2], [x1 + bend, y1], [x2 - bend, y2]];
-}
-
-function down(a, b, frame) {
-  const [x1, y1] = [a.left + a.width / 2 - frame.left, a.bottom - frame.top];
-  const [x2, y2] = [b.left + b.width / 2 - frame.left, b.top - frame.top];
-  const bend = (y2 - y1) / 2;
-  return [[x1, y1], [x2, y2], [x1, y1 + bend], [x2, y2 - bend]];
+/** A curve from a card to one beside or below it, by its place in `frame`. */
+function curve(a, b, frame) {
+  const beside = b.left > a.right;
+  const [x1, y1] = beside ? [a.right, (a.top + a.bottom) / 2] : [(a.left + a.right) / 2, a.bottom];
+  const [x2, y2] = beside ? [b.left, (b.top + b.bottom) / 2] : [(b.left + b.right) / 2, b.top];
+  const [bendX, bendY] = beside ? [(x2 - x1) / 2, 0] : [0, (y2 - y1) / 2];
+  const within = (x, y) => [x - frame.left, y - frame.top];
+  const d = `M${within(x1, y1)}C${within(x1 + bendX, y1 + bendY)} ` +
+    `${within(x2 - bendX, y2 - bendY)} ${within(x2, y2)}`;
+  return { d, middle: within((x1 + x2) / 2, (y1 + y2) / 2) };
 }
 
 /** Prompts by the pair of nodes that they move between. */
@@ -93,13 +87,13 @@ function flowsOf(prefills) {
     const key = JSON.stringify([each.prefill_node, each.decode_node]);
     if (!flows.has(key)) {
       flows.set(key, { from: each.prefill_node, to: each.decode_node, prompts: 0, tokens: 0,
-                       seconds: 0, done: 0 });
+                       elapsed: 0, done: 0 });
     }
     const flow = flows.get(key);
     if (running) {
       flow.prompts++;
       flow.tokens += each.tokens;
-      flow.seconds = Math.max(flow.seconds, each.seconds);
+      flow.elapsed = Math.max(flow.elapsed, each.seconds);
     } else {
       flow.done += each.moved_tokens;
       flow.took = each.seconds;
@@ -108,9 +102,9 @@ function flowsOf(prefills) {
   return [...flows.values()];
 }
 
-function label({ from, to, prompts, tokens, seconds, done, took }, place) {
-  const text = prompts ? moving(prompts, tokens, seconds) :
-    `${number(done)} tokens in ${took.toFixed(1)} s`;
+function label({ from, to, prompts, tokens, elapsed, done, took }, place) {
+  const text = prompts ? moving(prompts, tokens, elapsed) :
+    `${number(done)} tokens in ${seconds(took, 1)}`;
   const pair = el("span", { class: "pair" }, `${from} → ${to}: `);
   return placed(el("span", { class: prompts ? "flow" : "flow over" }, pair, text), place);
 }
@@ -118,16 +112,15 @@ function label({ from, to, prompts, tokens, seconds, done, took }, place) {
 /** One label for all lines, and for those of nodes that are left out. */
 function summary(flows, place) {
   const sum = name => flows.reduce((all, flow) => all + flow[name], 0);
-  const longest = Math.max(...flows.map(flow => flow.seconds));
+  const longest = Math.max(...flows.map(flow => flow.elapsed));
   const text = sum("prompts") ? moving(sum("prompts"), sum("tokens"), longest) :
     `${number(sum("done"))} tokens have moved`;
   return placed(el("span", { class: "flow" }, text), place);
 }
 
-function moving(prompts, tokens, seconds) {
-  const what = prompts > 1 ? `${prompts} prompts, ${number(tokens)} tokens` :
-    `${number(tokens)} tokens`;
-  return `${what} · ${seconds.toFixed(1)} s`;
+function moving(prompts, tokens, elapsed) {
+  const count = prompts > 1 ? `${prompts} prompts, ` : "";
+  return `${count}${number(tokens)} tokens · ${seconds(elapsed, 1)}`;
 }
 
 function placed(made, [x, y]) {
@@ -159,17 +152,12 @@ class Column {
 
   show(nodes, others, missing, moving, short) {
     const names = new Set(nodes.map(node => node.node_id));
-    for (const [name, card] of this.cards) {
-      if (names.has(name)) continue;
-      card.node.remove();
-      this.cards.delete(name);
-    }
+    for (const name of this.cards.keys()) if (!names.has(name)) this.cards.delete(name);
     for (const node of nodes) {
       if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card());
       this.cards.get(node.node_id).show(node, moving.has(node.node_id), short);
     }
-    const wanted = nodes.map(node => this.cards.get(node.node_id).node);
-    if (wanted.some((node, i) => this.list.children[i] !== node)) this.list.append(...wanted);
+    fill(this.list, nodes.map(node => this.cards.get(node.node_id).node));
     this.node.classList.toggle("dense", nodes.length > MAX_FULL_CARDS);
     this.title.textContent = `${ROLES[this.role]} (${nodes.length + (others?.nodes ?? 0)})`;
     this.rest.replaceChildren(...this.remarks(nodes, others, missing, short));
@@ -180,7 +168,7 @@ class Column {
     if (others) lines.push(`${number(others.nodes)} more are left out: ${sumOf(others)}`);
     if (!nodes.length) lines.push(NONE[this.role]);
     for (const { node_id, state, reason, seconds_ago, returned } of missing) {
-      const ago = `${number(Math.round(seconds_ago))} s ago${returned ? ", and back" : ""}`;
+      const ago = `${seconds(seconds_ago)} ago${returned ? ", and back" : ""}`;
       lines.push(`${short(node_id)}: ${state} ${ago}: ${reason}`);
     }
     return lines.map(line => el("span", {}, line));
@@ -227,7 +215,7 @@ class Card {
                                  ` of ${number(node.kv_tokens)}`, more(" tokens")] :
       ["KV not reported yet"];
     this.kv.replaceChildren(...kv);
-    this.node.title = `${name}: heard of ${node.heartbeat_age_seconds.toFixed(1)} s ago` +
+    this.node.title = `${name}: heard of ${seconds(node.heartbeat_age_seconds, 1)} ago` +
       (node.version ? `, version ${node.version}` : "");
     this.load.replaceChildren(...(node.role === "prefill" ? prefillLoad(node) : decodeLoad(node)));
   }
@@ -236,7 +224,7 @@ class Card {
 function prefillLoad(node) {
   const rate = node.prefill_tokens_per_second;
   return [`${number(node.queued_prefill_tokens)} tokens to compute`,
-          rate ? more(`, at ${number(Math.round(rate))} a second`) : ""];
+          rate ? more(`, at ${number(rate)} a second`) : ""];
 }
 
 function decodeLoad(node) {

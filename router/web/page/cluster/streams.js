@@ -1,6 +1,7 @@
 // Streams to watch, and long prompts to disturb them with: each is a request of this page.
 
 import { el } from "../dom.js";
+import { number, percent, seconds } from "../format.js";
 import { ServerError, eventsOf, request } from "../server.js";
 import { Series, Spark } from "./spark.js";
 
@@ -12,10 +13,9 @@ const MAX_STREAMS = 8;
 const BEFORE_MS = 4_000;  // a stream's speed before a prompt, to compare with
 
 export class Streams {
-  /** `model` returns the name of the chosen model, `context` the length of its context. */
-  constructor(model, context) {
+  /** `model` returns the chosen model: its id, and the length of its context. */
+  constructor(model) {
     this.model = model;
-    this.context = context;
     this.streams = [];
     this.prompts = [];
     this.list = el("ul", { class: "streams" });
@@ -83,16 +83,14 @@ class Stream {
   }
 
   async once() {
-    const max_tokens = Math.max(16, Math.min(STREAM_TOKENS, this.owner.context() - 200));
-    const body = {
-      messages: [{ role: "user", content: `Tell a long story about ${randomWords(6)}.` }],
-      model: this.owner.model(), max_tokens, ignore_eos: true, temperature: 1, stream: true,
-      stream_options: { include_usage: true, continuous_usage_stats: true },
-    };
-    const answer = await request("v1/chat/completions", { body, signal: this.controller.signal });
+    const { id, context } = this.owner.model();
+    const max_tokens = Math.max(16, Math.min(STREAM_TOKENS, context - 200));
+    const fields = { max_tokens, ignore_eos: true, temperature: 1,
+                     stream_options: { include_usage: true, continuous_usage_stats: true } };
+    const prompt = `Tell a long story about ${randomWords(6)}.`;
     let counted = 0;
     this.lastAt = 0;
-    for await (const event of eventsOf(answer)) {
+    for await (const event of answerTo(prompt, id, fields, this.controller.signal)) {
       const tokens = event.usage?.completion_tokens ?? 0;
       if (tokens > counted) this.arrived(tokens - counted);
       counted = Math.max(counted, tokens);
@@ -127,9 +125,9 @@ class Stream {
     if (!this.running && now - this.lastAt > 31_000) return;
     this.spark.draw(this.series, bands, now, 10);
     const rate = this.series.rate(now - 1_000, now);
-    this.rate.textContent = this.running ? `${rate.toFixed(0)} tokens/s` : "ended";
+    this.rate.textContent = this.running ? `${number(rate)} tokens/s` : "ended";
     const gap = this.longestGap(now - 30_000, now) / 1000;
-    this.note.textContent = this.error ?? `longest gap ${gap.toFixed(2)} s`;
+    this.note.textContent = this.error ?? `longest gap ${seconds(gap, 2)}`;
   }
 }
 
@@ -146,12 +144,11 @@ class LongPrompt {
   async run() {
     const { signal } = this.controller;
     try {
-      const content = await textOf(this.tokens, this.owner.model(), signal);
-      const body = { messages: [{ role: "user", content }], model: this.owner.model(),
-                     max_tokens: 8, stream: true, stream_options: { include_usage: true } };
+      const { id } = this.owner.model();
+      const prompt = await textOf(this.tokens, id, signal);
+      const fields = { max_tokens: 8, stream_options: { include_usage: true } };
       this.begun = performance.now();
-      const answer = await request("v1/chat/completions", { body, signal });
-      for await (const event of eventsOf(answer)) {
+      for await (const event of answerTo(prompt, id, fields, signal)) {
         const delta = event.choices[0]?.delta ?? {};
         if (delta.content || delta.reasoning) this.first ||= performance.now();
         if (event.usage) this.event = event;
@@ -168,19 +165,18 @@ class LongPrompt {
   show() {
     if (!this.begun || this.shown) return;
     this.shown = this.result;
-    const seconds = (performance.now() - this.begun) / 1000;
-    this.node.textContent = this.result ??
-      `A prompt of about ${this.tokens.toLocaleString("en")} tokens is being computed: ` +
-      `${seconds.toFixed(1)} s`;
+    const elapsed = (performance.now() - this.begun) / 1000;
+    this.node.textContent = this.result ?? `A prompt of about ${number(this.tokens)} tokens is ` +
+      `being computed: ${seconds(elapsed, 1)}`;
   }
 
   summary() {
     const { usage, tandem } = this.event ?? {};
     const where = tandem?.prefill_nodes?.length ? `by ${tandem.prefill_nodes.join(", ")}` :
       "where it is decoded";
-    const took = ((this.first - this.begun) / 1000).toFixed(2);
-    return `${(usage?.prompt_tokens ?? this.tokens).toLocaleString("en")} tokens were computed ` +
-      `${where}; first token after ${took} s. ${this.effect()}`;
+    const took = (this.first - this.begun) / 1000;
+    return `${number(usage?.prompt_tokens ?? this.tokens)} tokens were computed ${where}; ` +
+      `first token after ${seconds(took, 2)}. ${this.effect()}`;
   }
 
   /** The speed of the streams meanwhile, of their own before. */
@@ -191,9 +187,14 @@ class LongPrompt {
     if (!before) return "";
     const share = sum(this.begun, this.first) / before;
     const gap = Math.max(...streams.map(stream => stream.longestGap(this.begun, this.first)));
-    return `The streams kept ${Math.round(share * 100)}% of their speed; their longest gap was ` +
-      `${(gap / 1000).toFixed(2)} s.`;
+    return `The streams kept ${percent(share)} of their speed; their longest gap was ` +
+      `${seconds(gap / 1000, 2)}.`;
   }
+}
+
+async function* answerTo(prompt, model, fields, signal) {
+  const body = { messages: [{ role: "user", content: prompt }], model, stream: true, ...fields };
+  yield* eventsOf(await request("v1/chat/completions", { body, signal }));
 }
 
 /** A text of about so many tokens that no node has seen before. */

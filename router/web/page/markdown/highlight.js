@@ -52,7 +52,7 @@ const c = language(C_WORDS, SLASHES, STRING, { directive: /#[a-z]+/y });
 const java = language(JAVA_WORDS, SLASHES, STRING);
 const script = language(SCRIPT_WORDS, SLASHES, WITH_BACKTICKS);
 const python = language(PYTHON_WORDS, HASH, PYTHON_STRING);
-const shell = language(SHELL_WORDS, /#[^\n]*/y, STRING);
+const shell = language(SHELL_WORDS, HASH, STRING);
 const json = language("true false null", SLASHES, STRING);
 const configuration = language("true false null yes no on off", HASH, STRING,
                                { key: /[\w.-]{1,80}(?=[ \t]{0,4}[:=])/y });

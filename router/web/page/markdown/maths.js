@@ -1,10 +1,9 @@
 // Mathematics: the part of TeX that models write, as MathML. A command that is not known here leaves
 // the whole formula as its source, which is better than a wrong one.
 
-import { el } from "../dom.js";
+import { el, mathml } from "../dom.js";
 import { ACCENTS, DELIMITERS, FONTS, FUNCTIONS, LARGE, SPACES, SYMBOLS } from "./maths_symbols.js";
 
-const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
 const LONGEST = 5_000;
 const DEEPEST = 40;
 const LOW = 1.3;  // how much higher its row is than a fence that is stretched
@@ -43,13 +42,6 @@ function stretchFences(node) {
 const heightOf = node => node.getBoundingClientRect().height;
 
 class UnknownMaths extends Error {}
-
-function mathml(tag, attributes, ...children) {
-  const node = document.createElementNS(NAMESPACE, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  node.append(...children.flat());
-  return node;
-}
 
 const operator = (text, more = {}) => mathml("mo", more, text);
 const fence = text => operator(text, { fence: "true", stretchy: "true" });

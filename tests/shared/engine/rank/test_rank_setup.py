@@ -1,4 +1,4 @@
-"""The setup of a rank's device, with a fake ``torch.cuda``."""
+"""A rank until its first step: its device, with a fake ``torch.cuda``, its group and its model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from tandem.kernels.cpu import jit
 from tandem.kernels.errors import KernelUnavailableError
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.device import operators_for
+from tandem.shared.engine.device_memory import report
 from tandem.shared.engine.messages import DataPlaneSettings, LoadFormats, RankSettings
-from tandem.shared.engine.rank import setup as rank_setup
+from tandem.shared.engine.rank import loading
+from tandem.shared.engine.rank.device import bind_threads, open_device
+from tandem.shared.engine.rank.group import meet
 from tandem.shared.errors import StartupError
 from tandem.shared.kv.planning import RankDevice
 from tandem.shared.models.parallel import TensorParallel
@@ -77,13 +80,13 @@ def settings(device: str, index: int = 0, carrier: str = "auto", **others: Any) 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_the_gpu_is_opened_and_reported(cuda: FakeCuda, name: str) -> None:
-    device = rank_setup.open_device(settings(name, 1))
+    device = open_device(settings(name, 1))
     assert (device, cuda.current) == (torch.device("cuda", 1), 1)
-    assert rank_setup.report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)
+    assert report(device) == RankDevice("cuda", "GPU 1 (Fake 1)", 80 * GIB, 70 * GIB)
 
 
 def test_attention_that_is_planned_for_each_length_is_not_used(cuda: FakeCuda) -> None:
-    rank_setup.open_device(settings("cuda"))
+    open_device(settings("cuda"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -93,13 +96,13 @@ def test_ranks_meet_over_what_their_devices_have(
 ) -> None:
     met: dict[str, Any] = {}
 
-    def meet(backend: str, **told: Any) -> None:
+    def join(backend: str, **told: Any) -> None:
         met.update(told, backend=backend)
 
-    monkeypatch.setattr(torch.distributed, "init_process_group", meet)
+    monkeypatch.setattr(torch.distributed, "init_process_group", join)
     monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)
     device = torch.device(kind, 1)
-    tp = rank_setup._meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
+    tp = meet(settings(kind, size=2, rank=1, rendezvous="tcp://127.0.0.1:1"), device)
     assert (tp.rank, tp.size, tp.control) == (1, 2, "gloo")
     wanted = ("nccl", device) if kind == "cuda" else ("gloo", None)
     assert (met["backend"], met["device_id"]) == wanted
@@ -107,30 +110,30 @@ def test_ranks_meet_over_what_their_devices_have(
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: FakeCuda) -> None:
     with pytest.raises(StartupError, match=r"there is no CUDA device 2, only 2 in all; see --d"):
-        rank_setup.open_device(settings("auto", 2))
+        open_device(settings("auto", 2))
 
 
 def test_a_cpu_is_used_where_it_was_asked_for(cuda: FakeCuda) -> None:
-    assert rank_setup.open_device(settings("cpu")).type == "cpu"
+    assert open_device(settings("cpu")).type == "cpu"
     with pytest.raises(StartupError, match="--carrier cuda_ipc is not possible here"):
-        rank_setup.open_device(settings("cpu", carrier="cuda_ipc"))
+        open_device(settings("cpu", carrier="cuda_ipc"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused() -> None:
-    device = rank_setup.open_device(settings("auto"))
-    told = rank_setup.report(device)
+    device = open_device(settings("auto"))
+    told = report(device)
     assert (device.type, told.kind) == ("cpu", "cpu")
     assert 0 < told.free_bytes <= told.total_bytes
     with pytest.raises(StartupError, match=r"--device cuda: .*; use --device cpu"):
-        rank_setup.open_device(settings("cuda"))
+        open_device(settings("cuda"))
 
 
 def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(StartupError, match=r"torch .* is built without CUDA; install one"):
-        rank_setup.open_device(settings("cuda"))
+        open_device(settings("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -146,14 +149,14 @@ def test_weights_that_do_not_fit_are_an_error_with_the_memory_that_there_is(
     def load(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(rank_setup.load, "load_model", load)
+    monkeypatch.setattr(loading.load, "load_model", load)
     given = replace(settings(device), model_path=str(builtin_model_path()))
     formats = LoadFormats("float32", "float32")
     with pytest.raises(StartupError, match=rf"^the \d+\.\d MB of weights do not fit: {words}"):
-        rank_setup.load_model(given, formats, torch.device(device, 0))
+        loading.load_model(given, formats, torch.device(device, 0))
     dummy = replace(given, load_format="dummy")
     with pytest.raises(StartupError, match=rf"^the weights do not fit: {words}"):
-        rank_setup.load_model(dummy, formats, torch.device(device, 0))
+        loading.load_model(dummy, formats, torch.device(device, 0))
 
 
 def test_compiled_kernels_are_refused_on_a_gpu() -> None:
@@ -178,7 +181,7 @@ def test_a_cache_in_fp8_has_the_scales_of_the_checkpoint(tmp_path: Path, kv_dtyp
     scales = write_kv_scales(tiny_models.cached("qwen3", tmp_path), folder, NAMINGS["modelopt"])
     wanted = replace(settings("cpu"), model_path=str(folder))
     formats = LoadFormats("float32", kv_dtype)
-    cache = rank_setup.load_model(wanted, formats, torch.device("cpu")).runner(4).cache
+    cache = loading.load_model(wanted, formats, torch.device("cpu")).runner(4).cache
     found = [each.scale for layer in cache.layout for each in layer.values]
     expected = [scale for both in scales for scale in both]
     assert found == (expected if kv_dtype == "float8_e4m3fn" else [1.0] * len(expected))
@@ -191,9 +194,9 @@ def test_a_gpu_that_cannot_run_the_decode_kernel_is_an_error_with_a_way_out(
     def refuse(*_: object) -> None:
         raise KernelUnavailableError("no C compiler")
 
-    monkeypatch.setattr(rank_setup, "runner_of", refuse)
+    monkeypatch.setattr(loading, "runner_of", refuse)
     model = load.load_model(tiny_models.cached("qwen3", tmp_path), load_format="dummy")
-    loaded = rank_setup.LoadedModel(model, 16, torch.float32, TensorParallel())
+    loaded = loading.LoadedModel(model, 16, torch.float32, TensorParallel())
     with pytest.raises(StartupError, match=r"no C compiler; .*--decode-kernel torch"):
         loaded.runner(4)
 
@@ -225,5 +228,5 @@ def test_ranks_divide_the_cores_that_their_threads_fill(
     monkeypatch.setattr(thread_cores, "usable_cores", lambda: [2, 3, 6, 7])
     monkeypatch.setattr(thread_cores, "bind", bound.append)
     given = settings("cpu", rank=rank, size=size, threads=threads, cpu_kernels=kernels)
-    rank_setup.bind_threads(given, torch.device("cpu"))
+    bind_threads(given, torch.device("cpu"))
     assert bound == ([] if expected is None else [expected])

@@ -17,8 +17,8 @@ from tandem.shared.engine.plan import (
     SequenceStep,
     StepPlan,
 )
+from tandem.shared.engine.rank.loading import LoadedModel
 from tandem.shared.engine.rank.runner import ModelRunner, cause_of
-from tandem.shared.engine.rank.setup import LoadedModel
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import build_runner, embeddings
 

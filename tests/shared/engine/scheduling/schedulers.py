@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.shared.engine.plan import Sampled, StepPlan, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence, StepOutput
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
 
 EOS = 999
@@ -25,7 +27,7 @@ def make(blocks: int = 32, size: int = 4, **options: Any) -> Scheduler:
 
 
 def sequence(n: int, prompt: int, **params: Any) -> Sequence:
-    return Sequence(n, [n * 1000 + i for i in range(prompt)], SamplingParams(**params))
+    return Sequence(n, [n * 1000 + i for i in range(prompt)], Generate(SamplingParams(**params)))
 
 
 def run_step(scheduler: Scheduler, token: int = 5) -> tuple[StepPlan | None, list[StepOutput]]:
@@ -47,16 +49,21 @@ def drain(scheduler: Scheduler, limit: int = 2000) -> None:
     raise AssertionError(f"work is left after {limit} steps")
 
 
+def reserve(scheduler: Scheduler, one: Sequence, end: int | None = None) -> Reception:
+    """Reserve blocks up to ``end``, or for all but the prompt's last token."""
+    scheduler.tables.match_prefix(one)
+    return scheduler.reservations.reserve(one, len(one.prompt) - 1 if end is None else end)
+
+
 def receive(scheduler: Scheduler, one: Sequence, outcome: str) -> None:
-    scheduler.match_prefix(one)
     try:
-        reserved = scheduler.receive(one, len(one.prompt) - 1)
+        reception = reserve(scheduler, one)
     except OutOfBlocksError:
         scheduler.add(one)
         return
     if outcome == "commit":
-        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+        reception.commit(len(one.prompt) - 1)
     elif outcome == "abandon":
-        scheduler.abandon_received(one, reserved)
+        reception.abandon()
     else:
-        scheduler.cancel_received(one, reserved)
+        reception.cancel()

@@ -6,11 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.shared.engine.plan import StepPlan
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.schedulers import make, receive, run_step, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import (
+    make,
+    receive,
+    reserve,
+    run_step,
+    sequence,
+)
 
 
 def watch_preemptions(scheduler: Scheduler) -> None:
@@ -43,7 +51,7 @@ class RandomWork:
             max_waiting=100,
             policy=policy,
         )
-        self.transfers: list[tuple[Sequence, list[int]]] = []
+        self.transfers: list[Reception] = []
         self._number = 0
 
     def draw(self, least: int, most: int) -> int:
@@ -56,7 +64,7 @@ class RandomWork:
         self._number += 2
         if not self.draw(0, 4):
             canary = sequence(self._number, self.draw(2, 12))
-            canary.private, canary.compute_until = True, len(canary.prompt) - 1
+            canary.work = Compute(len(canary.prompt) - 1, private=True)
             self.scheduler.enqueue(canary)
             return
         one = self._sequence()
@@ -64,11 +72,10 @@ class RandomWork:
             self.scheduler.add(one)
             return
         if self.flip():
-            self.scheduler.ask(one, len(one.prompt) - 1)
+            self.scheduler.reservations.ask(one, len(one.prompt) - 1)
             return
-        self.scheduler.match_prefix(one)
         try:
-            self.transfers.append((one, self.scheduler.receive(one, len(one.prompt) - 1)))
+            self.transfers.append(reserve(self.scheduler, one))
         except OutOfBlocksError:
             self.scheduler.enqueue(one)
 
@@ -83,15 +90,15 @@ class RandomWork:
         return one
 
     def grant(self) -> None:
-        while (granted := self.scheduler.next_reservation()) is not None:
+        while (granted := self.scheduler.reservations.next_granted()) is not None:
             self.transfers.append(granted)
 
     def settle(self) -> None:
-        one, reserved = self.transfers.pop(self.draw(0, len(self.transfers) - 1))
+        reception = self.transfers.pop(self.draw(0, len(self.transfers) - 1))
         if self.draw(0, 3):
-            self.scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+            reception.commit(len(reception.sequence.prompt) - 1)
         else:
-            self.scheduler.abandon_received(one, reserved)
+            reception.abandon()
 
     def step(self) -> StepPlan | None:
         plan, _ = run_step(self.scheduler)
@@ -142,9 +149,9 @@ def test_everything_ends_and_every_block_returns(data: st.DataObject, policy: st
         one.prompt = [data.draw(st.integers(0, 1)) for _ in range(prompt)]
         one.priority = data.draw(st.integers(0, 2))
         if data.draw(st.booleans()):
-            one.compute_until = max(1, prompt - 1)
+            one.work = Compute(max(1, prompt - 1))
         alive.append(one)
-        if one.compute_until is None and prompt > 1 and data.draw(st.booleans()):
+        if isinstance(one.work, Generate) and prompt > 1 and data.draw(st.booleans()):
             receive(scheduler, one, data.draw(st.sampled_from(["commit", "abandon", "cancel"])))
         else:
             scheduler.add(one)

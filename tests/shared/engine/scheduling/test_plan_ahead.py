@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tandem.shared.engine.plan import PLACEHOLDER, Sampled, StepPlan, StepResult
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.scheduling.steps_in_flight import MAX_STEPS
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence, StepOutput
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.kv.block_pool import BlockPool, OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.schedulers import make, sequence
+from tandem.tests.shared.engine.scheduling.schedulers import make, reserve, sequence
 from tandem.tests.support.simulated_ranks import EOS, STOP, SimulatedRanks, is_as_expected
 
 SIZE = 4
@@ -44,7 +46,7 @@ class PlannedAhead(RuleBasedStateMachine):
         )
         self.ranks = SimulatedRanks(SIZE)
         self.sequences: list[Sequence] = []
-        self.transfers: list[tuple[Sequence, list[int]]] = []
+        self.transfers: list[Reception] = []
         self.sent: deque[StepPlan] = deque()
         self.done: deque[StepResult | None] = deque()
         self.shown: dict[Sequence, list[int]] = {}
@@ -65,51 +67,51 @@ class PlannedAhead(RuleBasedStateMachine):
         tokens = [50 + distinct] * min(prompt, self.limit - 2)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(STOP,) if stops else ())
         made = [
-            Sequence(len(self.sequences) + i, tokens, params, seed=distinct + i)
+            Sequence(len(self.sequences) + i, tokens, Generate(params, seed=distinct + i))
             for i in range(choices)
         ]
         one, *siblings = made
         self.sequences += made if how in ("add", "receive", "ask") else [one]
         if how in ("prefill", "private"):
-            one.compute_until, one.private = len(tokens) - 1, how == "private"
+            one.work = Compute(len(tokens) - 1, how == "private")
         else:
             one.siblings = siblings
         if how == "receive":
             self._receive(one)
         elif how == "ask":
-            self.scheduler.ask(one, len(tokens) - 1)
+            self.scheduler.reservations.ask(one, len(tokens) - 1)
         else:
             self.scheduler.enqueue(one)
 
     def _receive(self, one: Sequence) -> None:
-        self.scheduler.match_prefix(one)
         try:
-            reserved = self.scheduler.receive(one, len(one.prompt) - 1)
+            reception = reserve(self.scheduler, one)
         except OutOfBlocksError:
             self.scheduler.enqueue(one)
             return
-        self._begin_transfer(one, reserved)
+        self._begin_transfer(reception)
 
-    def _begin_transfer(self, one: Sequence, reserved: list[int]) -> None:
+    def _begin_transfer(self, reception: Reception) -> None:
         # A transfer writes at any time: first something that nobody may read.
-        for block in reserved:
+        for block in reception.blocks:
             for slot in range(SIZE):
                 self.ranks.slots[block, slot] = ()
-        self.transfers.append((one, reserved))
+        self.transfers.append(reception)
 
     @precondition(lambda self: self.transfers)
     @rule(data=st.data(), outcome=st.sampled_from(["commit", "commit", "abandon", "cancel"]))
     def settle(self, data: st.DataObject, outcome: str) -> None:
         index = data.draw(st.integers(0, len(self.transfers) - 1))
-        one, reserved = self.transfers.pop(index)
+        reception = self.transfers.pop(index)
+        one = reception.sequence
         end = len(one.prompt) - 1
         if outcome == "commit":
             self.ranks.write(one.block_table, one.prompt, one.computed, end)
-            self.scheduler.commit_received(one, reserved, end)
+            reception.commit(end)
         elif outcome == "abandon":
-            self.scheduler.abandon_received(one, reserved)
+            reception.abandon()
         else:
-            self.scheduler.cancel_received(one, reserved)
+            reception.cancel()
             self._cancel_siblings(one)
 
     @precondition(lambda self: self.sequences)
@@ -137,8 +139,8 @@ class PlannedAhead(RuleBasedStateMachine):
 
     @rule()
     def plan(self) -> None:
-        while (granted := self.scheduler.next_reservation()) is not None:
-            self._begin_transfer(*granted)
+        while (granted := self.scheduler.reservations.next_granted()) is not None:
+            self._begin_transfer(granted)
         if self.scheduler.has_work and len(self.sent) + len(self.done) < MAX_STEPS:
             plan = self.scheduler.schedule()
             if plan is not None:
@@ -175,8 +177,8 @@ class PlannedAhead(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for _ in range(5000):
-            for one, reserved in self.transfers:
-                self.scheduler.abandon_received(one, reserved)
+            for reception in self.transfers:
+                reception.abandon()
             self.transfers.clear()
             self.plan()
             self.plan()

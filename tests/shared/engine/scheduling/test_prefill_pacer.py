@@ -19,7 +19,9 @@ from tandem.shared.engine.scheduling.prefill_pacer import (
 )
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Phase, Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import BlockPool
+from tandem.tests.shared.engine.scheduling.schedulers import receive
 
 WEIGHTS, TOKEN, ATTENDED, CONTEXT = 0.05, 2.2e-3, 0.9e-6, 12e-6
 
@@ -50,7 +52,7 @@ class PacedNode:
         self.longest = 0.0
 
     def add(self, number: int, prompt: int, tokens: int) -> Sequence:
-        one = Sequence(number, [number] * prompt, SamplingParams(max_tokens=tokens))
+        one = Sequence(number, [number] * prompt, Generate(SamplingParams(max_tokens=tokens)))
         self.scheduler.add(one)
         return one
 
@@ -161,9 +163,8 @@ def test_the_time_of_decoding_stays_known_while_prompts_never_end() -> None:
 
 def test_a_received_prompt_continues_at_once() -> None:
     node, _, _ = streaming(PrefillPacer(0.001), 4)
-    one = Sequence(100, [100] * 1000, SamplingParams(max_tokens=2))
-    node.scheduler.match_prefix(one)
-    node.scheduler.commit_received(one, node.scheduler.receive(one, 999), 999)
+    one = Sequence(100, [100] * 1000, Generate(SamplingParams(max_tokens=2)))
+    receive(node.scheduler, one, "commit")
     node.pacer.measured(10.0, decoded=1, prompt_tokens=32)
     assert node.pacer.limit == 0
     node.step()

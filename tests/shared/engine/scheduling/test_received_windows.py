@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import Sequence
+from tandem.shared.engine.work import Generate
 from tandem.shared.kv.block_pool import OutOfBlocksError
-from tandem.tests.shared.engine.scheduling.schedulers import make, run_step
+from tandem.tests.shared.engine.scheduling.schedulers import make, reserve, run_step
 
 SIZE = 4
 
@@ -41,43 +42,42 @@ class WindowedLayer:
     def receive(self, one: Sequence) -> None:
         """Receive what the window shows; the rest of the blocks keeps its former content."""
         end = len(one.prompt) - 1
-        self.scheduler.match_prefix(one)
         try:
-            reserved = self.scheduler.receive(one, end)
+            reception = reserve(self.scheduler, one)
         except OutOfBlocksError:
             self.scheduler.add(one)
             return
-        wanted = self.scheduler.resume_at(one) - self.window + 1
+        wanted = reception.resume_at - self.window + 1
         first = max(one.computed, min(wanted, end - 1))
         for position in range(one.computed, end):
             if position < first:
                 self.slots.pop((one.block_table[position // SIZE], position % SIZE), None)
             else:
                 self.write(one.block_table, one.prompt, position)
-        self.scheduler.commit_received(one, reserved, end, first)
+        reception.commit(end, first)
 
 
 def test_a_branch_in_the_middle_of_a_received_prompt_takes_only_whole_blocks() -> None:
     layer = WindowedLayer(make(), window=10)
     prompt = list(range(100, 126))
-    first = Sequence(1, prompt, SamplingParams(max_tokens=8))
+    first = Sequence(1, prompt, Generate(SamplingParams(max_tokens=8)))
     layer.sequences[1] = first
     layer.receive(first)  # from token 16 on
     while layer.step():
         pass
     # The prompt's blocks 4 and 5 and the first of the outputs are whole, but nothing before them.
     for length in (26, 20, 9):
-        again = Sequence(2, [*prompt[:length], 7], SamplingParams(max_tokens=1))
-        layer.scheduler.match_prefix(again)
+        again = Sequence(2, [*prompt[:length], 7], Generate(SamplingParams(max_tokens=1)))
+        layer.scheduler.tables.match_prefix(again)
         assert again.computed == 0
     # Once another sequence has computed the beginning, they are found behind it.
-    other = Sequence(3, [*prompt[:17], 7], SamplingParams(max_tokens=1))
+    other = Sequence(3, [*prompt[:17], 7], Generate(SamplingParams(max_tokens=1)))
     layer.sequences[3] = other
     layer.scheduler.add(other)
     while layer.step():
         pass
-    again = Sequence(4, [*prompt, 7], SamplingParams(max_tokens=1))
-    layer.scheduler.match_prefix(again)
+    again = Sequence(4, [*prompt, 7], Generate(SamplingParams(max_tokens=1)))
+    layer.scheduler.tables.match_prefix(again)
     assert again.computed == 24
 
 
@@ -92,7 +92,9 @@ def test_no_step_reads_what_never_came(data: st.DataObject) -> None:
         fork = data.draw(st.integers(0, length))
         prompt = [1] * fork + [2 + n] * (length - fork)
         params = SamplingParams(max_tokens=data.draw(st.integers(1, 10)))
-        choices = [Sequence(n + i, prompt, params) for i in range(data.draw(st.integers(1, 3)))]
+        choices = [
+            Sequence(n + i, prompt, Generate(params)) for i in range(data.draw(st.integers(1, 3)))
+        ]
         choices[0].siblings = choices[1:]
         layer.sequences |= {one.sequence_id: one for one in choices}
         if data.draw(st.booleans()):

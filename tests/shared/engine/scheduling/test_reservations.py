@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sequence import FinishReason, Phase
+from tandem.shared.engine.work import Compute
 from tandem.shared.kv.block_pool import OutOfBlocksError
 from tandem.tests.shared.engine.scheduling.schedulers import (
     drain,
     make,
     receive,
+    reserve,
     run_step,
     sequence,
 )
@@ -18,10 +21,9 @@ from tandem.tests.shared.engine.scheduling.schedulers import (
 def test_received_prefix_leaves_one_token_to_compute() -> None:
     scheduler = make()
     one = sequence(1, 11, max_tokens=1)
-    scheduler.match_prefix(one)
-    reserved = scheduler.receive(one, 10)
+    reception = reserve(scheduler, one)
     assert scheduler.pool.counts().reserved == 3 and scheduler.schedule() is None
-    scheduler.commit_received(one, reserved, 10)
+    reception.commit(10)
     plan, _ = run_step(scheduler)
     assert plan is not None and plan.sequences[0].start == 10
     assert len(plan.sequences[0].tokens) == 1
@@ -30,8 +32,7 @@ def test_received_prefix_leaves_one_token_to_compute() -> None:
 def test_a_failed_transfer_is_prefilled_here() -> None:
     scheduler = make()
     one = sequence(1, 11, max_tokens=1)
-    scheduler.match_prefix(one)
-    scheduler.abandon_received(one, scheduler.receive(one, 10))
+    reserve(scheduler, one).abandon()
     drain(scheduler)
     assert one.finish_reason is FinishReason.LENGTH
 
@@ -39,7 +40,7 @@ def test_a_failed_transfer_is_prefilled_here() -> None:
 def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
     scheduler = make()
     one = sequence(1, 20)
-    one.compute_until = 19
+    one.work = Compute(19)
     scheduler.add(one)
     drain(scheduler)
     assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
@@ -67,13 +68,12 @@ def test_the_head_of_the_queue_takes_back_what_later_ones_hold() -> None:
     scheduler = make(blocks=16, max_num_batched_tokens=64, max_num_seqs=2, max_model_len=64)
     scheduler.add(runner := sequence(1, 4, max_tokens=12))
     received = sequence(2, 24, max_tokens=2)
-    scheduler.match_prefix(received)
-    reserved = scheduler.receive(received, 23)
+    reception = reserve(scheduler, received)
     scheduler.add(head := sequence(3, 40, max_tokens=2))
     head.arrival, received.arrival = received.arrival, head.arrival
     run_step(scheduler)
     assert head.phase is Phase.WAITING, "only a transfer holds what it lacks"
-    scheduler.commit_received(received, reserved, 23)
+    reception.commit(23)
     run_step(scheduler)
     assert runner.phase is head.phase is Phase.RUNNING and received.received == 0
     drain(scheduler)
@@ -84,13 +84,12 @@ def test_what_would_not_do_is_not_taken_back() -> None:
     scheduler.add(sequence(1, 27, max_tokens=4))
     run_step(scheduler)
     received = sequence(3, 10, max_tokens=2)
-    scheduler.match_prefix(received)
-    reserved = scheduler.receive(received, 9)
+    reception = reserve(scheduler, received)
     head = sequence(2, 50, max_tokens=2)
     scheduler.add(head)
     head.arrival = 2
     received.arrival = 3
-    scheduler.commit_received(received, reserved, 9)
+    reception.commit(9)
     run_step(scheduler)
     assert head.phase is Phase.WAITING and received.received == 9
     drain(scheduler)
@@ -102,49 +101,77 @@ def test_a_reservation_leaves_running_sequences_room_to_grow() -> None:
     scheduler.add(sequence(1, 4, max_tokens=40))
     run_step(scheduler)
     one = sequence(2, 21)
-    scheduler.match_prefix(one)
     with pytest.raises(OutOfBlocksError, match="9 of the 15 available ones are needed"):
-        scheduler.receive(one, 28)
-    assert len(scheduler.receive(one, 24)) == 6
+        reserve(scheduler, one, 28)
+    assert len(reserve(scheduler, one, 24).blocks) == 6
 
 
 def test_a_reservation_leaves_waiting_sequences_what_they_lack() -> None:
     scheduler = make(blocks=16, max_num_seqs=1)
     scheduler.add(sequence(1, 40))
     one = sequence(2, 30)
-    scheduler.match_prefix(one)
     with pytest.raises(OutOfBlocksError, match="10 of the 16"):
-        scheduler.receive(one, 28)
+        reserve(scheduler, one, 28)
     run_step(scheduler)
     scheduler.add(sequence(3, 40))  # it has no slot to run in, whatever blocks are free
-    assert len(scheduler.receive(one, 4)) == 1
+    assert len(reserve(scheduler, one, 4).blocks) == 1
 
 
 def test_reservations_are_granted_in_turn_and_nothing_overtakes_them() -> None:
     scheduler = make(blocks=16, max_num_seqs=4, max_model_len=64)
     scheduler.add(runner := sequence(1, 24, max_tokens=2))
     run_step(scheduler)
-    scheduler.ask(large := sequence(2, 45, max_tokens=1), 44)
-    scheduler.ask(small := sequence(3, 9, max_tokens=1), 8)
+    reservations = scheduler.reservations
+    reservations.ask(large := sequence(2, 45, max_tokens=1), 44)
+    reservations.ask(small := sequence(3, 9, max_tokens=1), 8)
     scheduler.add(local := sequence(4, 4, max_tokens=1))
-    assert scheduler.waiting == 3 and scheduler.next_reservation() is None
+    assert scheduler.waiting == 3 and reservations.next_granted() is None
     run_step(scheduler)
     assert local.phase is Phase.WAITING
     while not runner.finish_reason:
-        assert scheduler.next_reservation() is None
+        assert reservations.next_granted() is None
         run_step(scheduler)
-    first = scheduler.next_reservation()
-    assert first is not None and first[0] is large and len(first[1]) == 11
-    second = scheduler.next_reservation()
-    assert second is not None and second[0] is small
-    for one, reserved in (first, second):
-        scheduler.commit_received(one, reserved, len(one.prompt) - 1)
+    first = reservations.next_granted()
+    assert first is not None and first.sequence is large and len(first.blocks) == 11
+    second = reservations.next_granted()
+    assert second is not None and second.sequence is small
+    first.commit(44)
+    second.commit(8)
     drain(scheduler)
     assert scheduler.idle
 
 
 def test_a_request_may_end_while_it_waits_for_a_reservation() -> None:
     scheduler = make(blocks=16, max_model_len=64)
-    scheduler.ask(one := sequence(1, 40), 39)
+    reservations = scheduler.reservations
+    reservations.ask(one := sequence(1, 40), 39)
     scheduler.cancel(one)
-    assert scheduler.idle and not scheduler.asking and scheduler.next_reservation() is None
+    assert scheduler.idle and not reservations.asking and reservations.next_granted() is None
+
+
+def test_a_reception_ends_only_once() -> None:
+    scheduler = make()
+    ended: list[Reception] = []
+    scheduler.reservations.on_ended = ended.append
+    reception = reserve(scheduler, one := sequence(1, 11, max_tokens=1))
+    reception.commit(10)
+    for end_again in (lambda: reception.commit(10), reception.abandon, reception.cancel):
+        with pytest.raises(RuntimeError, match="the reception of sequence 1 has ended"):
+            end_again()
+    assert ended == [reception] and (one.phase, one.received) == (Phase.WAITING, 10)
+    scheduler.pool.check()
+    drain(scheduler)
+    assert scheduler.idle
+
+
+def test_a_cancelled_reception_ends_its_sequence_and_frees_its_prefix_too() -> None:
+    scheduler = make()
+    scheduler.add(sequence(1, 11, max_tokens=1))
+    drain(scheduler)
+    again = sequence(1, 11, max_tokens=1)
+    reception = reserve(scheduler, again)
+    assert again.cached == 8 and scheduler.pool.counts().owned == 2
+    reception.cancel()
+    assert (again.phase, again.finish_reason) == (Phase.FINISHED, FinishReason.CANCELLED)
+    assert again.block_table == [] and scheduler.idle
+    assert scheduler.pool.counts().available == 32

@@ -11,6 +11,7 @@ from tandem.shared.engine.scheduling.plan_rows import sampler_spec
 from tandem.shared.engine.scheduling.queues import POLICIES
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, Phase, Sequence
+from tandem.shared.engine.work import Compute, Generate
 from tandem.shared.errors import OverloadedError
 from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, run_step, sequence
 
@@ -18,7 +19,7 @@ from tandem.tests.shared.engine.scheduling.schedulers import EOS, drain, make, r
 def test_min_tokens_blocks_the_end_unless_nothing_else_is_allowed() -> None:
     for allowed, blocked in (((), [7, EOS]), ((5, 7), [7, EOS]), ((7, EOS), [])):
         params = SamplingParams(allowed_token_ids=allowed, stop_token_ids=(7,), min_tokens=3)
-        assert sampler_spec(Sequence(1, [2], params), {EOS}).blocked_tokens == blocked
+        assert sampler_spec(Sequence(1, [2], Generate(params)), {EOS}).blocked_tokens == blocked
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -134,11 +135,12 @@ def test_cached_prefixes_are_not_computed_again() -> None:
 def test_a_private_prompt_neither_takes_from_the_prefix_index_nor_enters_it() -> None:
     scheduler = make()
     for private in (True, False, True):
-        one = sequence(1, 9, max_tokens=1)
-        one.private = private
+        one = sequence(1, 9)
+        one.work = Compute(9, private)
         scheduler.add(one)
         drain(scheduler)
         assert one.cached == 0
+        scheduler.release_held(one)
     assert scheduler.pool.counts().cached == 2
 
 
@@ -153,7 +155,7 @@ def test_a_private_prompt_is_computed_in_the_next_step_whatever_runs_or_waits(po
     for n in range(300):
         scheduler.add(sequence(10 + n, 1))
     run_step(scheduler)
-    canary = Sequence(999, list(range(13)), SamplingParams(), compute_until=12, private=True)
+    canary = Sequence(999, list(range(13)), Compute(12, private=True))
     canary.priority = 9
     scheduler.add(canary)
     run_step(scheduler)
@@ -169,7 +171,7 @@ def test_a_private_prompt_takes_blocks_from_the_one_that_runs_last() -> None:
     run_step(scheduler)
     run_step(scheduler)
     assert scheduler.pool.counts().available == 0
-    canary = Sequence(3, list(range(8)), SamplingParams(), compute_until=7, private=True)
+    canary = Sequence(3, list(range(8)), Compute(7, private=True))
     scheduler.add(canary)
     run_step(scheduler)
     assert canary.finish_reason is FinishReason.COMPUTED
@@ -182,7 +184,7 @@ def test_a_full_queue_takes_a_private_prompt() -> None:
     scheduler = make(max_waiting=1)
     scheduler.add(sequence(1, 3))
     private = sequence(2, 3)
-    private.private = True
+    private.work = Compute(2, private=True)
     scheduler.add(private)
 
 
@@ -215,7 +217,7 @@ def test_a_prompt_cancelled_during_its_last_step_holds_nothing() -> None:
     # A transfer can be confirmed before the step that computed its last layer has returned.
     scheduler = make()
     one = sequence(1, 10)
-    one.compute_until = 9
+    one.work = Compute(9)
     scheduler.add(one)
     plan = scheduler.schedule()
     assert plan is not None

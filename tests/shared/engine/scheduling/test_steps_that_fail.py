@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.scheduling.scheduler import Scheduler
 from tandem.shared.engine.sequence import FinishReason, StepOutput
+from tandem.shared.engine.work import Compute
 from tandem.tests.shared.engine.scheduling.schedulers import drain, make, run_step, sequence
 
 
@@ -111,7 +112,7 @@ def test_kv_of_a_failed_transfer_is_never_found() -> None:
 def test_a_prefill_only_sequence_whose_numbers_are_not_finite_holds_nothing() -> None:
     scheduler = make()
     one = sequence(1, 10)
-    one.compute_until = 9
+    one.work = Compute(9)
     scheduler.add(one)
     plan = scheduler.schedule()
     assert plan is not None

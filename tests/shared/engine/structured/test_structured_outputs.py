@@ -231,12 +231,12 @@ def test_preempted_outputs_go_on_where_they_were() -> None:
         answers = engine.generate_sync([PROMPT] * 4, params)
         assert engine._thread is not None
         core = engine._thread.runner.engine.core
-        before = core.preemptions
+        before = core.load().preemptions
         budget = ThinkingBudget(tokens=40, start="")
         thinking = replace(GREEDY, thinking=budget, max_tokens=60, logprobs=2)
         alone = engine.generate_sync([PROMPT], thinking)[0][0]
         thought = engine.generate_sync([PROMPT] * 4, thinking)
-        assert core.preemptions > before > 0
+        assert core.load().preemptions > before > 0
     assert alone.text.count("</think>") == 1
     assert [one.tokens for [one] in thought] == [alone.tokens] * 4
     for [one] in thought:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tandem.kernels.row_sums import row_sums
-from tandem.shared.engine.rank import setup as rank_setup
+from tandem.shared.engine.rank import plane
+from tandem.shared.engine.rank.device import data_plane_bytes
 from tandem.shared.errors import StartupError
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu, marker
@@ -40,9 +41,9 @@ def test_memory_is_seen_where_it_lies_and_summed_in_pieces(name: str) -> None:
 
 def test_memory_on_a_gpu_is_reserved_for_the_data_plane_by_carrier() -> None:
     for carrier, taken in (("auto", DEVICE_BYTES), ("cuda_ipc", DEVICE_BYTES), ("tcp", 0)):
-        assert rank_setup.data_plane_bytes(carrier, GPU) == taken
-    assert rank_setup.data_plane_bytes("", GPU) == 0
-    assert rank_setup.data_plane_bytes("auto", torch.device("cpu")) == 0
+        assert data_plane_bytes(carrier, GPU) == taken
+    assert data_plane_bytes("", GPU) == 0
+    assert data_plane_bytes("auto", torch.device("cpu")) == 0
 
 
 def test_a_gpu_without_cudas_driver_hands_over_through_the_host(
@@ -51,16 +52,16 @@ def test_a_gpu_without_cudas_driver_hands_over_through_the_host(
     def missing(ordinal: int) -> CudaDriver:
         raise DeviceError(f"there is no driver of GPU {ordinal}")
 
-    monkeypatch.setattr(rank_setup, "CudaDriver", missing)
-    assert rank_setup._gpu(GPU, "auto") is None
+    monkeypatch.setattr(plane, "CudaDriver", missing)
+    assert plane._gpu(GPU, "auto") is None
     assert "through the host: there is no driver of GPU 0" in caplog.text
     with pytest.raises(StartupError, match=r"--carrier cuda_ipc .* there is no driver of GPU 0"):
-        rank_setup._gpu(GPU, "cuda_ipc")
+        plane._gpu(GPU, "cuda_ipc")
 
 
 def test_nothing_of_it_exists_on_a_cpu() -> None:
     cpu = torch.device("cpu")
-    assert rank_setup._gpu(cpu, "auto") is None and rank_setup.layer_marker(cpu) is None
+    assert plane._gpu(cpu, "auto") is None and plane.layer_marker(cpu) is None
 
 
 def test_the_run_on_a_gpu_names_files_that_exist() -> None:

@@ -49,6 +49,7 @@ from tandem.tests.support.fuzz import EXTREMES, cheap, strange
 LIMIT = 4096
 U64, U32, U16 = (st.integers(0, 2**bits - 1) for bits in (64, 32, 16))
 ME = Greeting(
+    max_payload=1 << 20,
     node_id="p",
     epoch=1,
     rank=0,

@@ -1,1 +1,0 @@
-"""Conversations in which a summary stands for what the model wrote."""

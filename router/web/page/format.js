@@ -1,0 +1,13 @@
+// Numbers in the words of the page.
+
+const decimals = [0, 1, 2, 3].map(digits => new Intl.NumberFormat("en",
+  { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+const percents = new Intl.NumberFormat("en", { style: "percent" });
+
+/** A number with so many digits after the point, at most three. */
+export const number = (value, digits = 0) => decimals[digits].format(value);
+
+export const seconds = (value, digits = 0) => `${number(value, digits)} s`;
+
+/** A share of 1 in whole percent. */
+export const percent = share => percents.format(share);

@@ -1,0 +1,166 @@
+"""The model of a rank, loaded on its device, and its cache.
+
+Everything heavy is imported here, so that a rank that ends at once never pays for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from ....kernels.errors import KernelUnavailableError
+from ...config.fields import json_object
+from ...config.kv_dtypes import SCALED_AS_A_WHOLE
+from ...errors import StartupError
+from ...kv.backing import Backing
+from ...kv.cache import KVCache
+from ...kv.layout import UNSCALED, WholeScales
+from ...kv.planning import CPU, CUDA, RankMemory, bytes_per_block
+from ...models.decoder import Decoder
+from ...models.parallel import TensorParallel
+from ...models.registry import spec_of
+from ...weights import load
+from ...weights.footprint import parameter_sizes
+from ...weights.kv_scales import read_kv_scales
+from ...weights.source import open_source
+from ...weights.transfer import in_words
+from ..device import operators_for
+from ..device_memory import free_memory, report
+from ..messages import LoadFormats, RankSettings
+from .device import data_plane_bytes
+from .group import meet
+from .runner import ModelRunner, lacks_memory, runner_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Weights on their device, before the cache is planned."""
+
+    model: Decoder
+    block_size: int
+    kv_dtype: torch.dtype
+    tp: TensorParallel
+    kv_scales: WholeScales = UNSCALED
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.place.device
+
+    @property
+    def bytes_per_block(self) -> int:
+        return bytes_per_block(
+            self.model.spec, self.block_size, self.kv_dtype, self.tp.size, self.tp.rank
+        )
+
+    def runner(self, num_blocks: int) -> ModelRunner:
+        """Raises ``StartupError`` when the cache does not fit after all."""
+        try:
+            cache = KVCache(
+                self.model.spec,
+                num_blocks=num_blocks,
+                block_size=self.block_size,
+                dtype=self.kv_dtype,
+                device=self.device,
+                tp_rank=self.tp.rank,
+                tp_size=self.tp.size,
+                operators=self.model.place.operators,
+                whole_scales=self.kv_scales,
+            )
+        except (RuntimeError, MemoryError) as error:
+            size = num_blocks * self.bytes_per_block
+            raise StartupError(
+                f"the KV cache of {num_blocks} blocks ({size} bytes) cannot be allocated: "
+                f"{str(error).splitlines()[0]}; lower --kv-fraction"
+            ) from None
+        try:
+            return runner_of(self.model, cache, self.tp)
+        except KernelUnavailableError as error:
+            raise StartupError(
+                f"Triton's decode kernel cannot run on {self.device}: {error}; it needs a C "
+                f"compiler, and libraries loaded from TRITON_CACHE_DIR or the temporary folder "
+                f"(no noexec); or use --decode-kernel torch, which is slow in large batches"
+            ) from None
+
+
+def load_model(settings: RankSettings, formats: LoadFormats, device: torch.device) -> LoadedModel:
+    """Load this rank's part of the model, after meeting the other ranks if there are any."""
+    torch.set_num_threads(settings.threads)
+    tp = meet(settings, device)
+    overrides = json_object("--hf-overrides", settings.hf_overrides)
+    operators = operators_for(
+        device, cpu_kernels=settings.cpu_kernels, decode_kernel=settings.decode_kernel
+    )
+    try:
+        model = load.load_model(
+            settings.model_path,
+            dtype=formats.dtype,
+            device=device,
+            tp=tp,
+            load_format=settings.load_format,
+            ignored_keys=frozenset(settings.ignored_config_keys),
+            overrides=overrides,
+            max_model_len=settings.max_model_len,
+            seed=settings.seed,
+            isq=settings.isq,
+            operators=operators,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise _too_large(settings, formats, device) from None
+    kv_scales = UNSCALED
+    if formats.kv_dtype in SCALED_AS_A_WHOLE and settings.load_format != "dummy":
+        kv_scales = read_kv_scales(settings.model_path, model.spec, overrides)
+        _tell(kv_scales)
+    kv_dtype = getattr(torch, formats.kv_dtype)
+    return LoadedModel(model, settings.block_size, kv_dtype, tp, kv_scales)
+
+
+def _too_large(settings: RankSettings, formats: LoadFormats, device: torch.device) -> StartupError:
+    """The error for weights that do not fit the device, with the memory that they take."""
+    remedy = "free its memory, choose another one with --d, or split the model over several"
+    if device.type == CPU:
+        remedy = "free some, or serve a smaller or a quantised version of the model"
+    taken = ""
+    if settings.load_format != "dummy":
+        source = open_source(
+            settings.model_path, json_object("--hf-overrides", settings.hf_overrides)
+        )
+        ignored = frozenset(settings.ignored_config_keys)
+        spec = spec_of(source.config(), ignored, settings.max_model_len)
+        sizes = parameter_sizes(source, spec, formats.dtype, settings.size, settings.isq)
+        taken = f" {in_words(sum(each.nbytes for each in sizes))} of"
+    return StartupError(f"the{taken} weights do not fit: {report(device)}; {remedy}")
+
+
+def _tell(kv_scales: WholeScales) -> None:
+    if kv_scales:
+        log.info("KV is cached in fp8 with the checkpoint's scales")
+    else:
+        log.info("KV is cached in fp8 with scale 1: the checkpoint has no scales of K and V")
+
+
+def memory_of(loaded: LoadedModel, carrier: str) -> RankMemory:
+    """The memory that is left once the weights are loaded."""
+    device = loaded.device
+    plane = data_plane_bytes(carrier, device)
+    taken = plane
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # frees the memory that only loading needed
+        taken += torch.cuda.memory_reserved(device)
+    free = max(0, free_memory(device) - plane)
+    return RankMemory(free, taken, loaded.bytes_per_block)
+
+
+def backing_of(cache: KVCache) -> Backing | None:
+    """A started ``Backing``, which populates the cache's memory ahead of use; ``None`` on devices
+    whose memory is there from the start."""
+    if cache.device.type != CPU:
+        return None
+    backing = Backing((each for layer in cache.layers for each in layer), cache.block_size)
+    backing.start()
+    return backing

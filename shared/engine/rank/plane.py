@@ -1,0 +1,66 @@
+"""A rank's end of the data plane. The carriers' libraries, which this imports, are installed only
+where KV is handed over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+
+from ...handoff.carriers.carrier_option import not_possible
+from ...handoff.carriers.cuda_ipc import NAME as CUDA_IPC
+from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
+from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
+from ...handoff.carriers.device import DeviceError
+from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
+from ...handoff.plane.data_plane import DataPlane
+from ...handoff.plane.messages import Event
+from ...handoff.plane.settings import DataPlaneConfig
+from ...kv.cache import KVCache
+from ...kv.planning import CUDA
+from ..messages import RankSettings
+
+log = logging.getLogger(__name__)
+
+
+def start_data_plane(
+    settings: RankSettings, cache: KVCache, on_event: Callable[[Event], None]
+) -> DataPlane:
+    """Open this rank's end of the data plane. Raises ``StartupError``."""
+    plane = settings.data_plane
+    assert plane is not None
+    config = DataPlaneConfig(
+        node_id=plane.node_id,
+        epoch=plane.epoch,
+        rank=settings.rank,
+        tp_size=settings.size,
+        listen_host=plane.host,
+        listen_port=plane.port,
+        carrier=plane.carrier,
+        curve=plane.curve,
+        max_peers=plane.max_peers,
+        staging_slots=max(2, plane.staging_bytes // DEFAULT_SLOT_BYTES),
+    )
+    device = _gpu(cache.device, config.carrier)
+    data_plane = DataPlane(config, cache, on_event, device=device)
+    data_plane.start()
+    return data_plane
+
+
+def _gpu(device: torch.device, carrier: str) -> Gpu | None:
+    """The GPU as the data plane uses it, if it can. Raises ``StartupError``."""
+    if device.type != CUDA:
+        return None
+    try:
+        return Gpu(CudaDriver(device.index or 0), device)
+    except DeviceError as error:  # another vendor's GPU, which torch calls cuda too
+        if carrier == CUDA_IPC:
+            raise not_possible(CUDA_IPC, str(error)) from None
+        log.warning("KV of this GPU is transferred through the host: %s", error)
+        return None
+
+
+def layer_marker(device: torch.device) -> Callable[[], Callable[[], None]] | None:
+    """See ``ComputedLayers``; ``None`` on devices that compute a layer before it is announced."""
+    return marker(device) if device.type == CUDA else None
