@@ -347,7 +347,7 @@ def _serve_while(
         raise KeyboardInterrupt  # which the launcher takes for the end of its work
 
 
-AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Every field, for programs.")
+AS_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print every field as JSON.")
 
 
 @command("pull", EngineConfig, only=("model", "ignore_config_keys", "hf_overrides"))
@@ -416,7 +416,7 @@ def info(values: Values) -> None:
     help="Registry of the router, host:port (default: that of the tandem serve that you run here, "
     "else 127.0.0.1:8001).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Every field, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
 @click.pass_context
 def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases, and those that it
@@ -437,7 +437,7 @@ def nodes(context: click.Context, registry: str | None, as_json: bool, **values:
 @click.option(
     "--timeout",
     type=NumberRange(min=0),
-    help="Seconds after which it ends although requests still run (default: no limit).",
+    help="End after this many seconds, even if requests still run (default: no limit).",
 )
 @click.pass_obj
 def drain_node(find: FindRegistry, node: str, timeout: float | None) -> None:
@@ -453,7 +453,7 @@ def drain_node(find: FindRegistry, node: str, timeout: float | None) -> None:
 @nodes.command("role")
 @click.argument("node")
 @click.argument("role", type=click.Choice(["prefill", "decode"]))
-@click.option("--force", is_flag=True, help="Also when it is the last decode node.")
+@click.option("--force", is_flag=True, help="Do it even if this is the last decode node.")
 @click.pass_obj
 def set_role(find: FindRegistry, node: str, role: str, force: bool) -> None:
     """Have NODE finish what it has, and go on as a prefill or a decode node."""
@@ -475,7 +475,7 @@ def set_role(find: FindRegistry, node: str, role: str, force: bool) -> None:
     help="Registry of the router, host:port (default: that of the tandem serve that you run here "
     "at URL, or of the only one if URL is on this machine; else port 8001 of URL's host).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Everything, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
 def doctor(url: str, registry: str | None, as_json: bool, **values: Any) -> None:
     """Ask the router at URL, its nodes and every way between them what is wrong.
 

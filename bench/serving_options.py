@@ -21,33 +21,37 @@ DATASETS = ("random", "sharegpt", "custom", *TRACES)
 
 
 def server_options() -> list[click.Parameter]:
-    """Of every command that talks to a URL."""
+    """Options of every command that talks to a URL."""
     return [
-        text("--base-url", metavar="URL", help="Of the server; instead of --host and --port."),
+        text("--base-url", metavar="URL", help="URL of the server; replaces --host and --port."),
         text("--host", default="127.0.0.1", metavar="HOST", help="Host of the server."),
         whole("--port", default=8000, low=1, help="Port of the server."),
         choice(
             "--backend",
             of=BACKENDS,
             default="openai",
-            help="API: text completions under any name but openai-chat.",
+            help="API to call: chat completions with openai-chat, otherwise text completions.",
         ),
         text("--endpoint", metavar="PATH", help="Path of the API (default: that of --backend)."),
         text("--model", metavar="NAME", help="Model (default: the first that the server lists)."),
-        text("--served-model-name", metavar="NAME", help="Its name in requests, if another."),
+        text(
+            "--served-model-name",
+            metavar="NAME",
+            help="Model name to send, if it differs from --model.",
+        ),
         text(
             "--tokenizer",
             metavar="MODEL",
-            help="Folder, file or name of a model whose tokenizer is used instead of the server's "
-            "/tokenize.",
+            help="Count tokens with the tokenizer of this model (a folder, a file or a name), not "
+            "with the server's /tokenize.",
         ),
         several(
             "--header",
             metavar="KEY=VALUE...",
-            help="Headers of each request. The variable OPENAI_API_KEY is sent as the key.",
+            help="Headers to send with each request. OPENAI_API_KEY, if set, is sent as the key.",
         ),
         flag("--insecure", help="Do not check the certificate of an https URL."),
-        text("--extra-body", metavar="JSON", help="Fields that are added to each request."),
+        text("--extra-body", metavar="JSON", help="Fields to add to each request."),
     ]
 
 
@@ -59,20 +63,34 @@ def url_of(values: Mapping[str, Any]) -> str:
 
 
 def dataset_options(count: int, *names: str) -> list[click.Parameter]:
-    """The datasets of ``names``, as the commands that run them have them."""
+    """Options of the datasets ``names``."""
     return [
-        choice("--dataset-name", of=names, default="random", help="Kind of the requests."),
-        text("--dataset-path", metavar="FILE", help="File of the requests; not for random."),
+        choice("--dataset-name", of=names, default="random", help="Where the requests come from."),
+        text(
+            "--dataset-path",
+            metavar="FILE",
+            help="File with the requests; required unless the dataset is random.",
+        ),
         whole(
             "--num-prompts",
             default=count,
             low=0,
-            help="Number of requests; 0: all of the file.",
+            help="Number of requests; 0: the whole file.",
         ),
-        whole("--input-len", default=None, low=1, help="Input length of random requests."),
-        whole("--output-len", default=None, low=1, help="Output length, for all but traces."),
-        whole("--random-input-len", default=1024, low=1, help="Input tokens of random requests."),
-        whole("--random-output-len", default=128, low=1, help="Their output tokens."),
+        whole(
+            "--input-len",
+            default=None,
+            low=1,
+            help="Input tokens of random requests; replaces --random-input-len.",
+        ),
+        whole(
+            "--output-len",
+            default=None,
+            low=1,
+            help="Output length of all requests, except those of traces.",
+        ),
+        whole("--random-input-len", default=1024, low=1, help="Input tokens of a random request."),
+        whole("--random-output-len", default=128, low=1, help="Output tokens of a random request."),
         number(
             "--random-range-ratio",
             default=0.0,
@@ -85,72 +103,79 @@ def dataset_options(count: int, *names: str) -> list[click.Parameter]:
             "--random-prefix-len",
             default=0,
             low=0,
-            help="Tokens in front of them that all requests share.",
+            help="Length of a prefix that all random requests share, added to their input.",
         ),
         whole(
             "--sharegpt-output-len",
             default=None,
             low=1,
-            help="Output tokens (default: those of the conversation).",
+            help="Output tokens of a ShareGPT request (default: as in the conversation).",
         ),
         whole(
             "--custom-output-len",
             default=256,
             low=-1,
-            help="Output tokens; -1: output_tokens of each line.",
+            help="Output tokens of a custom request; -1: output_tokens of its line.",
         ),
-        flag("--skip-chat-template", help="Send prompts of a file to completions as they are."),
-        flag("--disable-shuffle", help="Keep the order of the file."),
-        flag("--no-oversample", help="Use no prompt twice."),
+        flag(
+            "--skip-chat-template", help="Send prompts to text completions without a chat template."
+        ),
+        flag("--disable-shuffle", help="Keep the order of the dataset file."),
+        flag("--no-oversample", help="Send each prompt of the file at most once."),
     ]
 
 
 def trace_options() -> list[click.Parameter]:
-    """Of traces."""
+    """Options of traces."""
     return [
         number(
             "--speed",
             default=1.0,
             low=0,
             positive=True,
-            help="Replay a trace this many times as fast as it was recorded.",
+            help="Replay speed of a trace, relative to its recording.",
         ),
         click.Option(
             ["--self-timed/--no-self-timed"],
             default=True,
-            help="Send at the trace's times, or by --request-rate.",
+            help="Send requests at the times of the trace, or else at --request-rate.",
         ),
-        whole("--timed-trace-chunk-hash-size", default=16, low=1, help="Tokens of a hash."),
+        whole(
+            "--timed-trace-chunk-hash-size",
+            default=16,
+            low=1,
+            help="Tokens that one hash stands for.",
+        ),
         number(
             "--timed-trace-sec-multiplier",
             default=1.0,
             low=0,
             positive=True,
-            help="Seconds of a unit of its timestamps.",
+            help="Seconds per unit of the timestamps.",
         ),
         text(
             "--timed-trace-label-timestamp",
             default="timestamp",
             metavar="NAME",
-            help="Name of the field.",
+            help="Field with the timestamp.",
         ),
         text(
             "--timed-trace-label-input-length",
             default="input_length",
             metavar="NAME",
-            help="Name of the field.",
+            help="Field with the input length.",
         ),
         text(
             "--timed-trace-label-output-length",
             default="output_length",
             metavar="NAME",
-            help="Name of the field.",
+            help="Field with the output length.",
         ),
         text(
             "--timed-trace-label-hash-ids",
             default="hash_ids",
             metavar="NAME",
-            help="Name of the field.",
+            help="Field with the hashes.",
         ),
     ]
 
@@ -162,45 +187,59 @@ def _traffic_options() -> list[click.Parameter]:
             default=inf,
             low=0,
             positive=True,
-            help="Requests a second; inf: all at once.",
+            help="Requests per second; inf: all at once.",
         ),
         number(
             "--burstiness",
             default=1.0,
             low=0,
             positive=True,
-            help="1: a Poisson process; less: more bursts; inf: perfectly regular.",
+            help="1: a Poisson process; below 1: burstier; inf: evenly spaced.",
         ),
-        whole("--max-concurrency", default=None, low=1, help="Most requests at a time."),
+        whole(
+            "--max-concurrency", default=None, low=1, help="Maximum number of requests in flight."
+        ),
         choice(
             "--ramp-up-strategy",
             of=("linear", "exponential"),
             default=None,
-            help="Let the rate grow, instead of --request-rate.",
+            help="Increase the rate over the run; replaces --request-rate.",
         ),
-        whole("--ramp-up-start-rps", default=None, low=0, help="Its first requests a second."),
-        whole("--ramp-up-end-rps", default=None, low=0, help="Its last requests a second."),
+        whole(
+            "--ramp-up-start-rps",
+            default=None,
+            low=0,
+            help="Request rate at the start of the ramp.",
+        ),
+        whole(
+            "--ramp-up-end-rps", default=None, low=0, help="Request rate at the end of the ramp."
+        ),
         number(
             "--probe-request-rate",
             default=0.0,
             low=0,
-            help="Requests of one token a second that are sent besides, and reported apart.",
+            help="Rate of additional one-token requests, which are reported separately.",
         ),
-        whole("--seed", default=0, low=0, help="Of prompts and times."),
-        whole("--num-warmups", default=0, low=0, help="Requests before, which do not count."),
+        whole("--seed", default=0, low=0, help="Random seed for prompts and arrival times."),
+        whole("--num-warmups", default=0, low=0, help="Warm-up requests, not measured."),
         whole(
             "--ready-check-timeout-sec",
             default=0,
             low=0,
-            help="Wait so long for the server to answer; 0: do not check.",
+            help="Seconds to wait for the server to become ready; 0: do not check.",
         ),
     ]
 
 
 def _sampling_options() -> list[click.Parameter]:
     made: list[click.Parameter] = [
-        flag("--ignore-eos", help="Generate the full length. Always with random and traces."),
-        whole("--logprobs", default=None, low=0, help="Logprobs that are asked for."),
+        flag(
+            "--ignore-eos",
+            help="Generate the full output length; always set for random requests and traces.",
+        ),
+        whole(
+            "--logprobs", default=None, low=0, help="Number of logprobs to request for each token."
+        ),
     ]
     for name, about in NUMBERS.items():
         option, make = "--" + name.replace("_", "-"), whole if about.kind is int else number
@@ -214,29 +253,44 @@ def _result_options() -> list[click.Parameter]:
             "--percentile-metrics",
             default="ttft,tpot,itl",
             metavar="NAMES",
-            help="Reported: ttft, tpot, itl, e2el, client_queue_time, "
+            help="Metrics to report: ttft, tpot, itl, e2el, client_queue_time, "
             "ttft_including_client_queue, e2el_including_client_queue.",
         ),
-        text("--metric-percentiles", default="99", metavar="NUMBERS", help="As in 50,90,99.9."),
+        text(
+            "--metric-percentiles",
+            default="99",
+            metavar="NUMBERS",
+            help="Percentiles to report, such as 50,90,99.9.",
+        ),
         several(
             "--goodput",
             metavar="KEY:VALUE...",
-            help="Goals in milliseconds for ttft, tpot, e2el; requests that meet all are counted.",
+            help="Goals in milliseconds for ttft, tpot, e2el; counts the requests that meet all.",
         ),
         flag("--save-result", help="Write the result to a JSON file."),
-        flag("--save-detailed", help="With the figures and texts of each request."),
-        flag("--append-result", help="Append to the file instead of replacing it."),
-        text("--result-dir", metavar="FOLDER", help="Of result files (default: this one)."),
-        text("--result-filename", metavar="NAME", help="Of the file (default: by the settings)."),
-        text("--label", metavar="NAME", help="Of this run, in file and plot."),
-        several("--metadata", metavar="KEY=VALUE...", help="Fields that are added to the file."),
-        text("--request-id-prefix", metavar="TEXT", help="Of x-request-id (default: random)."),
+        flag("--save-detailed", help="Include the figures and texts of each request."),
+        flag("--append-result", help="Append to the result file instead of replacing it."),
+        text(
+            "--result-dir",
+            metavar="FOLDER",
+            help="Directory for result files (default: the current one).",
+        ),
+        text(
+            "--result-filename",
+            metavar="NAME",
+            help="Name of the result file (default: made from the settings).",
+        ),
+        text("--label", metavar="NAME", help="Label of this run in the file and the plot."),
+        several("--metadata", metavar="KEY=VALUE...", help="Fields to add to the result file."),
+        text(
+            "--request-id-prefix", metavar="TEXT", help="Prefix of x-request-id (default: random)."
+        ),
         flag("--disable-tqdm", help="Show no progress bar."),
-        text("--plot", metavar="FILE.html", help="Write a page with plots."),
+        text("--plot", metavar="FILE.html", help="Write plots to an HTML page."),
         text(
             "--compare-with",
             metavar="RESULT.json",
-            help="A detailed result that the plots show beside this one.",
+            help="Detailed result to plot beside this one.",
         ),
     ]
 

@@ -29,7 +29,7 @@ def served(server: Server, key: str, folder: Path) -> Iterator[str]:
     """The URL of a server that runs while the block does; its files go to ``folder``."""
     if server.needs_real_model and not os.environ.get(REAL_MODEL):
         raise SystemExit(
-            f"set {REAL_MODEL} to a model's folder; CONTRIBUTING.md has how to get one"
+            f"set {REAL_MODEL} to a model's folder; docs/testing.md has how to get one"
         )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

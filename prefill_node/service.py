@@ -173,7 +173,7 @@ class PrefillService(PrefillServicer):
         free = self._engine.core.load().blocks.available
         if held > free:
             raise OverloadedError(
-                f"{held} blocks wait for this peer to take them, and {free} are free"
+                f"peer has {held} unsent blocks, more than the {free} free ones; retry later"
             )
 
     def _check_order(self, request: pb.OpenRequest) -> None:

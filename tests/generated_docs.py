@@ -93,6 +93,12 @@ class Rows:
         assert found, f"no result for {parts}"
         return found[0]
 
+    def ratios(self, *parts: str) -> str:
+        """The range of the ratios of all metrics with one of the parts."""
+        found = [row["ratio"] for row in self._rows if any(part in row["metric"] for part in parts)]
+        assert found, f"no result for {parts}"
+        return f"{min(found):.1f} to {max(found):.1f}"
+
 
 def interference() -> str:
     """One long prompt beside one stream."""
@@ -153,10 +159,51 @@ def engine() -> str:
     )
 
 
+def measured() -> str:
+    """One line for each benchmark that README names."""
+    streams, models, blocks = Rows("interference"), Rows("quantised_models"), Rows("handoff_blocks")
+    one = streams.one("disaggregated, one victim", "share of its speed")["value"]
+    two = streams.one("disaggregated, 2 victims", "share of its speed")
+    goal = float(two["goal"].removeprefix(">="))
+    tcp, shared = (
+        blocks.one(f"over {name}, blocks side by side")["value"]
+        for name in ("TCP", "shared memory")
+    )
+    control = sorted(
+        Rows(f"handoff_{name}").one("control overhead")["value"]
+        for name in ("tcp", "shared_memory")
+    )
+    fleet, soak = Rows("fleet"), Rows("soak")
+    dropped, late = fleet.one("nodes dropped")["value"], fleet.one("late, p99")["value"] * 1000
+    requests, wrong = soak.one(": requests"), soak.one("wrong answers")["value"]
+    minutes = re.findall(r"soak of (\S+) minutes", requests["metric"])[0]
+    faults = soak.one(": faults")["value"]
+    rows = {
+        "a stream beside a prompt of 4,000 tokens, apart": f"keeps {one:.0%} of its speed; of two "
+        f"streams, the slower one keeps {two['value']:.0%} (goal: {goal:.0%})",
+        "one node beside llama.cpp, the same GGUF files": "times as fast: prefill "
+        f"{models.ratios('prefill of')}, decoding {models.ratios('batch 1,')} for one stream, "
+        f"{models.ratios('batch 8,', 'batch 32,')} for 8 and 32",
+        "transfers of KV": f"{tcp:.1f} GB/s over TCP, {shared:.1f} GB/s in shared memory, and "
+        f"{control[0]:.1f} to {control[1]:.1f} ms of control for each",
+        "a router with 1,000 simulated nodes, ten minutes": f"{dropped} nodes dropped; `/health` "
+        f"late by {late:.0f} ms at the 99th percentile",
+        f"{minutes} minutes of mixed load with {faults} faults": f"{wrong} wrong answers in "
+        f"{requests['value']:,} requests",
+    }
+    lines = [
+        "| | result |",
+        "| --- | --- |",
+        *(f"| {name} | {text} |" for name, text in rows.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "interference": interference,
     "mixed_load": mixed_load,
     "engine": engine,
+    "measured": measured,
 }
 
 

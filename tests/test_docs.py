@@ -42,7 +42,7 @@ def test_documented_commands_parse(line: str) -> None:
 
 def test_documented_agents_are_told_what_the_contracts_tell_them() -> None:
     suite = (ROOT / "contracts/own-venv/contract_agents.py").read_text()
-    page = (ROOT / "docs/clients.md").read_text()
+    page = (ROOT / "docs/guides/agents.md").read_text()
     wanted = re.search(r'CODEX = f"""(.*?)"""', suite, re.DOTALL)
     assert wanted is not None
     [codex] = [tomllib.loads(body) for kind, body in BLOCK.findall(page) if kind == "toml"]

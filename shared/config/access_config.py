@@ -78,10 +78,12 @@ class AccessConfig:
         "list; * allows any (default: none but its own).",
     )
     allowed_methods: str = option(
-        "*", "--allowed-methods", "Methods that --allowed-origins may use, listed as those."
+        "*", "--allowed-methods", "Methods that --allowed-origins may use; a list of the same form."
     )
     allowed_headers: str = option(
-        "*", "--allowed-headers", "Headers that --allowed-origins may send, listed as those."
+        "*",
+        "--allowed-headers",
+        "Headers that --allowed-origins may send; a list of the same form.",
     )
     allow_credentials: bool = option(
         False, "--allow-credentials", "Let scripts of --allowed-origins send cookies and passwords."

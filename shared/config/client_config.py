@@ -22,15 +22,18 @@ class ConnectionConfig:
     api_key: str | None = option(
         None,
         "--api-key",
-        "Key that the server asks for. Arguments are visible to other users, so pass it in the "
+        "API key for the server. Arguments are visible to other users, so pass it in the "
         "environment.",
         environment=("OPENAI_API_KEY",),
     )
     model_name: str | None = option(
-        None, "--model-name", "Model that the server is asked for (default: its first one)."
+        None, "--model-name", "Model to request (default: the first that the server lists)."
     )
     timeout: float = option(
-        600.0, "--timeout", "Seconds without a byte from the server that are too long.", minimum=0.1
+        600.0,
+        "--timeout",
+        "Give up after this many seconds without a byte from the server.",
+        minimum=0.1,
     )
 
     @property
@@ -48,10 +51,10 @@ class RequestConfig:
     """Sampling parameters of requests; those that are left out are the server's."""
 
     max_tokens: int | None = option(
-        None, "--max-tokens", "Tokens of an answer.", minimum=1, maximum=LARGEST_INT
+        None, "--max-tokens", "Maximum tokens of an answer.", minimum=1, maximum=LARGEST_INT
     )
-    seed: int | None = option(None, "--seed", "The same seed draws the same tokens.")
-    stop: str | None = option(None, "--stop", "String at which an answer ends.")
+    seed: int | None = option(None, "--seed", "Random seed; the same seed draws the same tokens.")
+    stop: str | None = option(None, "--stop", "String that ends an answer.")
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class ChatConfig:
     system_prompt: str | None = option(
         None, "--system-prompt", "First message, with the role system."
     )
-    quick: str | None = option(None, "--quick -q", "Send this message, print the answer, and end.")
+    quick: str | None = option(None, "--quick -q", "Send this message, print the answer, and exit.")
     mcp: str | None = option(
         None,
         "--mcp",
@@ -78,7 +81,7 @@ class ChatConfig:
     history: bool = option(
         True,
         "--history",
-        "Keep what you type, for the arrow keys: the last 1,000 lines, in "
+        "Remember what you type, for the arrow keys: the last 1,000 lines, in "
         "~/.local/state/tandem/chat_history.",
     )
 
@@ -95,24 +98,24 @@ class CompleteConfig:
     prompts: str | None = option(
         None, "--prompts", "Prompts, separated by '|', such as 'What is 7 plus 5? | Who are you?'."
     )
-    quick: str | None = option(None, "--quick -q", "One prompt, in which '|' is a character.")
+    quick: str | None = option(None, "--quick -q", "A single prompt; '|' does not separate.")
     input: str | None = option(
         None,
         "--input",
-        "JSONL file with a prompt in each line, - for the standard input: a string, or an object "
-        "with prompt or messages, and any parameters of its request.",
+        "JSONL file of prompts, or - for standard input. Each line is a string, or an object with "
+        "prompt or messages and any request parameters.",
     )
     output: str | None = option(
-        None, "--output", "JSONL file of the results, written when all are there."
+        None, "--output", "JSONL file for the results, written once all are complete."
     )
     json: bool = option(False, "--json", "Print results as JSONL.")
     chat: bool = option(
         False, "--chat", "Send each prompt as a message of a chat, instead of text to continue."
     )
     max_concurrency: int = option(
-        8, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
+        8, "--max-concurrency", "Maximum number of requests in flight.", minimum=1, maximum=4096
     )
-    stats: bool = option(False, "--stats", "Show tokens and times when all is done.")
+    stats: bool = option(False, "--stats", "Show tokens and times at the end.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,24 +125,24 @@ class RunBatchConfig:
     input_file: str | None = option(
         None,
         "--input-file -i",
-        "JSONL file of requests, as of OpenAI's batches; a path, or an http(s) URL.",
+        "JSONL file of requests in the format of OpenAI's batches; a path, or an http(s) URL.",
     )
     output_file: str | None = option(
         None,
         "--output-file -o",
-        "File of the results, in the order of the requests; a path, or an http(s) URL for PUT.",
+        "File for the results, in the order of the requests; a path, or an http(s) URL for PUT.",
     )
     output_tmp_dir: str | None = option(
         None,
         "--output-tmp-dir",
-        "Folder in which results are kept until all are there (default: that of --output-file, or "
-        "that of temporary files if it is a URL).",
+        "Folder for results until all are complete (default: the folder of --output-file, or the "
+        "system's temporary folder if that is a URL).",
     )
     max_concurrency: int = option(
-        64, "--max-concurrency", "Requests at once.", minimum=1, maximum=4096
+        64, "--max-concurrency", "Maximum number of requests in flight.", minimum=1, maximum=4096
     )
     # Answers come whole, and may have waited for many others.
-    timeout: float = option(3600.0, "--timeout", "Seconds that a request may take.", minimum=0.1)
+    timeout: float = option(3600.0, "--timeout", "Maximum seconds for one request.", minimum=0.1)
 
     @property
     def files(self) -> tuple[str, str]:

@@ -44,9 +44,7 @@ class EngineConfig:
         "token, and is slower.",
         choices=(AUTO, *SPELLINGS),
     )
-    device: str = option(
-        "auto", "--device", "Device of the ranks.", choices=("auto", "cpu", "cuda")
-    )
+    device: str = option("auto", "--device", "Device to run on.", choices=("auto", "cpu", "cuda"))
     devices: str | None = option(
         None,
         "--d --devices",
@@ -71,9 +69,9 @@ class EngineConfig:
     isq: str | None = option(
         None,
         "--isq",
-        "Quantise the weights while they are loaded, layer by layer. Norms and routers stay "
-        "numbers; in less than 8 bits the head becomes q6k. int8 is q8_0, and fp8 e4m3 with a "
-        "scale for each 128 inputs.",
+        "Quantise the weights while they are loaded, layer by layer, except norms and routers; "
+        "below 8 bits the head becomes q6k. int8 is q8_0; fp8 is e4m3 with a scale for every 128 "
+        "inputs.",
         choices=("q2k", "q3k", "q4k", "q5k", "q6k", "q8_0", "q4_0", "int8", "fp8"),
     )
     ignore_config_keys: str | None = fields.ignore_config_keys()

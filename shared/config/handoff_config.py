@@ -72,15 +72,15 @@ class HandoffConfig:
     progress_timeout: float = option(
         2.5,
         "--progress-timeout",
-        "Seconds without a sign of life from the other side that end an attempt; peers give one a "
-        "second.",
+        "End an attempt after this many seconds without a sign of life from the other side; peers "
+        "send one every second.",
         minimum=1.5,
     )
     max_peers: int = option(
         MAX_PEERS,
         "--max-peers",
-        "Prefill nodes that a decode node meets, decode nodes that a prefill node admits, and "
-        "ranks that may be connected with one of its ranks; no more are taken.",
+        "Maximum number of prefill nodes that a decode node meets, of decode nodes that a prefill "
+        "node admits, and of ranks connected to one of its ranks.",
         minimum=1,
         maximum=MOST_PEERS,
     )

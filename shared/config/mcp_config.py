@@ -29,14 +29,13 @@ class McpConfig:
     mcp_offer_tools: bool = option(
         False,
         "--mcp-offer-tools",
-        "Show the tools of all MCP servers to every chat that brings no tools; their calls are the "
-        "client's to run.",
+        "Show the tools of all MCP servers to every chat that brings no tools; the client runs the "
+        "calls.",
     )
     mcp_max_rounds: int = option(
         8,
         "--mcp-max-rounds",
-        "Maximum number of times that the calls of one request are run and the model is asked "
-        "again; then it has to answer.",
+        "Maximum rounds of tool calls in one request; after them the model has to answer.",
         minimum=1,
         maximum=64,
     )

@@ -187,13 +187,13 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     header_timeout: float = option(
         10.0,
         "--header-timeout",
-        "Seconds in which the head of a request must arrive.",
+        "Seconds within which the head of a request must arrive.",
         minimum=0.1,
     )
     body_timeout: float = option(
         30.0,
         "--body-timeout",
-        "Seconds in which the body of a request must arrive; of an uploaded file, each part.",
+        "Seconds within which the body of a request must arrive, or each part of an uploaded file.",
         minimum=0.1,
     )
     parse_timeout: float = option(
@@ -211,14 +211,14 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     admission_timeout: float = option(
         10.0,
         "--admission-timeout",
-        "Seconds in which a node must accept a request before another node is tried.",
+        "Seconds that a node may take to accept a request before another node is tried.",
         minimum=0.1,
     )
     migration_limit: int = option(
         3,
         "--migration-limit",
-        "Times that another decode node continues a request whose node has died or drained after "
-        "its first token; 0: never.",
+        "How many times a request whose decode node dies or drains after its first token is "
+        "continued on another node; 0: never.",
         minimum=0,
     )
     request_timeout: float = option(

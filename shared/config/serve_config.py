@@ -57,8 +57,8 @@ class ServeConfig:
     log_dir: str = option(
         "logs",
         "--log-dir",
-        "Folder of the logs, with a folder for each start, of which the last ten are kept; the "
-        "link latest leads to the newest. Each process has a file; one longer than 64 MiB becomes "
+        "Folder for logs. Each start gets a folder in it, and the last ten are kept; the link "
+        "'latest' points to the newest. Each process has a file; one longer than 64 MiB becomes "
         "NAME.log.1.",
     )
     start_timeout: float | None = option(

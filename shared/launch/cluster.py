@@ -81,7 +81,7 @@ class Restarts:
     def outlook(self, pause: float | None) -> str:
         """The consequence, for the operator's log."""
         if pause is None:
-            return "it died too often and is not restarted"
+            return f"it died {MAX_RESTARTS + 1} times in a row; giving up"
         return f"it is restarted in {pause:.1f} s (restart {self._count} of {MAX_RESTARTS})"
 
 
@@ -241,7 +241,7 @@ class LocalCluster:
                 unserved_since = now
             elif now - unserved_since >= UNSERVED_SECONDS:
                 if any(node.part.process.returncode for node in decode):
-                    raise StartupError("no decode node is left: the last one died too often")
+                    raise StartupError("no decode node is left: the last one kept dying")
                 self._tell("no decode node is left: the last one has drained")
                 return
             time.sleep(POLL_SECONDS)

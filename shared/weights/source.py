@@ -114,7 +114,7 @@ def check_format(source: WeightSource, load_format: str) -> None:
     """Raise ``ModelError`` if ``--load-format`` is not the source's."""
     if load_format not in ("auto", source.format):
         raise ModelError(
-            f"{source.path} has {source.format}; load format {load_format} does not fit"
+            f"--load-format {load_format}, but {source.path} is {source.format}; omit the option"
         )
 
 

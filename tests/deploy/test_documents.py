@@ -1,4 +1,4 @@
-"""Commands of ``deploy/README.md`` and ``runbook.md``: flags, names and files that exist."""
+"""Commands of the documents on deployment: flags, names and files that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import yaml
 
 from . import deployment as d
 
-DOCUMENTS = [d.DEPLOY / "README.md", d.DEPLOY / "runbook.md"]
+DOCUMENTS = [
+    d.DEPLOY / "README.md",
+    d.DEPLOY / "runbook.md",
+    d.ROOT / "docs" / "guides" / "kubernetes.md",
+]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 SECRETS = {"tandem-tls", "tandem-token", "tandem-hub", "tandem-api-key"}
 

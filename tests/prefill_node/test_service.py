@@ -282,7 +282,7 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
         await until(lambda: node.service._held_by(Tenant(ME, EPOCH)) == 36)
         code, reason = await refusal(node.open(3, prompt=[3] * 289, **of))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert reason == "36 blocks wait for this peer to take them, and 28 are free"
+        assert reason == "peer has 36 unsent blocks, more than the 28 free ones; retry later"
         other = node.open(4, prompt=[4] * 289, node_id="e", **of)
         assert (await other.read()).HasField("accepted")
         await until(lambda: node.service._held_by(Tenant("e", EPOCH)) == 18)

@@ -21,8 +21,12 @@ def constraint_text(key: GrammarKey, special: TokenLiterals) -> str:
         calls = CallsInText(grammar, _parsed(key.text))
         early = calls.early(key.reasoning_end) if key.reasoning_end else ""
         return grammar.whole(_after_reasoning(grammar, key, calls.output(), early))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise GrammarError(f"the calls lack {error}") from None
+    except KeyError as error:
+        raise GrammarError(
+            f"invalid constraint on tool calls: the key {error} is missing"
+        ) from None
+    except (TypeError, AttributeError) as error:
+        raise GrammarError(f"invalid constraint on tool calls: {error}") from None
 
 
 def _after_reasoning(grammar: GrammarText, key: GrammarKey, output: str, early: str) -> str:

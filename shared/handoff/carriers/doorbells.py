@@ -199,10 +199,16 @@ def _read_card(
     finally:
         os.close(opened)
     if len(content) != _CARD.size:
-        raise MemfdError(f"descriptor {descriptor} of process {pid} names no doorbells")
+        raise MemfdError(
+            f"descriptor {descriptor} of process {pid} has {len(content)} bytes, which is not the "
+            f"description of a pair of doorbells ({_CARD.size} bytes)"
+        )
     magic, number, bell, bell_inode, back, back_inode = _CARD.unpack(content)
     if (magic, number) != (_CARD_MAGIC, connection):
-        raise MemfdError(f"the doorbells of process {pid} are another connection's")
+        raise MemfdError(
+            f"descriptor {descriptor} of process {pid} is not for the doorbells of connection "
+            f"{connection}"
+        )
     return (bell, bell_inode), (back, back_inode)
 
 

@@ -210,7 +210,7 @@ class Receiver:
 
     def _take(self, transfer: Incoming, header: Header, payload: Buffer, checksum: int) -> None:
         if header.sequence != transfer.sequence:
-            raise FrameError(f"frame {header.sequence} came where {transfer.sequence} is next")
+            raise FrameError(f"expected frame {transfer.sequence}, got frame {header.sequence}")
         if header.kind is Kind.DATA:
             self._data(transfer, header, payload, checksum)
         elif header.kind is Kind.FIN:

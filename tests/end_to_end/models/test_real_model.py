@@ -1,6 +1,6 @@
 """A published model with its own weights, apart, against transformers: token for token.
 
-Only where ``REAL_MODEL`` names a folder in Hugging Face layout. CONTRIBUTING.md has how one of
+Only where ``REAL_MODEL`` names a folder in Hugging Face layout. docs/testing.md has how one of
 135 M parameters comes from a package index.
 """
 

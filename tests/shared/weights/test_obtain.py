@@ -320,7 +320,7 @@ def test_headers_are_not_read_of_what_is_here_or_has_no_size(
 def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
     hub.put(NAME, files_of(root))
     assert "cannot be split over 3 ranks" in refusal(tensor_parallel_size=3)
-    assert "load format gguf does not fit" in refusal(load_format="gguf")
+    assert "--load-format gguf, but" in refusal(load_format="gguf")
     with pytest.raises(StartupError, match=r"--max-model-len 9999 exceeds the model's context of"):
         obtain(max_model_len=9999)
     assert not hub.weights_given

@@ -51,8 +51,12 @@ def read_offer(offer: bytes) -> tuple[DevicePlace, int, int]:
         raise DeviceError(f"an offer of {NAME} with {len(offer)} bytes, not {_OFFER.size} or more")
     sums, pid, bell, size, name_length, handle_length = _OFFER.unpack_from(offer)
     rest = offer[_OFFER.size :]
-    if sums != SUMS_VERSION or len(rest) != name_length + handle_length:
-        raise DeviceError(f"an offer of another version of {NAME}")
+    if sums != SUMS_VERSION:
+        raise DeviceError(f"the peer's {NAME} has checksums of version {sums}, not {SUMS_VERSION}")
+    if len(rest) != name_length + handle_length:
+        raise DeviceError(
+            f"an offer of {NAME} ends in {len(rest)} bytes, not {name_length + handle_length}"
+        )
     name, handle = rest[:name_length], rest[name_length:]
     return DevicePlace(printable(name), handle, size), pid, bell
 

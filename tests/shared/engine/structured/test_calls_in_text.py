@@ -286,6 +286,21 @@ def test_what_a_format_cannot_follow_is_refused_by_name(
     assert refused.value.param == PLACES["count"]
 
 
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ({"anywhere": True}, "invalid constraint on tool calls: the key '"),
+        (["anywhere"], "invalid constraint on tool calls: list indices must be integers"),
+    ],
+    ids=["a key is missing", "a value of another type"],
+)
+def test_an_invalid_constraint_is_refused_by_what_is_wrong_with_it(
+    backend: LLGuidanceBackend, calls: Any, reason: str
+) -> None:
+    with pytest.raises(GrammarError, match=re.escape(reason)):
+        backend.compile(StructuredOutputs(tool_calls=json.dumps(calls)).key())
+
+
 def test_values_that_are_not_texts_are_json_everywhere(backend: LLGuidanceBackend) -> None:
     place = {"$ref": "#/$defs/place"}
     strict = {

@@ -182,7 +182,7 @@ def test_an_offer_carries_the_place_of_a_ring_on_a_device() -> None:
     offer = cuda_ipc.encode_offer(place, 4711, 9)
     assert cuda_ipc.read_offer(offer) == (place, 4711, 9)
     for broken in (b"", offer[:-1], offer + b"x", b"\x02" + offer[1:]):
-        with pytest.raises(DeviceError, match="an offer of"):
+        with pytest.raises(DeviceError, match=r"an offer of|checksums of version 2, not 1"):
             cuda_ipc.read_offer(broken)
 
 

@@ -106,7 +106,7 @@ def test_each_side_sees_the_other_one_go() -> None:
 
 def test_only_the_doorbell_that_was_meant_is_opened() -> None:
     mine, pid = DoorbellWriter(NUMBER), os.getpid()
-    with pytest.raises(MemfdError, match="another connection's"):
+    with pytest.raises(MemfdError, match="not for the doorbells of connection"):
         DoorbellReader(pid, mine.descriptor, NUMBER - 1)
     with pytest.raises(MemfdError, match="cannot open"):
         DoorbellReader(2**31 - 1, 0, NUMBER)

@@ -62,9 +62,9 @@ def _settle(world: World, prefill: HandRank, decode: HandRank) -> None:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (Fault.DROP, "frame 1 came where 0 is next"),
-        (Fault.REORDER, "frame 1 came where 0 is next"),
-        (Fault.DUPLICATE, "frame 0 came where 1 is next"),
+        (Fault.DROP, "expected frame 0, got frame 1"),
+        (Fault.REORDER, "expected frame 0, got frame 1"),
+        (Fault.DUPLICATE, "expected frame 1, got frame 0"),
         (Fault.RESET, "lost"),
     ],
 )

@@ -98,12 +98,12 @@ def test_a_corrupt_payload_fails_the_attempt_and_is_not_scattered(
 def test_a_duplicated_frame_fails_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     message = sender.data(7, 0, 0, 0, END)
     sender.send(message, message)
-    _fails(decode, sender, "frame 0 came where 1 is next")
+    _fails(decode, sender, "expected frame 1, got frame 0")
 
 
 def test_a_reordered_frame_fails_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
     sender.send(sender.data(7, 1, 1, 0, END))
-    _fails(decode, sender, "frame 1 came where 0 is next")
+    _fails(decode, sender, "expected frame 0, got frame 1")
 
 
 def test_cells_that_came_before_fail_the_attempt(decode: PlaneRank, sender: FakeSender) -> None:
