@@ -322,13 +322,89 @@ async def test_settings_are_sent(t: Tab, c: Cluster) -> None:
     assert sampling.min_tokens == 1 and len(c.node.requests[-1].prompt) > before
 
 
+async def test_settings_for_new_chats_and_the_theme_are_kept(t: Tab) -> None:
+    await t.page.keyboard.press("Control+,")
+    await t.page.fill("#setting-temperature", "0.5")
+    await t.page.fill("#setting-stop", "one\ntwo")
+    await t.click("button:has-text('Use for new chats')")
+    await t.page.keyboard.press("Escape")
+    other = await t.beside()
+    await other.click("[aria-label^='Theme:']")
+    for each in (t, other):
+        await each.has("html[data-theme=light] [aria-label='Theme: light']")
+    await t.click("[aria-label='Theme: light']")
+    await other.has("html[data-theme=dark] [aria-label='Theme: dark']")
+    await t.page.reload()
+    await t.has("html[data-theme=dark] [aria-label='Theme: dark']")
+    await t.page.keyboard.press("Control+,")
+    for field, kept in (("temperature", "0.5"), ("stop", "one\ntwo"), ("top_p", "")):
+        assert await t.page.input_value(f"#setting-{field}") == kept
+
+
+FILES = """async files => {
+    const { fromJson } = await import("./web/chat/files.js");
+    return files.map(file => {
+        try {
+            const [chat] = fromJson(JSON.stringify(file));
+            const places = Object.keys(chat.messages);
+            return [chat.title, places.map(id => {
+                const { id: own, parent, at, ...fields } = chat.messages[id];
+                return { at: places.indexOf(own), below: places.indexOf(parent), ...fields };
+            })];
+        } catch (error) {
+            return error.message;
+        }
+    });
+}"""
+
+
+async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> None:
+    call = {"id": "c", "name": "f", "text": "{}"}
+    ran = call | {"server": "s", "output": "o", "failed": False, "approval": "a"}
+    user = {"role": "user", "text": "hi", "files": [{"name": "n", "text": "t"}]}
+    amounts = ("first", "total", "rate", "tokens", "prompt", "cached", "remote")
+    stats = dict.fromkeys(amounts, 2) | {"prefill": "p", "decode": "d"}
+    answer = {"role": "assistant", "text": "", "reasoning": "r", "calls": [call], "ran": [ran],
+              "approvals": [call | {"server": "s"}], "stats": stats}  # fmt: skip
+    result = {"role": "tool", "text": "x", "name": "f", "callId": "c"}
+    decision = {
+        "role": "approval",
+        "text": "",
+        "decisions": [call | {"server": "s", "approve": True}],
+    }
+    places = [("1", ""), ("2", "1"), ("3", "2"), ("4", "2")]
+    kept: list[dict[str, Any]] = [user, answer, result, decision]
+    messages = {
+        f"m{id}": {"id": f"m{id}", "parent": f"m{parent}" if parent else "", "other": 1} | message
+        for (id, parent), message in zip(places, kept, strict=True)
+    }
+    ours = {"format": "tandem-chats", "chats": [{"title": "T", "messages": messages}]}
+    tool_calls = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]
+    theirs = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                           {"role": "assistant", "content": None, "tool_calls": tool_calls},
+                           {"role": "tool", "content": "x", "tool_call_id": "c"}]}  # fmt: skip
+    unknown = {"messages": [{"role": "nobody", "content": "hi"}]}
+    found = await t.page.evaluate(FILES, [ours, theirs, unknown, {}])
+    shown = [{"at": at, "below": below} for at, below in enumerate((-1, 0, 1, 1))]
+    assert found[0] == ["T", [place | message for place, message in zip(shown, kept, strict=True)]]
+    assert found[1] == ["", [
+        {"at": 0, "below": -1, "role": "user", "text": "hi"},
+        {"at": 1, "below": 0, "role": "assistant", "text": "", "calls": [call]},
+        {"at": 2, "below": 1, "role": "tool", "text": "x", "callId": "c"},
+    ]]  # fmt: skip
+    assert found[2:] == [
+        "A message in the file has the role 'nobody'.",
+        "The file has neither chats of Tandem nor a list of messages.",
+    ]
+
+
 async def test_chats_are_found_renamed_exported_deleted_and_imported(
     t: Tab, tmp_path: Path
 ) -> None:
     await t.ask("about apples")
     await t.page.keyboard.press("Control+Shift+O")
     await t.ask("about pears")
-    assert await t.page.locator(".chats .title").count() == 2
+    await t.has(".chats li:has-text('pears') + li:has-text('apples')")
     await t.page.keyboard.press("Control+k")
     await t.page.keyboard.type("apples")
     await t.has(".chats:not(:has-text('pears'))")

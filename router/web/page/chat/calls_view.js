@@ -2,7 +2,7 @@
 
 import { el } from "../dom.js";
 import { highlighted } from "../markdown/highlight.js";
-import { inWords } from "./conversation.js";
+import { inWords, toolOf } from "./conversation.js";
 
 export class CallsView {
   /** `answered` gets the results of all calls, in their order, and `decided` the calls that wait,
@@ -21,7 +21,7 @@ export class CallsView {
     this.key = key;
     const made = calls.filter(Boolean);
     this.ran.replaceChildren(...ran.map(ranBox));
-    this.node.replaceChildren(...made.map(callBox), ...approvals.map(askedBox));
+    this.node.replaceChildren(...made.map(calledBox), ...approvals.map(askedBox));
     if (open && made.length) this.node.append(this.resultForm(made));
     if (open && approvals.length) this.node.append(this.approvalForm(approvals));
   }
@@ -49,32 +49,26 @@ export class CallsView {
   }
 }
 
-function callBox({ name, text }) {
-  return el("details", { class: "call", open: true },
-            el("summary", {}, "Calls ", el("b", {}, name || "…")),
-            code(`Arguments of ${name}`, pretty(text), "json"));
+/** A call: what becomes of it, its tool, and texts by what they are. */
+function callBox(verb, tool, texts, open = false) {
+  return el("details", { class: "call", open }, el("summary", {}, `${verb} `, el("b", {}, tool)),
+            Object.entries(texts).map(([what, text]) => code(`${what} of ${tool}`, pretty(text))));
 }
+
+const calledBox = ({ name, text }) => callBox("Calls", name || "…", { Arguments: text }, true);
 
 /** A call that the router has run. */
-function ranBox({ server, name, text, output, failed }) {
-  const title = server ? `${server}: ${name}` : name;
-  return el("details", { class: "call" },
-            el("summary", {}, failed ? "Failed: " : "Ran ", el("b", {}, title)),
-            code(`Arguments of ${title}`, pretty(text), "json"),
-            code(`Result of ${title}`, pretty(output), "json"));
-}
+const ranBox = call => callBox(call.failed ? "Failed:" : "Ran", toolOf(call),
+                               { Arguments: call.text, Result: call.output });
 
 /** A call that waits for the user. */
-function askedBox({ server, name, text }) {
-  return el("details", { class: "call", open: true },
-            el("summary", {}, "Asks to run ", el("b", {}, `${server}: ${name}`)),
-            code(`Arguments of ${name}`, pretty(text), "json"));
-}
+const askedBox = call => callBox("Asks to run", toolOf(call), { Arguments: call.text }, true);
 
-function decisionRow({ server, name }, changed) {
+function decisionRow(call, changed) {
+  const tool = toolOf(call);
   let choice = null;
   const button = (label, value, kind) => el("button", { type: "button", class: kind,
-    "aria-label": `${label} ${server}: ${name}`, "aria-pressed": "false",
+    "aria-label": `${label} ${tool}`, "aria-pressed": "false",
     onclick: () => choose(value) }, label);
   const buttons = [button("Allow", true, null), button("Deny", false, "quiet")];
   const choose = value => {
@@ -82,7 +76,7 @@ function decisionRow({ server, name }, changed) {
     buttons.forEach((one, i) => one.setAttribute("aria-pressed", String(value === (i === 0))));
     changed();
   };
-  return { node: el("div", {}, buttons, el("span", { class: "note" }, `${server}: ${name}`)),
+  return { node: el("div", {}, buttons, el("span", { class: "note" }, tool)),
            choice: () => choice };
 }
 
@@ -93,14 +87,12 @@ export function decisionBox({ decisions }) {
 
 /** The result of a call, as a message of its own. */
 export function resultBox({ name, text }) {
-  const title = name || "a call";
-  return el("details", { class: "call" }, el("summary", {}, "Result of ", el("b", {}, title)),
-            code(`Result of ${title}`, pretty(text), "json"));
+  return callBox("Result of", name || "a call", { Result: text });
 }
 
-function code(name, text, language) {
+function code(name, text) {
   return el("pre", { tabindex: "0", role: "region", "aria-label": name },
-            el("code", {}, highlighted(text, language)));
+            el("code", {}, highlighted(text, "json")));
 }
 
 function pretty(text) {

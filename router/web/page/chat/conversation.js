@@ -97,7 +97,7 @@ function asRequested(message) {
   const { role, text, calls, ran, callId } = message;
   if (role === "tool") return { role, content: text, tool_call_id: callId };
   const made = { role, content: contentOf(message) };
-  const sent = ran?.filter(call => call.server).map(ranCall);
+  const sent = ran?.filter(call => call.server).map(mcpCall);
   if (sent?.length) made.mcp_calls = sent;
   if (!calls?.length) return made;
   const tool_calls = calls.map(({ id, name, text }) =>
@@ -105,15 +105,20 @@ function asRequested(message) {
   return { ...made, content: text || null, tool_calls };
 }
 
-function ranCall({ id, server, name, text, output, failed }) {
-  const result = failed ? { error: output } : { output };
-  return { type: "mcp_call", id, server_label: server, name, arguments: text, ...result };
+/** A call that the router has run, as it goes back to the model. */
+export function mcpCall({ id, server, name, text, output, failed }) {
+  const result = failed ? { output: null, error: output } : { output, error: null };
+  return { type: "mcp_call", id, server_label: server, name, arguments: text || "{}", ...result };
+}
+
+/** The tool of a call, with the MCP server that has it. */
+export function toolOf({ server, name }) {
+  return server ? `${server}: ${name}` : name;
 }
 
 /** What the user has decided about calls. */
-export function inWords(decisions) {
-  return decisions.map(({ server, name, approve }) =>
-    `${approve ? "Allowed" : "Denied"} ${server}: ${name}`).join("; ");
+export function inWords(decisions = []) {
+  return decisions.map(call => `${call.approve ? "Allowed" : "Denied"} ${toolOf(call)}`).join("; ");
 }
 
 /** The title of a chat, from what was said first unless it has a name. */

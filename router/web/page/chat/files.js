@@ -1,6 +1,6 @@
 // Chats as files: JSON, which comes back as it was, and Markdown, which people read.
 
-import { contentOf, fenced, inWords, newId, path, titleOf } from "./conversation.js";
+import { contentOf, fenced, inWords, newId, path, titleOf, toolOf } from "./conversation.js";
 
 const FORMAT = "tandem-chats";
 const MAX_BYTES = 50_000_000;
@@ -29,8 +29,8 @@ export function toMarkdown(chat) {
 }
 
 /** A call, with its result if the router has run it. */
-function asCode({ server, name, text, output }) {
-  const lines = [`${server ? `${server}: ` : ""}${name} ${text}`, ...(output ? [output] : [])];
+function asCode(call) {
+  const lines = [`${toolOf(call)} ${call.text}`, ...(call.output ? [call.output] : [])];
   return fenced(lines.join("\n"));
 }
 
@@ -50,92 +50,80 @@ export function fromJson(text) {
   } catch {
     throw new Error("The file is not JSON.");
   }
-  if (Array.isArray(value?.messages)) return [fromMessages(value.messages)];
+  if (Array.isArray(value?.messages)) return [imported(ofMessages(value.messages))];
   if (value?.format !== FORMAT || !Array.isArray(value.chats)) {
     throw new Error("The file has neither chats of Tandem nor a list of messages.");
   }
   return value.chats.map(imported);
 }
 
-function imported(given) {
+function imported(chat) {
   const ids = new Map([["", ""]]);
   const messages = {};
-  for (const message of Object.values(objectOf(given?.messages))) {
+  for (const message of Object.values(object(chat?.messages))) {
+    const { role } = object(message);
+    if (!ROLES.includes(role)) throw new Error(`A message in the file has the role '${role}'.`);
     // Parents come first, so there are no circles.
-    const parent = ids.get(textOf(message?.parent));
-    if (parent === undefined || !ROLES.includes(message.role)) {
-      throw new Error("A message in the file has an unknown parent or role.");
-    }
+    const parent = ids.get(text(message.parent));
+    if (parent === undefined) throw new Error("A message in the file has an unknown parent.");
     const id = newId();
-    ids.set(textOf(message.id), id);
-    messages[id] = cleaned(message, id, parent);
+    ids.set(text(message.id), id);
+    messages[id] = { id, parent, ...read(MESSAGE, message) };
   }
-  const chosen = Object.entries(objectOf(given.chosen))
+  const chosen = Object.entries(object(chat.chosen))
     .map(([parent, id]) => [ids.get(parent), ids.get(id)])
     .filter(([parent, id]) => id && messages[id].parent === parent);
-  return { id: newId(), title: textOf(given.title), created: timeOf(given.created),
-           updated: timeOf(given.updated), system: textOf(given.system), model: textOf(given.model),
-           begins: ids.get(textOf(given.begins)) ?? "", sampling: objectOf(given.sampling), messages, chosen: Object.fromEntries(chosen) };
+  return { id: newId(), ...read(CHAT, chat), begins: ids.get(text(chat.begins)) ?? "", messages,
+           chosen: Object.fromEntries(chosen) };
 }
 
-function cleaned(message, id, parent) {
-  const { role, stats } = message;
-  const made = { id, parent, role, text: textOf(message.text), at: timeOf(message.at) };
-  if (message.reasoning) made.reasoning = textOf(message.reasoning);
-  if (Array.isArray(message.files) && message.files.length) {
-    made.files = message.files.map(file => ({ name: textOf(file?.name), text: textOf(file?.text) }));
-  }
-  if (message.callId) made.callId = textOf(message.callId);
-  if (role === "tool") made.name = textOf(message.name);
-  if (Array.isArray(message.calls)) {
-    made.calls = message.calls.map(call =>
-      ({ id: textOf(call?.id), name: textOf(call?.name), text: textOf(call?.text) }));
-  }
-  if (Array.isArray(message.ran)) {
-    made.ran = message.ran.map(call => (
-      { ...namedCall(call), output: textOf(call?.output), failed: !!call?.failed,
-        approval: textOf(call?.approval) || null }));
-  }
-  if (Array.isArray(message.approvals)) made.approvals = message.approvals.map(namedCall);
-  if (role === "approval") {
-    made.decisions = (Array.isArray(message.decisions) ? message.decisions : [])
-      .map(call => ({ ...namedCall(call), approve: !!call?.approve }));
-  }
-  const seconds = ["first", "total", "rate", "tokens", "prompt", "cached", "remote"];
-  if (stats && seconds.every(name => typeof (stats[name] ?? 0) === "number")) {
-    made.stats = Object.fromEntries(seconds.map(name => [name, stats[name]]));
-    made.stats.prefill = textOf(stats.prefill);
-    made.stats.decode = textOf(stats.decode);
-  }
-  return made;
-}
-
-function fromMessages(list) {
+/** Messages in OpenAI's form, as a chat of ours. */
+function ofMessages(list) {
   const messages = {}, chosen = {};
   let parent = "", system = "";
-  for (const { role, content, tool_calls, tool_call_id } of list) {
-    if (!ROLES.includes(role)) throw new Error(`A message in the file has the role '${role}'.`);
+  for (const { role, content, tool_calls: calls, tool_call_id: callId } of list) {
     const text = typeof content === "string" ? content : partsOf(content);
     if (role === "system") {
       system = text;
       continue;
     }
     const id = newId();
-    messages[id] = { id, parent, role, text, at: Date.now() };
-    if (role === "tool") messages[id].callId = textOf(tool_call_id);
-    if (Array.isArray(tool_calls)) messages[id].calls = tool_calls.map(callOf);
+    messages[id] = { id, parent, role, text, callId,
+                     calls: Array.isArray(calls) ? calls.map(callOf) : null };
     chosen[parent] = parent = id;
   }
-  return { id: newId(), title: "", created: Date.now(), updated: Date.now(), system, model: "",
-           sampling: {}, messages, chosen };
+  return { system, messages, chosen };
 }
 
-const namedCall = call => ({ id: textOf(call?.id), server: textOf(call?.server),
-                             name: textOf(call?.name), text: textOf(call?.text) });
-const callOf = call => ({ id: textOf(call?.id), name: textOf(call?.function?.name),
-                          text: textOf(call?.function?.arguments) });
+const callOf = call => ({ id: call?.id, name: call?.function?.name, text: call?.function?.arguments });
 const partsOf = parts => (Array.isArray(parts) ? parts : [])
-  .map(part => textOf(part?.text)).join("\n");
-const textOf = value => (typeof value === "string" ? value : "");
-const timeOf = value => (Number.isFinite(value) ? value : Date.now());
-const objectOf = value => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+  .map(part => text(part?.text)).join("\n");
+
+// How each field of a file is read: as a value that the page can show, whatever stands there.
+const text = value => (typeof value === "string" ? value : "");
+const time = value => (Number.isFinite(value) ? value : Date.now());
+const amount = value => (Number.isFinite(value) ? value : 0);
+const flag = value => !!value;
+const object = value => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+const list = fields => values => (
+  Array.isArray(values) ? values.map(value => read(fields, value)) : []);
+const optional = reader => value => (value ? reader(value) : undefined);
+
+const CALL = { id: text, name: text, text };
+const SERVER_CALL = { ...CALL, server: text };
+const STATS = { first: amount, total: amount, rate: amount, tokens: amount, prompt: amount,
+                cached: amount, remote: amount, prefill: text, decode: text };
+const MESSAGE = {
+  role: text, text, at: time, reasoning: optional(text), name: optional(text), callId: optional(text),
+  files: optional(list({ name: text, text })), calls: optional(list(CALL)),
+  ran: optional(list({ ...SERVER_CALL, output: text, failed: flag, approval: optional(text) })),
+  approvals: optional(list(SERVER_CALL)), decisions: optional(list({ ...SERVER_CALL, approve: flag })),
+  stats: optional(stats => read(STATS, stats)),
+};
+const CHAT = { title: text, created: time, updated: time, system: text, model: text,
+               sampling: object };
+
+function read(fields, value) {
+  const found = Object.entries(fields).map(([name, reader]) => [name, reader(value?.[name])]);
+  return Object.fromEntries(found.filter(([, field]) => field !== undefined));
+}

@@ -2,7 +2,7 @@
 // events as those of chats.
 
 import { ServerError } from "../server.js";
-import { contentOf } from "./conversation.js";
+import { contentOf, mcpCall } from "./conversation.js";
 
 /** The body of a request for a response below the messages of a chat's `path`, from that of a chat. */
 export function responseBody(path, instructions, chatBody) {
@@ -41,11 +41,7 @@ const approvalItem = ({ id, server, name, text }) =>
 const callItem = ({ id, name, text }) =>
   ({ type: "function_call", call_id: id, name, arguments: text || "{}" });
 
-function ranItem({ id, server, name, text, output, failed, approval }) {
-  const result = failed ? { output: null, error: output } : { output, error: null };
-  return { type: "mcp_call", id, server_label: server, name, arguments: text || "{}", ...result,
-           approval_request_id: approval ?? null };
-}
+const ranItem = call => ({ ...mcpCall(call), approval_request_id: call.approval ?? null });
 
 /** The events of a response as chunks of a chat. Raises `ServerError` for one that failed. */
 export async function* chunksOf(events) {

@@ -29,21 +29,3 @@ export const FIELDS = [
   { kind: "switch", name: "ignore_eos", label: "Go on after the end",
     help: "Generate until max tokens." },
 ];
-
-/** What is wrong with an input of a number, in words; empty if nothing is. */
-export function problemOf({ label, min, max, step }, { validity }) {
-  if (validity.badInput) return `${label} is a number.`;
-  if (validity.stepMismatch) return `${label} is a whole number.`;
-  if (validity.rangeUnderflow) return `${label} is ${min} or more.`;
-  return validity.rangeOverflow ? `${label} is ${max} or less.` : "";
-}
-
-/** The value of an input, as a request has it. */
-export function valueOf(field, input) {
-  switch (field.kind) {
-    case "number": return input.value === "" ? null : Number(input.value);
-    case "lines": return input.value ? input.value.split("\n").filter(line => line) : null;
-    case "switch": return input.checked || null;
-    default: return input.value || null;
-  }
-}

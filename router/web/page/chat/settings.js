@@ -2,9 +2,11 @@
 
 import { el } from "../dom.js";
 import { show } from "../dialogs.js";
-import { FIELDS, problemOf, valueOf } from "./sampling.js";
+import { FIELDS } from "./sampling.js";
 
 const DEFAULTS = "tandem.defaults";
+// Fields without an input of their own: tools, response_format, logit_bias, …
+const FURTHER = { kind: "json", name: "more", label: "Further fields of a request, as JSON" };
 
 /** What new chats begin with. */
 export function defaults() {
@@ -19,12 +21,11 @@ export function defaults() {
 /** Show the settings of `chat`, and the model's defaults where they are empty; `changed` is called with
  * each change of them. */
 export function showSettings(chat, modelDefaults, changed) {
-  const system = el("textarea", { rows: 4, placeholder: "None" });
-  system.value = chat.system;
-  system.addEventListener("input", () => {
-    chat.system = system.value;
+  const onSystem = ({ target }) => {
+    chat.system = target.value;
     changed();
-  });
+  };
+  const system = el("textarea", { rows: 4, placeholder: "None", oninput: onSystem }, chat.system);
   const fields = FIELDS.map(field => row(field, chat, modelDefaults[field.name], changed));
   const buttons = el("div", { class: "buttons" },
     el("button", { class: "quiet", type: "button", onclick: () => reset() }, "Reset"),
@@ -32,7 +33,8 @@ export function showSettings(chat, modelDefaults, changed) {
        "Use for new chats"));
   const dialog = show("Settings of this chat", "drawer", el("label", {}, "System prompt", system),
                       el("p", { class: "note" }, "An empty field has the value that it shows in grey."),
-                      el("div", { class: "fields" }, fields), further(chat, changed), buttons);
+                      el("div", { class: "fields" }, fields),
+                      row(FURTHER, chat, "", changed), buttons);
   const reset = () => {
     chat.system = "";
     chat.sampling = {};
@@ -48,60 +50,62 @@ function keep(button, { system, sampling }) {
 }
 
 function row(field, chat, modelDefault, changed) {
-  const id = `setting-${field.name}`;
-  const input = inputOf(field, id, chat.sampling[field.name], modelDefault ?? field.otherwise);
-  const problem = checked(input, () => problemOf(field, input), () => {
-    chat.sampling[field.name] = valueOf(field, input);
-    changed();
-  });
-  const help = el("small", { id: `${id}-help` }, field.help);
-  return el("div", { class: `field ${field.kind}` }, el("label", { for: id }, field.label), input,
-            problem, help);
-}
-
-/** Call `take` with each valid input; returns what shows what is wrong with another one. */
-function checked(input, problemOf, take) {
-  const problem = el("small", { id: `${input.id}-problem`, class: "problem", role: "alert" });
+  const { name, label, kind, help } = field;
+  const id = `setting-${name}`;
+  const { make, value, problem } = KINDS[kind];
+  const input = make(field, { id, "aria-describedby": `${id}-problem ${id}-help` },
+                     chat.sampling[name], modelDefault ?? field.otherwise);
+  const wrong = el("small", { id: `${id}-problem`, class: "problem", role: "alert" });
   input.addEventListener("input", () => {
-    problem.textContent = problemOf();
-    input.setAttribute("aria-invalid", String(!!problem.textContent));
-    if (!problem.textContent) take();
-  });
-  return problem;
-}
-
-function inputOf(field, id, value, otherwise) {
-  const about = { id, "aria-describedby": `${id}-problem ${id}-help` };
-  const { kind, min, max, options } = field;
-  if (kind === "switch") return el("input", { ...about, type: "checkbox", checked: value === true });
-  if (kind === "choice") {
-    return el("select", about, options.map(option =>
-      el("option", { value: option, selected: option === value }, option || "default")));
-  }
-  if (kind === "lines") {
-    const area = el("textarea", { ...about, rows: 2 });
-    area.value = Array.isArray(value) ? value.join("\n") : "";
-    return area;
-  }
-  const input = el("input", { ...about, type: "number", min, max, placeholder: otherwise,
-                              step: field.step === 1 ? 1 : "any", inputmode: "decimal" });
-  input.value = value ?? "";
-  return input;
-}
-
-/** Fields without an input of their own, as JSON: tools, response_format, logit_bias, … */
-function further(chat, changed) {
-  const area = el("textarea", { rows: 3, spellcheck: "false", id: "setting-more",
-                                "aria-describedby": "setting-more-problem",
-                                placeholder: '{"response_format": {"type": "json_object"}}' });
-  area.value = chat.sampling.more ?? "";
-  const wrong = () => (isObject(area.value) ? "" : "This is not a JSON object.");
-  const problem = checked(area, wrong, () => {
-    chat.sampling.more = area.value.trim();
+    wrong.textContent = problem?.(field, input) ?? "";
+    input.setAttribute("aria-invalid", String(!!wrong.textContent));
+    if (wrong.textContent) return;
+    chat.sampling[name] = value(input);
     changed();
   });
-  return el("div", { class: "field" },
-            el("label", { for: area.id }, "Further fields of a request, as JSON"), area, problem);
+  return el("div", { class: `field ${kind}` }, el("label", { for: id }, label), input, wrong,
+            el("small", { id: `${id}-help` }, help));
+}
+
+// By the kind of a field: its input, what is wrong with one in words, and its value as a request has
+// it, which is null where the field is left to the server.
+const KINDS = {
+  number: {
+    make: ({ min, max, step }, about, value, otherwise) =>
+      el("input", { ...about, type: "number", min, max, step: step === 1 ? 1 : "any", value,
+                    placeholder: otherwise, inputmode: "decimal" }),
+    value: input => (input.value === "" ? null : Number(input.value)),
+    problem: problemOfNumber,
+  },
+  lines: {
+    make: (_, about, value) =>
+      el("textarea", { ...about, rows: 2 }, Array.isArray(value) ? value.join("\n") : ""),
+    value: input => (input.value ? input.value.split("\n").filter(line => line) : null),
+  },
+  choice: {
+    make: ({ options }, about, value) => el("select", about, options.map(option =>
+      el("option", { value: option, selected: option === value }, option || "default"))),
+    value: input => input.value || null,
+  },
+  switch: {
+    make: (_, about, value) =>
+      el("input", { ...about, type: "checkbox", checked: value === true }),
+    value: input => input.checked || null,
+  },
+  json: {
+    make: (_, about, value) =>
+      el("textarea", { ...about, rows: 3, spellcheck: "false",
+                       placeholder: '{"response_format": {"type": "json_object"}}' }, value),
+    value: input => input.value.trim() || null,
+    problem: (_, input) => (isObject(input.value) ? "" : "This is not a JSON object."),
+  },
+};
+
+function problemOfNumber({ label, min, max }, { validity }) {
+  if (validity.badInput) return `${label} is a number.`;
+  if (validity.stepMismatch) return `${label} is a whole number.`;
+  if (validity.rangeUnderflow) return `${label} is ${min} or more.`;
+  return validity.rangeOverflow ? `${label} is ${max} or less.` : "";
 }
 
 function isObject(text) {
