@@ -82,7 +82,7 @@ class Page {
     event.preventDefault();
     const taken = this.view === "chat" && !document.querySelector("dialog[open]");
     data.dropEffect = taken ? "copy" : "none";
-    if (taken && event.type === "drop") this.chat.attach(data.files);
+    if (taken && event.type === "drop") this.chat.composer.attach(data.files);
   }
 
   async showView() {
@@ -96,7 +96,7 @@ class Page {
     document.title = view === "cluster" ? "Cluster · Tandem" : "Tandem";
     document.body.dataset.view = view;
     this.settingsButton.hidden = view !== "chat";
-    if (view === "chat") this.chat.field.focus();
+    if (view === "chat") this.chat.composer.field.focus();
     if (view === "cluster") await this.makeCluster();
     this.cluster?.show(this.view === "cluster");
   }
@@ -228,7 +228,7 @@ class Page {
     if (event.key === "Escape" && this.chat.running) return () => this.chat.stop();
     if (typing) return null;
     if (event.key === "?") return showShortcuts;
-    return event.key === "/" && this.view === "chat" ? () => this.chat.field.focus() : null;
+    return event.key === "/" && this.view === "chat" ? () => this.chat.composer.field.focus() : null;
   }
 
   searchChats() {

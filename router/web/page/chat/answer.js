@@ -133,8 +133,7 @@ function chatBody(messages, model, { ask, ...sampling }) {
   const body = { messages, stream: true, stream_options: { include_usage: true } };
   if (model) body.model = model;
   for (const { name } of FIELDS) {
-    const value = sampling[name];
-    if (value !== undefined && value !== null && value !== "") body[name] = value;
+    if ((sampling[name] ?? "") !== "") body[name] = sampling[name];
   }
   return withTools(Object.assign(body, furtherFields(sampling.more)));
 }

@@ -1,10 +1,10 @@
-// The chat: the conversation that is shown, and the message field.
+// The chat: the conversation that is shown, and what is asked and answered in it.
 
-import { announce, el, fill, icon, iconButton, relabel } from "../dom.js";
+import { announce, el, fill, iconButton } from "../dom.js";
 import { ServerError } from "../server.js";
 import { Answers, MAX_ANSWERS, tellEnd } from "./answers.js";
 import { bodyOf, canContinue, continuationOf, stream } from "./answer.js";
-import { Attachments } from "./attachments.js";
+import { Composer } from "./composer.js";
 import { add, become, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
 import { defaults, showSettings } from "./settings.js";
@@ -26,44 +26,23 @@ export class ChatView {
     this.answers = new Answers((...answer) => this.followAnswer(...answer));
     store.whenChanged(id => this.followChat(id));
     this.unseen = new Set();  // ids of chats with an answer that ended while another was shown
-    this.drafts = new Map();  // messages that were begun and not sent, by chat
-    this.editing = null;  // the message that the next one stands beside
+    this.composer = new Composer(this);
     this.build();
     this.start(null);
   }
 
   build() {
     this.log = el("section", { class: "log", "aria-label": "Messages", tabindex: "-1" });
-    this.scroller = el("div", { class: "scroller" }, this.log);
-    this.scroller.addEventListener("scroll", () => this.noteScroll(), { passive: true });
+    this.scroller = el("div", { class: "scroller", onscroll: () => this.noteScroll() }, this.log);
     this.latest = iconButton("down", "Go to the latest message", () => this.follow(true),
                              { class: "icon-button latest", hidden: true });
-    this.field = el("textarea", { id: "message", rows: 1, "aria-label": "Message",
-                                  placeholder: "Message", enterkeyhint: "send" });
-    this.field.addEventListener("input", () => this.grow());
-    this.field.addEventListener("keydown", event => this.onKey(event));
-    this.field.addEventListener("paste", event => this.onPaste(event));
-    this.attachments = new Attachments(text => this.warn(text));
-    this.button = el("button", { class: "send", "aria-label": "Send", title: "Send" }, icon("send"));
-    this.banner = el("div", { class: "editing", hidden: true }, "Editing: the old version stays.",
-                     el("button", { class: "quiet", type: "button", onclick: () => this.endEdit() },
-                        "Cancel"));
-    this.notice = el("p", { class: "notice", role: "alert", hidden: true });
-    const form = el("form", { class: "composer" }, this.attachments.button, this.attachments.input,
-                    this.field, this.button);
-    form.addEventListener("submit", event => {
-      event.preventDefault();
-      if (this.busy) this.stop();
-      else this.send();
-    });
     this.welcome = welcomeText();
     this.shortened = el("p", { class: "note shortened" },
                         "The model does not read what is above: it is longer than the context.");
     this.earlier = el("button", { class: "quiet earlier", type: "button",
                                   onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
-                   el("div", { class: "foot" }, this.latest, this.notice, this.banner,
-                      this.attachments.list, form));
+                   el("div", { class: "foot" }, this.latest, this.composer.nodes));
   }
 
   // ---- which chat ----------------------------------------------------------------------------
@@ -72,17 +51,15 @@ export class ChatView {
   async open(id) {
     const kept = id === null ? null : this.answers.chat(id) ?? await this.store.get(id);
     this.start(kept ?? null);
-    this.field.focus();
+    this.composer.field.focus();
   }
 
   start(chat) {
     const { sampling, system } = defaults();
-    this.endEdit();
-    this.keepDraft();
+    if (this.chat) this.composer.keepDraft(this.draftName);
     this.chat = chat ?? newChat(sampling, system);
     this.answers.update(this.chat);
-    const { text, files } = this.drafts.get(this.draftName) ?? { text: "", files: [] };
-    this.compose(text, files);
+    this.composer.showDraft(this.draftName);
     this.unseen.delete(this.chat.id);
     this.views.clear();
     this.from = Infinity;
@@ -96,20 +73,6 @@ export class ChatView {
     return Object.keys(this.chat.messages).length ? this.chat.id : "";
   }
 
-  keepDraft() {
-    if (!this.chat) return;
-    const { value: text } = this.field, { files } = this.attachments;
-    if (text || files.length) this.drafts.set(this.draftName, { text, files });
-    else this.drafts.delete(this.draftName);
-  }
-
-  /** Put a text and files into the message field. */
-  compose(text, files = []) {
-    this.field.value = text;
-    this.attachments.set(files);
-    this.grow();
-  }
-
   /** The chat with this id as the page has it; undefined if it is only in the store. */
   live(id) {
     return this.chat.id === id ? this.chat : this.answers.chat(id);
@@ -119,7 +82,7 @@ export class ChatView {
   forget(id) {
     this.answers.drop(id);
     this.unseen.delete(id);
-    this.drafts.delete(id);
+    this.composer.drafts.delete(id);
   }
 
   /** Make the log the chosen path. */
@@ -171,8 +134,7 @@ export class ChatView {
   }
 
   warn(text) {
-    this.notice.textContent = text;
-    this.notice.hidden = false;
+    this.composer.warn(text);
   }
 
   // ---- other tabs ----------------------------------------------------------------------------
@@ -220,20 +182,20 @@ export class ChatView {
   // ---- asking --------------------------------------------------------------------------------
 
   send() {
-    const text = this.field.value.trim(), { files } = this.attachments;
+    const { text, files, editing } = this.composer;
     if (!(text || files.length) || this.busy || !this.mayAsk()) return;
-    const parent = this.editing ? this.editing.parent : this.decided(path(this.chat).at(-1));
-    this.drafts.delete(this.draftName);
+    const parent = editing ? editing.parent : this.decided(path(this.chat).at(-1));
+    this.composer.drafts.delete(this.draftName);
     const fields = files.length ? { files } : {};
     const message = add(this.chat, parent, { role: "user", text, ...fields });
-    this.endEdit();
-    this.compose("");
+    this.composer.endEdit();
+    this.composer.set("");
     this.answer(message.id);
   }
 
   /** False, with a notice, while as many answers are streamed as may be. */
   mayAsk() {
-    this.notice.hidden = true;
+    this.warn("");
     if (this.answers.count < MAX_ANSWERS) return true;
     this.warn(`${MAX_ANSWERS} answers are being streamed. Stop one, or wait for one to end.`);
     return false;
@@ -298,7 +260,7 @@ export class ChatView {
   async ended(answer) {
     const { chat, message, dropped } = answer;
     this.answers.end(answer);
-    this.notice.hidden = true;
+    this.warn("");
     if (!dropped) {
       message.revised = Date.now();
       if (chat === this.chat) this.showEnded(message);
@@ -329,7 +291,7 @@ export class ChatView {
 
   /** True if a message has to wait for an answer; one that is edited stands beside it. */
   get busy() {
-    return !!this.running && !this.editing;
+    return !!this.running && !this.composer.editing;
   }
 
   /** Stop an answer, by default the one that is shown. */
@@ -338,9 +300,7 @@ export class ChatView {
   }
 
   showRunning() {
-    const { busy } = this;
-    this.button.classList.toggle("stop", busy);
-    relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
+    this.composer.showBusy(this.busy);
   }
 
   // ---- actions of messages -------------------------------------------------------------------
@@ -425,67 +385,16 @@ export class ChatView {
     return add(this.chat, last.id, { role: "approval", decisions }).id;
   }
 
-  edit(message) {
-    this.editing = message;
-    this.banner.hidden = false;
-    this.compose(message.text, message.files);
-    this.showRunning();
-    this.field.focus();
-  }
-
-  endEdit() {
-    if (this.editing) this.compose("");
-    this.editing = null;
-    this.banner.hidden = true;
-    this.grow();
-    if (this.chat) this.showRunning();
-  }
-
   editLast() {
     const last = path(this.chat).findLast(message => message.role === "user");
-    if (last) this.edit(last);
+    if (last) this.composer.edit(last);
   }
 
   lastAnswer() {
     return path(this.chat).findLast(message => message.role === "assistant")?.text ?? "";
   }
 
-  // ---- the message field and the log ---------------------------------------------------------
-
-  onKey(event) {
-    if (event.isComposing) return;
-    const empty = !this.field.value;
-    if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
-      event.preventDefault();
-      this.send();
-    } else if (event.key === "ArrowUp" && empty) {
-      event.preventDefault();
-      this.editLast();
-    } else if (event.key === "Escape" && this.editing) {
-      event.stopPropagation();  // it would stop an answer too
-      this.endEdit();
-    }
-  }
-
-  /** Files that are pasted are attached. */
-  onPaste(event) {
-    const { files } = event.clipboardData;
-    if (!files.length || event.clipboardData.types.includes("text/plain")) return;
-    event.preventDefault();
-    this.attach(files);
-  }
-
-  attach(files) {
-    this.notice.hidden = true;
-    this.attachments.add([...files]);
-    this.field.focus();
-  }
-
-  grow() {
-    if (!this.field.offsetParent) return;
-    this.field.style.height = "auto";
-    this.field.style.height = `${this.field.scrollHeight}px`;
-  }
+  // ---- the log -------------------------------------------------------------------------------
 
   /** Keep the end of the log in sight, if it was or `always`. */
   follow(always) {

@@ -131,7 +131,7 @@ export class MessageView {
       bar.replaceChildren(...this.versions());
       return bar;
     }
-    const more = isUser ? iconButton("edit", "Edit", () => actions.edit(message)) :
+    const more = isUser ? iconButton("edit", "Edit", () => actions.composer.edit(message)) :
       iconButton("again", "Answer again", () => actions.again(message));
     bar.replaceChildren(...this.versions(), copyButton("Copy", () => message.text), more,
                         ...(isUser ? [] : figures(message)));
@@ -196,10 +196,10 @@ function figures({ stats, model }) {
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;
   const text = [`first token ${duration(first)}`, rate ? `${number(rate, 1)} tokens/s` : null,
                 `${number(tokens)} tokens`].filter(Boolean).join(" · ");
-  const where = prefill ? `${number(remote)} of them prefilled by ${prefill}` : "prefilled where it was decoded";
-  const name = model ? `${model}: ` : "";
-  const details = `${name}${number(prompt)} prompt tokens${cached ? `, ${number(cached)} cached` : ""}; ${where}` +
-    (decode ? `; decoded by ${decode}` : "");
+  const where = prefill ? `${number(remote)} of them prefilled by ${prefill}` :
+    "prefilled where it was decoded";
+  const details = `${model ? `${model}: ` : ""}${number(prompt)} prompt tokens` +
+    `${cached ? `, ${number(cached)} cached` : ""}; ${where}` + (decode ? `; decoded by ${decode}` : "");
   return [el("span", { class: "figures", title: prompt ? details : null }, text,
              prefill ? el("span", { class: "via" }, ` · KV from ${prefill}`) : null)];
 }
