@@ -23,7 +23,7 @@ class Page {
     this.store = new ChatStore();
     this.models = [];
     this.picker = at("model");
-    this.chat = new ChatView(this.store, () => this.chosenModel(), chat => this.onChat(chat));
+    this.chat = new ChatView(this.store, () => this.chosenModel(), () => this.onChat());
     this.sidebar = new Sidebar(this.store, this.chat, id => this.openChat(id));
     this.cluster = null;
   }
@@ -47,7 +47,7 @@ class Page {
     this.findModels();
     const last = sessionStorage.getItem(CHAT);
     if (last) await this.chat.open(last);
-    this.sidebar.refresh(this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   addButtons() {
@@ -124,10 +124,10 @@ class Page {
 
   // ---- chats ---------------------------------------------------------------------------------
 
-  onChat(chat) {
+  onChat() {
     if (!this.sidebar) return;
-    sessionStorage.setItem(CHAT, chat.id);
-    this.sidebar.refresh(chat.id);
+    sessionStorage.setItem(CHAT, this.chat.chat.id);
+    this.sidebar.refresh();
   }
 
   async openChat(id) {

@@ -8,7 +8,7 @@ import { Composer } from "./composer.js";
 import { add, become, newChat, path, siblings, titleOf } from "./conversation.js";
 import { MessageView } from "./message_view.js";
 import { defaults, showSettings } from "./settings.js";
-import { canShorten, shorten } from "./shorten.js";
+import { shorten } from "./shorten.js";
 
 const SAVE_EVERY = 2_000;
 // Messages of a chat that are shown at first; more are added when the log is scrolled near to them.
@@ -16,8 +16,8 @@ const SHOWN = 50, NEAR = 200;
 const ANNOUNCED = 600;  // characters of an answer that are read out
 
 export class ChatView {
-  /** `changed` is called with the shown chat when one was kept, or has a new answer; `model` returns
-   * the chosen model: its id, and the defaults of its parameters. */
+  /** `changed` is called when a chat is shown, was kept, or has a new answer; `model` returns the chosen
+   * model: its id, and the defaults of its parameters. */
   constructor(store, model, changed) {
     this.store = store;
     this.model = model;
@@ -65,7 +65,7 @@ export class ChatView {
     this.from = Infinity;
     this.show();
     this.follow(true);
-    this.changed(this.chat);
+    this.changed();
   }
 
   /** Chats without a message share one draft. */
@@ -122,7 +122,7 @@ export class ChatView {
   async keep(chat = this.chat) {
     if (!Object.keys(chat.messages).length) return;
     await this.save(chat);
-    this.changed(this.chat);
+    this.changed();
   }
 
   async save(chat) {
@@ -141,7 +141,7 @@ export class ChatView {
 
   /** Another tab has kept or deleted a chat. */
   async followChat(id) {
-    this.changed(this.chat);
+    this.changed();
     const chat = this.live(id);
     if (!chat) return;
     if (!await this.store.refresh(chat)) return this.chatDeleted(id);
@@ -158,7 +158,7 @@ export class ChatView {
       this.start(null);
       this.warn("This chat was deleted in another tab.");
     }
-    this.changed(this.chat);
+    this.changed();
   }
 
   /** An answer of another tab begins, grows or has ended. */
@@ -176,7 +176,7 @@ export class ChatView {
     }
     if (state && !begins) return;
     this.showRunning();
-    this.changed(this.chat);
+    this.changed();
   }
 
   // ---- asking --------------------------------------------------------------------------------
@@ -305,14 +305,10 @@ export class ChatView {
 
   // ---- actions of messages -------------------------------------------------------------------
 
-  siblings(message) {
-    return siblings(this.chat, message);
-  }
-
   /** Show the version of a message, by default of the last, that is `by` places further. Below it, the
    * path is as it was when it was chosen last. */
   step(by, message = path(this.chat).at(-1)) {
-    const versions = message ? this.siblings(message) : [];
+    const versions = message ? siblings(this.chat, message) : [];
     const version = versions[versions.indexOf(message) + by];
     if (!version) return;
     this.chat.chosen[version.parent] = version.id;
@@ -323,7 +319,7 @@ export class ChatView {
   }
 
   refreshVersions(message) {
-    for (const other of this.siblings(message)) this.views.get(other.id)?.show();
+    for (const other of siblings(this.chat, message)) this.views.get(other.id)?.show();
   }
 
   again(message) {
@@ -340,14 +336,6 @@ export class ChatView {
     this.answer(parent, message);
   }
 
-  canContinue(message) {
-    return canContinue(this.chat, message);
-  }
-
-  canShorten(message) {
-    return canShorten(this.chat, message.parent);
-  }
-
   /** Ask again without the oldest messages, for which the context has no room. */
   async shorten(message) {
     const { chat } = this;
@@ -358,7 +346,7 @@ export class ChatView {
       return;
     }
     if (chat !== this.chat) return;
-    if (this.canContinue(message)) this.goOn(message);
+    if (canContinue(chat, message)) this.goOn(message);
     else this.retry(message);
   }
 

@@ -1,6 +1,6 @@
 // The message field: a text, the files with it, and which message it is a new version of.
 
-import { el, icon, iconButton, relabel } from "../dom.js";
+import { el, icon, relabel } from "../dom.js";
 import { Attachments } from "./attachments.js";
 
 export class Composer {

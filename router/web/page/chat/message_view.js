@@ -3,8 +3,11 @@
 import { copyButton, el, framed, iconButton } from "../dom.js";
 import { number, seconds } from "../format.js";
 import { MarkdownView } from "../markdown/render.js";
+import { canContinue } from "./answer.js";
 import { filesBox } from "./attachments.js";
 import { CallsView, decisionBox, resultBox } from "./calls_view.js";
+import { siblings } from "./conversation.js";
+import { canShorten } from "./shorten.js";
 
 const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
 // By the reason why an answer has ended.
@@ -14,7 +17,7 @@ const NOTES = {
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` is the chat: what can be done with a message, and its siblings. */
+/** `actions` is the view of the chat: what can be done with a message, and the chat that it is of. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -96,7 +99,7 @@ export class MessageView {
   errorBox({ message, status, code, until }) {
     const retry = el("button", { type: "button", onclick: () => this.actions.retry(this.message) });
     countDown(retry, until);
-    const tooLong = code === "context_length_exceeded" && this.actions.canShorten(this.message);
+    const tooLong = code === "context_length_exceeded" && canShorten(this.actions.chat, this.message.parent);
     const buttons = tooLong ? [this.buttonToShorten()] : [this.buttonToContinue(), retry];
     return el("div", { class: "error", role: "alert" },
               el("p", {}, el("strong", {}, headOf(status)), " ", message),
@@ -114,7 +117,7 @@ export class MessageView {
 
   /** Null where the model cannot go on. */
   buttonToContinue() {
-    if (!this.isLast || !this.actions.canContinue(this.message)) return null;
+    if (!this.isLast || !canContinue(this.actions.chat, this.message)) return null;
     return el("button", { type: "button", class: "quiet",
                           onclick: () => this.actions.goOn(this.message) }, "Continue");
   }
@@ -139,7 +142,7 @@ export class MessageView {
   }
 
   versions() {
-    const all = this.actions.siblings(this.message);
+    const all = siblings(this.actions.chat, this.message);
     if (all.length < 2) return [];
     const at = all.indexOf(this.message);
     const step = (by, name, shape) => iconButton(

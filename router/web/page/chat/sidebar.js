@@ -14,7 +14,6 @@ export class Sidebar {
     this.store = store;
     this.view = view;
     this.open = open;
-    this.current = null;
     this.shown = PAGE;
     this.search = el("input", { type: "search", placeholder: "Search chats", "aria-label":
       "Search chats", oninput: () => this.refresh() });
@@ -28,8 +27,7 @@ export class Sidebar {
     this.node = el("nav", { "aria-label": "Chats" }, fresh, this.search, this.list, this.note, files);
   }
 
-  async refresh(current = this.current) {
-    this.current = current;
+  async refresh() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const heads = await this.store.heads();
     const found = words.length ? await this.matching(heads, words) : heads;
@@ -71,7 +69,7 @@ export class Sidebar {
 
   entry({ id, title }) {
     const name = el("button", { class: "title", type: "button", onclick: () => this.open(id),
-                                "aria-current": id === this.current ? "true" : null }, title);
+                                "aria-current": id === this.view.chat.id ? "true" : null }, title);
     const menu = iconButton("more", `More about “${title}”`, event => this.menu(event, id, title),
                             { "aria-haspopup": "menu" });
     return el("li", { "data-id": id }, name, this.mark(id), menu);
@@ -88,15 +86,14 @@ export class Sidebar {
   menu(event, id, title) {
     const item = (name, action, kind) => el("button", { type: "button", role: "menuitem",
       class: kind, onclick: () => (menu.hidePopover(), action()) }, name);
-    const menu = el("div", { popover: "auto", role: "menu", class: "menu", "aria-label": title },
+    const menu = el("div", { popover: "auto", role: "menu", class: "menu", "aria-label": title,
+      onkeydown: moveInMenu, ontoggle: change => change.newState === "closed" && menu.remove() },
       ...this.view.answers.inChat(id).map(({ message }) =>
         item("Stop the answer", () => this.view.stop(message))),
       item("Rename", () => this.rename(id, title)),
       item("Export as JSON", () => this.save(id, "json")),
       item("Export as Markdown", () => this.save(id, "md")),
       item("Delete", () => this.remove(id, title), "danger"));
-    menu.addEventListener("keydown", moveInMenu);
-    menu.addEventListener("toggle", change => change.newState === "closed" && menu.remove());
     this.node.append(menu);  // not to the entry, which may be made again meanwhile
     menu.showPopover();
     place(menu, event.currentTarget);
@@ -122,7 +119,7 @@ export class Sidebar {
     this.view.forget(id);
     await this.store.remove(id);
     announce("Chat deleted");
-    if (id === this.current) this.open(null);
+    if (id === this.view.chat.id) this.open(null);
     this.refresh();
   }
 
@@ -137,8 +134,8 @@ export class Sidebar {
   }
 
   choose() {
-    const input = el("input", { type: "file", accept: ".json,application/json" });
-    input.addEventListener("change", () => input.files[0] && this.load(input.files[0]));
+    const input = el("input", { type: "file", accept: ".json,application/json",
+                                onchange: () => input.files[0] && this.load(input.files[0]) });
     input.click();
   }
 

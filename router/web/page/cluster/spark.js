@@ -2,7 +2,7 @@
 
 import { el, svg } from "../dom.js";
 
-export const SLOT_MS = 250;
+const SLOT_MS = 250;
 const SLOTS = 120;
 const WIDTH = 300, HEIGHT = 56;
 
