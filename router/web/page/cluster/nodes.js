@@ -1,6 +1,6 @@
 // The nodes, and KV on its way between them: cards, and lines drawn beneath.
 
-import { el, svg } from "../dom.js";
+import { el, fill, svg } from "../dom.js";
 import { number, percent, seconds } from "../format.js";
 
 // Every pair has a line, unless there are more than this many.
@@ -61,25 +61,21 @@ export class NodeMap {
     const [start, end] = [this.columns.prefill.cards.get(from), this.columns.decode.cards.get(to)];
     if (!start || !end) return null;
     const [a, b] = [start, end].map(card => card.node.getBoundingClientRect());
-    const points = b.left > a.right ? across(a, b, frame) : down(a, b, frame);
-    const [[x1, y1], [x2, y2], [cx1, cy1], [cx2, cy2]] = points;
-    const d = `M${x1},${y1}C${cx1},${cy1} ${cx2},${cy2} ${x2},${y2}`;
-    return { node: svg("path", { d, class: kind }), middle: [(x1 + x2) / 2, (y1 + y2) / 2] };
+    const { d, middle } = curve(a, b, frame);
+    return { node: svg("path", { d, class: kind }), middle };
   }
 }
 
-function across(a, b, frame) {
-  const [x1, y1] = [a.right - frame.left, a.top + a.height / 2 - frame.top];
-  const [x2, y2] = [b.left - frame.left, b.top + b.height / 2 - frame.top];
-  const bend = (x2 - x1) / 2;
-  return [[x1, y1], [x2, y2], [x1 + bend, y1], [x2 - bend, y2]];
-}
-
-function down(a, b, frame) {
-  const [x1, y1] = [a.left + a.width / 2 - frame.left, a.bottom - frame.top];
-  const [x2, y2] = [b.left + b.width / 2 - frame.left, b.top - frame.top];
-  const bend = (y2 - y1) / 2;
-  return [[x1, y1], [x2, y2], [x1, y1 + bend], [x2, y2 - bend]];
+/** A curve from a card to one beside or below it, by its place in `frame`. */
+function curve(a, b, frame) {
+  const beside = b.left > a.right;
+  const [x1, y1] = beside ? [a.right, (a.top + a.bottom) / 2] : [(a.left + a.right) / 2, a.bottom];
+  const [x2, y2] = beside ? [b.left, (b.top + b.bottom) / 2] : [(b.left + b.right) / 2, b.top];
+  const [bendX, bendY] = beside ? [(x2 - x1) / 2, 0] : [0, (y2 - y1) / 2];
+  const within = (x, y) => [x - frame.left, y - frame.top];
+  const d = `M${within(x1, y1)}C${within(x1 + bendX, y1 + bendY)} ` +
+    `${within(x2 - bendX, y2 - bendY)} ${within(x2, y2)}`;
+  return { d, middle: within((x1 + x2) / 2, (y1 + y2) / 2) };
 }
 
 /** Prompts by the pair of nodes that they move between. */
@@ -156,17 +152,12 @@ class Column {
 
   show(nodes, others, missing, moving, short) {
     const names = new Set(nodes.map(node => node.node_id));
-    for (const [name, card] of this.cards) {
-      if (names.has(name)) continue;
-      card.node.remove();
-      this.cards.delete(name);
-    }
+    for (const name of this.cards.keys()) if (!names.has(name)) this.cards.delete(name);
     for (const node of nodes) {
       if (!this.cards.has(node.node_id)) this.cards.set(node.node_id, new Card());
       this.cards.get(node.node_id).show(node, moving.has(node.node_id), short);
     }
-    const wanted = nodes.map(node => this.cards.get(node.node_id).node);
-    if (wanted.some((node, i) => this.list.children[i] !== node)) this.list.append(...wanted);
+    fill(this.list, nodes.map(node => this.cards.get(node.node_id).node));
     this.node.classList.toggle("dense", nodes.length > MAX_FULL_CARDS);
     this.title.textContent = `${ROLES[this.role]} (${nodes.length + (others?.nodes ?? 0)})`;
     this.rest.replaceChildren(...this.remarks(nodes, others, missing, short));
