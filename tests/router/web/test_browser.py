@@ -73,7 +73,7 @@ async def test_an_answer_goes_on_while_another_chat_is_shown(t: Tab, c: Cluster)
     await t.click(".chats .title:has-text('two')")
     assert await t.answer() == "it goes on to the end"
     assert await t.page.input_value("#message") == "a draft"
-    assert await t.page.locator(".mark").count() == 0
+    await t.page.wait_for_selector(".mark", state="detached")
     await t.page.reload()
     assert await t.answer() == "it goes on to the end", "it is kept"
 
