@@ -103,7 +103,6 @@ def test_the_worked_examples_are_what_stands_in_the_files() -> None:
 
 # Where the name is that of a message's field, or of what other programs write.
 NAMED_BESIDES = {
-    "proto/capabilities.py",
     "proto/tandem_pb2.py",
     "proto/tandem_pb2.pyi",
     "shared/models/no_effect.py",
