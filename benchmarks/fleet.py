@@ -31,7 +31,7 @@ from typing import Any
 import psutil
 
 from tandem.benchmarks.support.neighbours import Neighbours
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.process.lifeline import read_announcements
 from tandem.shared.process.open_files import allow_many_files
 
@@ -250,13 +250,12 @@ def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str,
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options; of the command line if there are no ``arguments``."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--keys", type=int, default=16384, help="prefix keys that a node keeps")
     parser.add_argument("--changes", type=int, default=10, help="of them, replaced a heartbeat")
     parser.add_argument("--links", type=int, default=16, help="measured links of a decode node")
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
     return parser.parse_args(arguments)
 
 
@@ -264,10 +263,7 @@ def main() -> None:
     options = parse()
     allow_many_files()
     found = rows(options, measure(options))
-    for row in found:
-        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row['goal']}")
-    if not options.dry:
-        print(write("fleet", found))
+    publish("fleet", found, dry=options.dry)
 
 
 if __name__ == "__main__":
