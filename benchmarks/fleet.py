@@ -30,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from tandem.bench.report.figures import percentile
 from tandem.benchmarks.support.neighbours import Neighbours
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.process.lifeline import read_announcements
@@ -205,9 +206,9 @@ def _watch(
         "listed": scrape.body.count(b"tandem_node_up{"),
         "failed probes": health.failures + scrape.failures,
         "health median": statistics.median(health.late),
-        "health p99": _quantile(health.late, 0.99),
+        "health p99": percentile(health.late, 99),
         "health worst": max(health.late),
-        "scrape p99": _quantile(scrape.late, 0.99),
+        "scrape p99": percentile(scrape.late, 99),
         "scrape bytes": len(scrape.body),
         "oldest heartbeat": oldest,
         "memory": most,
@@ -216,10 +217,6 @@ def _watch(
         "simulation late": counted["late"],
         "others": others,
     }
-
-
-def _quantile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str, Any]]:
