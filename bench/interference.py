@@ -16,8 +16,8 @@ import asyncio
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from random import Random
@@ -27,11 +27,11 @@ from ..shared.errors import BenchmarkError
 from .client.api_server import ApiServer
 from .client.measured_answer import MeasuredAnswer
 from .datasets.random_prompts import PromptMaker
+from .running_streams import START_SECONDS, RunningStreams, greedy_body, running
 
 # Of each victim, before its own speed is measured.
 WARM_TOKENS = 40
 FEW_TOKENS = 3
-START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +84,21 @@ async def attack(
     """One round, and the attacker's first token without victims. ``name`` makes its prompts fresh;
     ``begun`` is called when the victims' own speed begins to be measured."""
     alone = await _attacker(server, prompts, f"{name}/alone", scene)
-    async with _victims(server, prompts, name, scene) as streams:
+    async with _victims(server, prompts, name, scene) as victims:
+        streams = victims.answers
         begun()
         before = time.perf_counter()
         await asyncio.sleep(scene.alone_seconds)
-        await _until(lambda: _have_a_speed(streams, before), streams, START_SECONDS)
+        await victims.until(lambda: _have_a_speed(streams, before))
         begin = time.perf_counter()
         attacker = await _attacker(server, prompts, f"{name}/attack", scene)
         end = attacker.times[0]
     windows = [_window(stream, begin, end) for stream in streams]
-    async with _victims(server, prompts, name, scene) as undisturbed:
+    async with _victims(server, prompts, name, scene) as victims:
+        undisturbed = victims.answers
         need = [last + 1 for _, last in windows]
-        await _until(
+        await victims.until(
             lambda: all(len(one.times) >= n for one, n in zip(undisturbed, need, strict=True)),
-            undisturbed,
             START_SECONDS + 2 * (end - before),
         )
     own_speeds = [
@@ -127,65 +128,30 @@ async def _attacker(
     server: ApiServer, prompts: PromptMaker, seed: str, scene: Scene
 ) -> MeasuredAnswer:
     prompt = prompts.make(Random(seed), scene.prompt_tokens)
-    answer = await server.ask(_body(server, prompt, scene.attacker_tokens))
+    answer = await server.ask(greedy_body(server, prompt, scene.attacker_tokens))
     if not answer.success:
         raise BenchmarkError(f"the long prompt got no answer: {answer.error}")
     return answer
 
 
-def _body(server: ApiServer, prompt: Any, max_tokens: int) -> bytes:
-    """Greedy, of full length; with ids where the server knows that field, so that tokens without
-    text are counted too."""
-    return server.body(prompt, max_tokens, temperature=0, ignore_eos=True, return_token_ids=True)
-
-
-@asynccontextmanager
-async def _victims(
+def _victims(
     server: ApiServer, prompts: PromptMaker, name: str, scene: Scene
-) -> AsyncIterator[list[MeasuredAnswer]]:
-    """Streams that run at their own speed, and are cut at the end. One begins after the other, so
-    that a router sees how busy each replica is."""
-    streams: list[MeasuredAnswer] = []
-    tasks: list[asyncio.Task[MeasuredAnswer]] = []
-    try:
-        for index in range(scene.victims):
-            prompt = prompts.make(Random(f"{name}/victim {index}"), scene.victim_prompt_tokens)
-            body, stream = _body(server, prompt, scene.victim_tokens), MeasuredAnswer()
-            streams.append(stream)
-            tasks.append(asyncio.create_task(server.ask(body, stream)))
-            await _until(lambda one=stream: len(one.times) >= WARM_TOKENS, streams, START_SECONDS)  # type: ignore[misc]
-        yield streams
-        _check_running(streams)
-    except BenchmarkError:
-        _check_running(streams)  # a stream that has ended is the cause of whatever else failed
-        raise
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+) -> AbstractAsyncContextManager[RunningStreams]:
+    """Streams that run at their own speed."""
+    bodies = [
+        greedy_body(
+            server,
+            prompts.make(Random(f"{name}/victim {index}"), scene.victim_prompt_tokens),
+            scene.victim_tokens,
+        )
+        for index in range(scene.victims)
+    ]
+    return running(server, bodies, warm_tokens=WARM_TOKENS, remedy="raise --victim-tokens")
 
 
 def _have_a_speed(streams: Sequence[MeasuredAnswer], since: float) -> bool:
     """True once each victim has enough tokens to measure the gaps between them."""
     return all(sum(at >= since for at in one.times[-FEW_TOKENS:]) == FEW_TOKENS for one in streams)
-
-
-async def _until(
-    holds: Callable[[], bool], streams: Sequence[MeasuredAnswer], seconds: float
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        _check_running(streams)
-        if time.monotonic() > deadline:
-            raise BenchmarkError(f"a victim got too few tokens within {seconds:g} s")
-        await asyncio.sleep(0.01)
-
-
-def _check_running(streams: Sequence[MeasuredAnswer]) -> None:
-    for one in streams:
-        if one.finished or one.error:
-            reason = one.error or f"after {len(one.times)} tokens; raise --victim-tokens"
-            raise BenchmarkError(f"a victim's stream ended within the round: {reason}")
 
 
 def _window(stream: MeasuredAnswer, begin: float, end: float) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class WallClock:
 async def send_all(
     times: Sequence[float],
     send: Send,
-    finished: Finished,
+    finished: Finished = lambda _: None,
     *,
     max_concurrency: int | None = None,
     clock: Clock | None = None,

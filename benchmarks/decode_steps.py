@@ -15,7 +15,6 @@ a node that has as many threads as cores. Windows take turns:
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import statistics
@@ -44,7 +43,7 @@ from tandem.benchmarks.support.handoff_pair import (
     plane_of,
 )
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, StepPlan
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
@@ -202,9 +201,8 @@ def rows(found: dict[str, list[StepWindow]], about: str) -> list[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
-    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     cores = two_cores()
     os.sched_setaffinity(0, {cores[1]})
@@ -222,7 +220,7 @@ def main() -> None:
             arrivals.stop()
             about = f"{parameters / 1e6:.0f} M parameters, {ROWS} sequences, KV over {name}"
             made += rows(found, about)
-    print(write("decode_steps", made).read_text())
+    publish("decode_steps", made, dry=options.dry)
 
 
 if __name__ == "__main__":

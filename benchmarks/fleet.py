@@ -30,8 +30,9 @@ from typing import Any
 
 import psutil
 
+from tandem.bench.report.figures import percentile
 from tandem.benchmarks.support.neighbours import Neighbours
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.process.lifeline import read_announcements
 from tandem.shared.process.open_files import allow_many_files
 
@@ -208,9 +209,9 @@ def _watch(
         "listed": scrape.body.count(b"tandem_node_up{"),
         "failed probes": health.failures + scrape.failures,
         "health median": statistics.median(health.late),
-        "health p99": _quantile(health.late, 0.99),
+        "health p99": percentile(health.late, 99),
         "health worst": max(health.late),
-        "scrape p99": _quantile(scrape.late, 0.99),
+        "scrape p99": percentile(scrape.late, 99),
         "scrape bytes": len(scrape.body),
         "oldest heartbeat": oldest,
         "memory": most,
@@ -219,10 +220,6 @@ def _watch(
         "simulation late": counted["late"],
         "others": others,
     }
-
-
-def _quantile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str, Any]]:
@@ -253,13 +250,12 @@ def rows(options: argparse.Namespace, found: dict[str, float]) -> list[dict[str,
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options; of the command line if there are no ``arguments``."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--keys", type=int, default=16384, help="prefix keys that a node keeps")
     parser.add_argument("--changes", type=int, default=10, help="of them, replaced a heartbeat")
     parser.add_argument("--links", type=int, default=16, help="measured links of a decode node")
-    parser.add_argument("--dry", action="store_true", help="print, and write no results")
     return parser.parse_args(arguments)
 
 
@@ -267,10 +263,7 @@ def main() -> None:
     options = parse()
     allow_many_files()
     found = rows(options, measure(options))
-    for row in found:
-        print(f"{row['metric']}: {row['value']:.4g} {row['unit']} {row['goal']}")
-    if not options.dry:
-        print(write("fleet", found))
+    publish("fleet", found, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ and at 13 in sequence, and the ratio over shared memory was 0.67 to 0.76.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from typing import Any
@@ -27,7 +26,7 @@ from tandem.benchmarks.support.handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 
@@ -57,14 +56,11 @@ def rows(size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("handoff_blocks", description=__doc__)
+    parser = benchmark_parser(__doc__, rounds=9)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     found = rows(options.mib * MIB, options.rounds)
-    for each in found:
-        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
-    print(write("handoff_blocks", found))
+    publish("handoff_blocks", found, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ transfers between locked data planes.
 
 from __future__ import annotations
 
-import argparse
 import socket
 import statistics
 import time
@@ -37,7 +36,7 @@ from tandem.benchmarks.support.handoff_ring import (
     ReceivingEnd,
     carriers_of,
 )
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.zeromq.listener import ZmqListener
 from tandem.shared.handoff.wire import frame
@@ -133,9 +132,8 @@ def checksum_rate(size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, rounds=11)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--curve", action="store_true", help="measure locked planes as well")
     options = parser.parse_args()
     size = options.mib * MIB
@@ -170,9 +168,7 @@ def main() -> None:
     ]
     if options.curve:
         rows.append(row("the same, locked", rates["curve"], full, "", "pack + wire + scatter"))
-    for each in rows:
-        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
-    print(write("handoff_tcp", rows))
+    publish("handoff_tcp", rows, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -18,25 +18,24 @@ medians over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import socket
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tandem.bench.datasets.random_prompts import IdPrompts
-from tandem.bench.interference import Attack, Scene, attack
+from tandem.bench.interference import Attack, Scene, attack, summary
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.neighbours import Neighbours
 from tandem.benchmarks.support.random_model import LLAMA_135M, write_random_model
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.benchmarks.support.sides import (
     APART,
     REPLICAS,
@@ -45,7 +44,7 @@ from tandem.benchmarks.support.sides import (
     pinned,
     serving,
 )
-from tandem.benchmarks.support.streaming import server_at
+from tandem.benchmarks.support.streaming import connected
 from tandem.tests.end_to_end.support.cluster import get, until
 
 # Token ids that every model here has and that are ordinary text.
@@ -101,16 +100,15 @@ class MeasuredAttack:
 async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int) -> MeasuredAttack:
     """One round on one side."""
     watched: list[Neighbours] = []
-    server = server_at(side.port)
-    server.extra_body = side.fields
-    done = await attack(
-        server,
-        PROMPTS,
-        name,
-        Scene(victims=victims, prompt_tokens=prompt_tokens),
-        begun=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
-    )
-    server.client.close()
+    with connected(side.port) as server:
+        server.extra_body = side.fields
+        done = await attack(
+            server,
+            PROMPTS,
+            name,
+            Scene(victims=victims, prompt_tokens=prompt_tokens),
+            begun=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
+        )
     return MeasuredAttack(done, watched[0].share())
 
 
@@ -159,37 +157,35 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
         attacks = [one.attack for one in results.get((name, victims), ())]
         if not attacks:
             continue
-
-        def middle(figure: Callable[[Attack], float], attacks: list[Attack] = attacks) -> float:
-            return statistics.median(figure(one) for one in attacks)
-
+        found = summary(attacks)
+        allowed = 1e3 * statistics.median(one.gap_allowed for one in attacks)
         streams = "one victim" if victims == 1 else f"{victims} victims"
         what = f"interference ({about}), {name}, {streams}"
         share, gap, late = goals
         made += [
             {
                 "metric": f"{what}: share of its speed that the worst victim keeps",
-                "value": middle(lambda a: a.worst_share),
+                "value": found["share_kept"],
                 "unit": "1",
                 "goal": share,
-                "against": f"its own {middle(lambda a: a.own_speed):.1f} tok/s, over the same "
-                "tokens without an attack",
+                "against": f"its own {found['victim_speed']:.1f} tok/s, over the same tokens "
+                "without an attack",
             },
             {
                 "metric": f"{what}: longest gap",
-                "value": 1e3 * middle(lambda a: a.longest_gap),
+                "value": found["longest_gap_ms"],
                 "unit": "ms",
                 "goal": gap,
-                "against": f"two steps and 20 ms ({1e3 * middle(lambda a: a.gap_allowed):.0f} ms)",
-                "ratio": middle(lambda a: a.longest_gap / a.gap_allowed),
+                "against": f"two steps and 20 ms ({allowed:.0f} ms)",
+                "ratio": found["longest_gap_over_allowed"],
             },
             {
                 "metric": f"{what}: the attacker's first token",
-                "value": 1e3 * middle(lambda a: a.first_token),
+                "value": found["attacker_ttft_ms"],
                 "unit": "ms",
                 "goal": late,
-                "against": f"alone there ({1e3 * middle(lambda a: a.alone_first_token):.0f} ms)",
-                "ratio": middle(lambda a: a.lateness),
+                "against": f"alone there ({found['attacker_ttft_alone_ms']:.0f} ms)",
+                "ratio": found["attacker_ttft_over_alone"],
             },
         ]
     if (apart := results.get((APART.name, 2))) and (others := results.get((REPLICAS.name, 2))):
@@ -210,14 +206,13 @@ def rows(results: dict[Any, list[MeasuredAttack]], about: str) -> list[dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=3)
     parser.add_argument("--model", type=Path, help="folder or file; random weights if left out")
     parser.add_argument("--cpu-kernels", default="compiled", help="of Tandem's nodes")
     parser.add_argument("--dtype", default="auto", help="of Tandem's nodes")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of Tandem's nodes")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server; needs a GGUF file")
     parser.add_argument("--prompt-tokens", type=int, default=4000, help="of the attacker")
-    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     model = options.model
     is_gguf = model is not None and model.suffix == ".gguf"
@@ -248,7 +243,7 @@ def main() -> None:
             servers["llama.cpp"] = stack.enter_context(peer)
         about += f", a prompt of {options.prompt_tokens:,} tokens"
         results = compare(servers, options.prompt_tokens, options.rounds)
-    print(write("interference", rows(results, about)).read_text())
+    publish("interference", rows(results, about), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ than a step after the last KV.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import re
@@ -29,11 +28,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tandem.bench.client.api_server import ApiServer
+from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.running_streams import greedy_body, running
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.benchmarks.support.sides import Side, pinned, serving
-from tandem.benchmarks.support.streaming import MeasuredAnswer, complete
+from tandem.benchmarks.support.streaming import complete, connected
 from tandem.tests.end_to_end.support.cluster import until
 from tandem.tests.end_to_end.support.collector import Collector, collecting
 
@@ -110,7 +112,7 @@ class Commits:
 class Measured:
     """The cluster, and what it says about each prompt."""
 
-    port: int
+    server: ApiServer
     log: Log
     commits: Commits
 
@@ -120,12 +122,12 @@ async def ask(
 ) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
-    received = await complete(cluster.port, prompt, ANSWER_TOKENS)
+    received = await complete(cluster.server, prompt, ANSWER_TOKENS)
     phases = await asyncio.to_thread(cluster.log.next)
     committed = await asyncio.to_thread(cluster.commits.next)
     times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
-    await complete(cluster.port, prompt, 1)
+    await complete(cluster.server, prompt, 1)
     cached = await asyncio.to_thread(cluster.log.next)
     await asyncio.to_thread(cluster.commits.next)
     return PromptTimes(
@@ -144,24 +146,23 @@ def _sum(phases: dict[str, float], *names: str) -> float:
     return sum(phases.get(name, 0.0) for name in names)
 
 
-async def take_turns(cluster: Measured, tokens: int, rounds: int) -> dict[str, list[PromptTimes]]:
+async def take_turns(
+    port: int, log: Log, commits: Commits, tokens: int, rounds: int
+) -> dict[str, list[PromptTimes]]:
     """The same number of prompts on an idle node and beside a stream. The first of each warms."""
     answers: dict[str, list[PromptTimes]] = {IDLE: [], BESIDE: []}
-    for number in range(rounds + 1):
-        answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
-        stream = MeasuredAnswer()
-        prompt = list(range(number, number + STREAM_PROMPT))
-        task = asyncio.create_task(_stream(cluster.port, prompt, stream))
-        while len(stream.times) < ANSWER_TOKENS and not task.done():  # noqa: ASYNC110 - one waiter
-            await asyncio.sleep(0.02)
-        answers[BESIDE].append(await ask(cluster, f"beside {number}", tokens, stream))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    with connected(port) as server:
+        cluster = Measured(server, log, commits)
+        for number in range(rounds + 1):
+            answers[IDLE].append(await ask(cluster, f"idle {number}", tokens, None))
+            prompt = list(range(number, number + STREAM_PROMPT))
+            body = greedy_body(server, prompt, STREAM_TOKENS)
+            async with running(
+                server, [body], warm_tokens=ANSWER_TOKENS, remedy="raise STREAM_TOKENS"
+            ) as streams:
+                beside = await ask(cluster, f"beside {number}", tokens, streams.answers[0])
+            answers[BESIDE].append(beside)
     return {name: several[1:] for name, several in answers.items()}
-
-
-async def _stream(port: int, prompt: list[int], received: MeasuredAnswer) -> None:
-    await complete(port, prompt, STREAM_TOKENS, received)
 
 
 def apart(collector: Collector) -> Side:
@@ -213,9 +214,8 @@ def rows(answers: dict[str, list[PromptTimes]], about: str) -> list[dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=15)
     parser.add_argument("--prompt-tokens", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     cores = two_cores()
     with tempfile.TemporaryDirectory() as folder, pinned(cores):
@@ -225,10 +225,12 @@ def main() -> None:
             collecting() as collector,
             serving(apart(collector), cores, model, logs, "--cpu-kernels=compiled") as port,
         ):
-            cluster = Measured(port, Log(logs / "router.log"), Commits(collector))
-            answers = asyncio.run(take_turns(cluster, options.prompt_tokens, options.rounds))
+            log, commits = Log(logs / "router.log"), Commits(collector)
+            answers = asyncio.run(
+                take_turns(port, log, commits, options.prompt_tokens, options.rounds)
+            )
     about = f"{count / 1e6:.0f} M parameters, prompts of {options.prompt_tokens:,} tokens"
-    print(write("last_kv", rows(answers, about)).read_text())
+    publish("last_kv", rows(answers, about), dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tandem.benchmarks.support.report import add_dry, publish
+from tandem.benchmarks.support.report import benchmark_parser, publish
 
 KINDS = ("bf16", "Q8_0", "Q4_K_M", "q4k")
 ISQ = "q4k"
@@ -199,13 +199,11 @@ def _memory(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=7)
     parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", help="where models are written (default: the temporary one)")
     parser.add_argument("--load", help=argparse.SUPPRESS)
-    add_dry(parser)
     options = parser.parse_args()
     if options.load:
         print(json.dumps(load_and_read(Path(options.load), options)))

@@ -9,7 +9,6 @@ the system calls, over the tokens that it received.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -20,10 +19,8 @@ from multiprocessing.connection import Connection
 
 import httpx
 
-from tandem.bench.client.api_server import ApiServer
-from tandem.bench.client.measured_answer import MeasuredAnswer
-from tandem.benchmarks.support.report import write
-from tandem.benchmarks.support.streaming import server_at
+from tandem.benchmarks.support.report import benchmark_parser, publish
+from tandem.benchmarks.support.streaming import connected
 
 STREAMS, STEP_SECONDS = 64, 0.02
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -70,10 +67,9 @@ def serve(ports: Connection, tokens: int) -> None:
 
 async def ours(port: int, tokens: int) -> int:
     """Tokens that the client of `tandem bench` received."""
-    server: ApiServer = server_at(port)
-    body = server.body("x", tokens)
-    answers = await asyncio.gather(*(server.ask(body, MeasuredAnswer()) for _ in range(STREAMS)))
-    server.client.close()
+    with connected(port) as server:
+        body = server.body("x", tokens)
+        answers = await asyncio.gather(*(server.ask(body) for _ in range(STREAMS)))
     return sum(len(answer.times) for answer in answers)
 
 
@@ -107,9 +103,8 @@ def cost(ask: Callable[[int, int], Awaitable[int]], port: int, tokens: int) -> f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
@@ -132,7 +127,7 @@ def main() -> None:
         "ratio": mine / theirs,
         "goal": "<=0.5",
     }
-    print(write("measuring_client", [row]).read_text())
+    publish("measuring_client", [row], dry=options.dry)
 
 
 if __name__ == "__main__":

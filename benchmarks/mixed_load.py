@@ -32,7 +32,6 @@ is reported.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -46,20 +45,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tandem.bench.client.api_server import ApiServer
+from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.open_loop import send_all
+from tandem.bench.running_streams import greedy_body, running
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.neighbours import Neighbours
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.benchmarks.support.sides import (
     APART,
     REPLICAS,
-    START_SECONDS,
     TOGETHER,
     WHOLE_CHUNKS,
     pinned,
     serving,
 )
-from tandem.benchmarks.support.streaming import MeasuredAnswer, complete
+from tandem.benchmarks.support.streaming import complete, connected
 
 STREAMS = 8
 STREAM_PROMPT, STREAM_TOKENS = 64, 8000
@@ -161,55 +163,41 @@ async def measure(
     port: int, name: str, load: MixedLoad, arrivals: Sequence[float], seconds: float
 ) -> LoadWindow:
     """One round on one side. ``arrivals`` are seconds from the window's begin."""
-    async with _streams(port, name) as streams:
-        neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
-        async with asyncio.timeout(seconds + FINISH_SECONDS), asyncio.TaskGroup() as group:
-            answers = [
-                group.create_task(_arrive(port, prompt(f"{name}/{i}", load.prompt), begun + at))
-                for i, at in enumerate(arrivals)
-            ]
-            group.create_task(asyncio.sleep(seconds))
-        # The streams went on until the last prompt had its answer.
-        others = neighbours.share()
-    done = [task.result() for task in answers]
-    return _window(streams, done, load.prompt, begun, begun + seconds, others)
+    prompts = [prompt(f"{name}/{i}", load.prompt) for i in range(len(arrivals))]
+    with connected(port) as server:
+
+        async def send(index: int, answer: MeasuredAnswer) -> None:
+            await complete(server, prompts[index], ANSWER_TOKENS, answer)
+
+        async with _streams(server, name) as streams:
+            neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
+            async with asyncio.timeout(seconds + FINISH_SECONDS):
+                answers, _ = await asyncio.gather(send_all(arrivals, send), asyncio.sleep(seconds))
+            # The streams went on until the last prompt had its answer.
+            others = neighbours.share()
+    return _window(streams, answers, load.prompt, begun, begun + seconds, others)
 
 
 async def calibrate(port: int, load: MixedLoad) -> float:
     """Seconds from a prompt to its first token beside running streams, one at a time."""
-    async with _streams(port, f"calibrate {load.name}"):
-        alone = [
-            await complete(port, prompt(f"calibrate {load.name}/{i}", load.prompt), 1)
-            for i in range(CALIBRATIONS)
-        ]
+    name = f"calibrate {load.name}"
+    with connected(port) as server:
+        async with _streams(server, name):
+            alone = [
+                await complete(server, prompt(f"{name}/{i}", load.prompt), 1)
+                for i in range(CALIBRATIONS)
+            ]
     return statistics.median(received.ttft for received in alone)
 
 
 @asynccontextmanager
-async def _streams(port: int, name: str) -> AsyncIterator[list[MeasuredAnswer]]:
+async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredAnswer]]:
     """Streams that have all begun, and are cut at the end."""
-    received = [MeasuredAnswer() for _ in range(STREAMS)]
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(
-                complete(port, prompt(f"{name}/stream {i}", STREAM_PROMPT), STREAM_TOKENS, one)
-            )
-            for i, one in enumerate(received)
-        ]
-        async with asyncio.timeout(START_SECONDS):
-            while not all(one.times for one in received):  # noqa: ASYNC110 - one waiter
-                await asyncio.sleep(0.05)
+    prompts = [prompt(f"{name}/stream {i}", STREAM_PROMPT) for i in range(STREAMS)]
+    bodies = [greedy_body(server, each, STREAM_TOKENS) for each in prompts]
+    async with running(server, bodies, warm_tokens=1, remedy="raise STREAM_TOKENS") as streams:
         await asyncio.sleep(SETTLE_SECONDS)
-        yield received
-        for task in tasks:
-            if task.done():
-                raise RuntimeError(f"a stream of {STREAM_TOKENS} tokens ended within the round")
-            task.cancel()
-
-
-async def _arrive(port: int, tokens: list[int], at: float) -> MeasuredAnswer:
-    await asyncio.sleep(at - time.perf_counter())
-    return await complete(port, tokens, ANSWER_TOKENS)
+        yield streams.answers
 
 
 def _window(
@@ -339,13 +327,12 @@ def _summary(window: LoadWindow) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="of a side in a round")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cpu-kernels", choices=("compiled", "torch"), default="compiled")
     options = parser.parse_args()
     rows = run(options.cpu_kernels, options.seconds, options.rounds)
-    print(write("mixed_load", rows).read_text())
+    publish("mixed_load", rows, dry=options.dry)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import publish
 from tandem.shared.engine.plan import Sampled, StepResult
 from tandem.shared.engine.reception import Reception
 from tandem.shared.engine.sampling_params import SamplingParams
@@ -255,7 +255,7 @@ def main() -> None:
     rows = []
     for load in LOADS:
         rows += [*rows_a_step(load), rows_in_time(load)]
-    print(write("overload", rows))
+    publish("overload", rows)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.support.decode_rate import decode_rate
-from tandem.benchmarks.support.report import add_dry, publish
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import QUANTIZED, MoESpec
 from tandem.shared.weights.source import open_source
@@ -255,14 +255,12 @@ def print_share(file: str, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--share", action="store_true", help="of a step that its products take")
     parser.add_argument("--print-share", action="store_true", help=argparse.SUPPRESS)
-    add_dry(parser)
     options = parser.parse_args()
     if options.print_share:
         print_share(options.files[0], options)

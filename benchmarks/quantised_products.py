@@ -11,14 +11,13 @@ best of its rounds, as other processes only make a product slower.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tandem.benchmarks.support.report import add_dry, publish
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.kernels.block_formats import BLOCK_FORMATS, CODEBOOK_FORMATS, group_format
 from tandem.kernels.cpu import jit
 from tandem.kernels.quantized import QuantizedWeight
@@ -118,11 +117,9 @@ def measure(name: str, rounds: int, plain: list[Linear], note: Callable[[str], N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = benchmark_parser(__doc__, rounds=5)
     parser.add_argument("formats", nargs="*", help="all if left out")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    add_dry(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     jit.prepare()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import re
@@ -220,19 +221,17 @@ class Proof:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            status: int | None = None
             try:
                 status = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                status = None
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if status is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        failing = re.findall(
-            r"^(?:FAILED|ERROR) (\S+)", self._log.read_text(errors="replace"), re.M
-        )
+                pass
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # also what it has left
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = self._log.read_text(errors="replace")
+        failing = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.M)
         return status, failing
 
     def _append(self, row: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.benchmarks.support.decode_rate import decode_rate
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import publish
 
 THREADS = 2
 ROUNDS = 3
@@ -262,7 +262,7 @@ def main() -> None:
         (Path(folder) / "config.json").write_text(json.dumps(CONFIG))
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(builtin_model_path() / file, folder)
-        print(write("engine/against_transformers", rows_of(measure_all(folder))).read_text())
+        publish("engine/against_transformers", rows_of(measure_all(folder)))
 
 
 if __name__ == "__main__":

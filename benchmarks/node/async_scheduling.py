@@ -13,7 +13,6 @@ these.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ import psutil
 
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 
 BATCHES = (1, 8, 32)
 PROMPT, TOKENS = 16, 64
@@ -123,9 +122,8 @@ def rows_of(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, rounds=7)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -135,7 +133,7 @@ def main() -> None:
             for threads in args.threads if args.device == "cpu" else [None]:
                 rows += rows_of(name, model, args.device, threads, args.rounds)
     suffix = "_gpu" if args.device == "cuda" else ""
-    write(f"node/async_scheduling{suffix}", rows)
+    publish(f"node/async_scheduling{suffix}", rows, dry=args.dry)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ vocabulary. The tokenizer is made up; its tokens have the lengths of real ones.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tandem.benchmarks.support.report import add_dry, publish
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.kernels.reference.token_mask import TokenMask
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.engine.structured.grammar import Grammar
@@ -117,10 +116,9 @@ def steps(grammar: Grammar, vocab_size: int, rows: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rows", type=int, default=32)
-    add_dry(parser)
     given = parser.parse_args()
     publish("node/grammar_masks", measure(given.vocab, given.rows), dry=given.dry)
 

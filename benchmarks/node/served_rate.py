@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import psutil
 from tandem import Engine, EngineConfig, SamplingParams
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.report import load_parser, publish
-from tandem.benchmarks.support.router_tokens_load import Client, Pace
+from tandem.benchmarks.support.router_tokens_load import Pace, read_all, request_of
 from tandem.benchmarks.support.sides import Side, pinned, serving
 from tandem.shared.builtin_model import builtin_model_path
 from tandem.shared.engine.core import EngineCore
@@ -125,29 +124,16 @@ def engine_alone(options: argparse.Namespace, cores: list[int]) -> Iterator[Call
 
 def served(port: int, options: argparse.Namespace, number: int) -> None:
     """A round of clients of a router."""
+    fields = {"max_tokens": options.tokens, "temperature": 0, "ignore_eos": True}
+    requests = [
+        request_of("/v1/completions", prompt=prompt, **fields)
+        for prompt in prompts(options.streams, number)
+    ]
 
     async def run() -> None:
-        loop, pace = asyncio.get_running_loop(), Pace(1)
-        made = [
-            await loop.create_connection(
-                lambda prompt=prompt: Client(_request(prompt, options.tokens), pace),  # type: ignore[misc]
-                "127.0.0.1",
-                port,
-            )
-            for prompt in prompts(options.streams, number)
-        ]
-        await asyncio.gather(*(client.ended for _, client in made))
-        for transport, _ in made:
-            transport.close()
+        await read_all(port, requests, Pace(1))
 
     asyncio.run(run())
-
-
-def _request(prompt: list[int], tokens: int) -> bytes:
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    data = json.dumps(body | {"stream": True}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json"
-    return f"{head}\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from a list.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import statistics
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tandem.benchmarks.support.report import add_dry, publish
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.placement.node_prefixes import PromptKeys
@@ -126,10 +125,8 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = benchmark_parser(__doc__, rounds=1000)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--rounds", type=int, default=1000)
-    add_dry(parser)
     options = parser.parse_args()
     rows = [row for nodes in options.nodes for row in measure(nodes, options.rounds)]
     publish("router/placement", rows, dry=options.dry)

@@ -10,7 +10,6 @@ wakes the receiver on the sender's core, where the two take turns instead of wor
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections import deque
@@ -33,7 +32,7 @@ from tandem.benchmarks.support.handoff_pair import (
     take_turns,
     whole_transfers,
 )
-from tandem.benchmarks.support.report import write
+from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.handoff.carriers.base import SendHandle
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
 from tandem.shared.handoff.carriers.kinds import CARRIERS
@@ -231,9 +230,8 @@ def ring_receiver(pipe: Connection, size: int, rounds: int, carrier: str) -> Non
 
 def compare(name: str, carrier: str, goal: str) -> None:
     """The benchmark of this name; ``goal`` is that of the carrier alone."""
-    parser = argparse.ArgumentParser(name, description=__doc__)
+    parser = benchmark_parser(__doc__, rounds=11)
     parser.add_argument("--mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     size = options.mib * MIB
     cores = two_cores()
@@ -256,6 +254,4 @@ def compare(name: str, carrier: str, goal: str) -> None:
             "goal": "<=3",
         },
     ]
-    for each in rows:
-        print({key: round(v, 3) if isinstance(v, float) else v for key, v in each.items()})
-    print(write(name, rows))
+    publish(name, rows, dry=options.dry)

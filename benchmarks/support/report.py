@@ -60,7 +60,7 @@ def write(name: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> 
     return path
 
 
-def publish(name: str, rows: Sequence[dict[str, Any]], *, dry: bool) -> None:
+def publish(name: str, rows: Sequence[dict[str, Any]], *, dry: bool = False) -> None:
     """Print the rows, and write them unless the run is ``dry``."""
     for row in rows:
         figures = [f"{row['value']:.4g} {row['unit']}"]
@@ -76,10 +76,21 @@ def load_parser(
     description: str | None, *, streams: int, tokens: int, rounds: int
 ) -> argparse.ArgumentParser:
     """The options of a benchmark of streams, with these defaults."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = benchmark_parser(description, rounds=rounds)
     parser.add_argument("--streams", type=int, default=streams)
     parser.add_argument("--tokens", type=int, default=tokens, help="of each stream")
-    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def benchmark_parser(
+    description: str | None, *, rounds: int | None = None
+) -> argparse.ArgumentParser:
+    """The options that benchmarks have: that of ``publish``, and where there are rounds, how
+    many. The description is a module's, of which the first paragraph is shown."""
+    shown = (description or "").partition("\n\n")[0]
+    parser = argparse.ArgumentParser(description=shown)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds)
     add_dry(parser)
     return parser
 

@@ -12,7 +12,8 @@ import argparse
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,33 +130,30 @@ class Client(asyncio.Protocol):
             self.ended.set_exception(RuntimeError(f"the stream broke: {self._tail!r}"))
 
 
-def request_of(tokens: int) -> bytes:
-    """The bytes of one client's request."""
-    body = json.dumps(
-        {
-            "messages": [{"role": "user", "content": "hello"}],
-            "stream": True,
-            "max_tokens": tokens,
-        }
-    ).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n"
-    )
-    return head.encode() + b"content-type: application/json\r\n\r\n" + body
+def request_of(path: str, **fields: Any) -> bytes:
+    """The bytes of one client's request for a stream."""
+    body = json.dumps({**fields, "stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json"
+    return f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def clients(options: argparse.Namespace, pace: Pace) -> None:
-    """All streams, to their ends."""
+async def read_all(port: int, requests: Iterable[bytes], pace: Pace) -> None:
+    """A client for each request, to the ends of all streams."""
     loop = asyncio.get_running_loop()
     made = [
-        await loop.create_connection(
-            lambda: Client(request_of(options.tokens), pace), "127.0.0.1", options.http
-        )
-        for _ in range(options.streams)
+        await loop.create_connection(partial(Client, request, pace), "127.0.0.1", port)
+        for request in requests
     ]
     await asyncio.gather(*(client.ended for _, client in made))
     for transport, _ in made:
         transport.close()
+
+
+async def clients(options: argparse.Namespace, pace: Pace) -> None:
+    """All streams, to their ends."""
+    messages = [{"role": "user", "content": "hello"}]
+    request = request_of("/v1/chat/completions", messages=messages, max_tokens=options.tokens)
+    await read_all(options.http, [request] * options.streams, pace)
 
 
 def model(folder: Path) -> int:

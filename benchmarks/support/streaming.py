@@ -3,29 +3,32 @@ the cores with what it measures."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tandem.bench.client.api_server import ApiServer
 from tandem.bench.client.http_client import HttpClient, Target
 from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.running_streams import greedy_body
 
 REQUEST_SECONDS = 1800.0
 
 
-def server_at(port: int) -> ApiServer:
+@contextmanager
+def connected(port: int) -> Iterator[ApiServer]:
     """A server on this machine."""
     client = HttpClient(Target.of_url(f"http://127.0.0.1:{port}"))
-    return ApiServer(client, request_seconds=REQUEST_SECONDS)
+    try:
+        yield ApiServer(client, request_seconds=REQUEST_SECONDS)
+    finally:
+        client.close()
 
 
 async def complete(
-    port: int, prompt: list[int], max_tokens: int, answer: MeasuredAnswer | None = None
+    server: ApiServer, prompt: list[int], max_tokens: int, answer: MeasuredAnswer | None = None
 ) -> MeasuredAnswer:
-    """Stream a completion to its end. ``answer`` grows while it runs."""
-    server = server_at(port)
-    body = server.body(prompt, max_tokens, temperature=0, ignore_eos=True, return_token_ids=True)
-    try:
-        answer = await server.ask(body, answer)
-    finally:
-        server.client.close()
+    """Stream a completion to its end. Raises ``RuntimeError`` if that comes too early."""
+    answer = await server.ask(greedy_body(server, prompt, max_tokens), answer)
     if answer.error or len(answer.times) != max_tokens:
         raise RuntimeError(f"{len(answer.times)} tokens of {max_tokens} came: {answer.error}")
     return answer
