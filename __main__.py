@@ -48,7 +48,7 @@ from .shared.process.open_files import allow_many_files
 
 if TYPE_CHECKING:
     from .client.openai_server import OpenAIServer
-    from .router.server import RouterProcess
+    from .router.server import Router
     from .shared.node.role_switch import NodeRole
     from .shared.security.credentials import Credentials
     from .shared.telemetry.tracing import Tracer
@@ -82,9 +82,9 @@ def cli() -> None:
     tandem serve --help    shows the options of a command; without a command,
                            options are those of serve
     """
-    from .shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
+    from .shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 
-    known = {*option_variables(cli), LIFELINE_FD, READY_FD, WORKER}
+    known = {*option_variables(cli), LIFELINE_FD, READY_FD, ROUTER_NUMBER}
     for name in sorted(os.environ):
         if name.startswith("TANDEM_") and not name.startswith("TANDEM_TEST_") and name not in known:
             check_variable(name, known)
@@ -120,17 +120,22 @@ def _telemetry(values: Values, role: str, node_id: str) -> Tracer:
 def router(values: Values) -> None:
     """Start a router: HTTP in, tokens out. The nodes that join bring the model, and must have that
     of --model if it is given."""
+    from .shared.process.lifeline import ROUTER_NUMBER
+
+    number = os.environ.pop(ROUTER_NUMBER, None)
+    if number is None and fill(RouterConfig, values).router_workers > 1:
+        _launch_routers(values)
+        return
     with lasting_imports():
         from .router.options import RouterOptions
-        from .router.processes.registry_front import RegistryFront
-        from .router.processes.worker_process import WorkerPlace
+        from .router.registry_server import RegistryServer
         from .shared.process.lifeline import announce_ready, announce_start, end_with_launcher
         from .shared.process.signals import catch_signals
         from .shared.security.credentials import read_credentials
 
     credentials = read_credentials(fill(SecurityConfig, values))
 
-    def ready(router: RouterProcess) -> None:
+    def ready(router: Router) -> None:
         end_with_launcher()
         ports = {"http": router.http_port, "registry": router.registry_port}
         announce_ready(ports | ({"metrics": router.metrics_port} if router.metrics_port else {}))
@@ -139,24 +144,25 @@ def router(values: Values) -> None:
         stop = asyncio.Event()
         catch_signals(stop.set)
         options = fill(RouterOptions, values)
-        if place is not None:
-            with lasting_imports():
-                from .router.processes.worker import Worker
-                from .router.server import run
-
-            await run(Worker(options, place, stop, tracer, credentials), stop, lambda: None)
-            return
-        registry = RegistryFront(options, credentials)
+        registry = RegistryServer(options, credentials)
         announce_start({"registry": registry.bind()})
         with lasting_imports():  # most of a router's, while its nodes load
             from .router.server import run_router
 
         await run_router(options, stop, ready, tracer, credentials, registry)
 
-    place = WorkerPlace.inherited()
-    name = f"router-{socket.gethostname()}" + (f"-{place.number}" if place else "")
+    name = f"router-{socket.gethostname()}" + (f"-{number}" if number else "")
     with contextlib.closing(_telemetry(values, "router", name)) as tracer:
         asyncio.run(serve())
+
+
+def _launch_routers(values: Values) -> None:
+    """Several routers on one port, as processes of their own."""
+    from .shared.launch.routers import serve_routers
+    from .shared.telemetry.logs import logger
+
+    with contextlib.closing(_telemetry(values, "router", f"router-{socket.gethostname()}")):
+        serve_routers(values, environment_of_parts(cli), logger("router").warning)
 
 
 def _run_node(
@@ -223,7 +229,9 @@ def serve(values: Values) -> None:
     from .shared.process.queued_stderr import queue_stderr
 
     queue_stderr()
-    registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
+    registry = RegistryClient(
+        check=admin.list_nodes, refusal_of=admin.refusal_of, can_serve=admin.can_serve
+    )
     serve_cluster(config, values, environment_of_parts(cli), registry)
 
 
@@ -331,7 +339,9 @@ def _serve_while(
         done = True
 
     click.echo(f"starting {values['model']} ...", err=True)
-    registry = RegistryClient(check=admin.list_nodes, refusal_of=admin.refusal_of)
+    registry = RegistryClient(
+        check=admin.list_nodes, refusal_of=admin.refusal_of, can_serve=admin.can_serve
+    )
     serve_cluster(fill(ServeConfig, values), values, environment_of_parts(cli), registry, talk)
     if not done:
         raise KeyboardInterrupt  # which the launcher takes for the end of its work

@@ -10,8 +10,8 @@ from ..shared.engine.sequence import FinishReason, Sequence, StepOutput
 from ..shared.telemetry.prefill_origin import LocalReason
 from .transfers import PrefillSource
 
-# Logprobs of prompt tokens that go into one event: a few milliseconds.
-PIECE_LOGPROBS = 64 * 21
+# Positions of a prompt in one event, whose logprobs take the router a few milliseconds to format.
+PIECE_POSITIONS = 32
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -52,9 +52,8 @@ def scored_event(output: StepOutput) -> pb.GenerateEvent:
 def prompt_logprobs_events(sequence: Sequence) -> Iterator[pb.GenerateEvent]:
     """At least one event. In pieces, other requests proceed in between, here and in the router."""
     found = sequence.prompt_logprobs
-    step = PIECE_LOGPROBS // (1 + (sequence.generation.params.prompt_logprobs or 0))
-    for start in range(0, max(1, len(found)), step):
-        positions = [_position(item) for item in found[start : start + step]]
+    for start in range(0, max(1, len(found)), PIECE_POSITIONS):
+        positions = [_position(item) for item in found[start : start + PIECE_POSITIONS]]
         yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -60,7 +59,7 @@ from .routes import (
 )
 from .routes.documentation import components
 from .routes.operations import METRICS
-from .routes.services import Services, Siblings
+from .routes.services import Services
 from .surface import ErrorShape
 from .telemetry.metrics import Metrics
 from .web.overview import Overview
@@ -132,22 +131,20 @@ class App:
         registry: Registry,
         metrics: Metrics,
         tracer: Tracer = NO_TRACER,
-        shared_limits: Path | None = None,
     ) -> None:
-        """``shared_limits`` is a file by which several processes share the limits of keys."""
         self._options = options
         self._batch_folder = batch_folder(options)
         self.mcp = mcp_servers(options)
         self._usage = KeyUsage()
         self._access = Access(options)
         metrics.add(self._usage)
-        limits = RateLimits(options, self._usage, shared_limits)
-        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, limits)
+        self._limits = RateLimits(options, self._usage)
+        self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, self._limits)
         overview = Overview(
             nodes,
             options.heartbeat_period,
             metrics.work,
-            lambda: self.handler.in_progress,
+            lambda: self.handler.active,
         )
         self.services = Services(
             options=options,
@@ -162,7 +159,6 @@ class App:
             approvals=Approvals(options.response_lifetime),
             chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
             overview=overview,
-            siblings=Siblings(registry.commands, metrics, self._usage.all, overview.share),
             batches=self._batches(),
             batches_off=self._batch_folder.why_off,
         )
@@ -201,8 +197,9 @@ class App:
             if self._options.access_log:
                 exchange.access.log()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.handler.close()
+        await self._limits.close()
 
     def _batches(self) -> Batches | None:
         options, folder = self._options, self._batch_folder.path

@@ -32,7 +32,7 @@ log = logger("router")
 OUTPUT = frozenset({"tokens", "finished", "prompt_logprobs"})
 NO_NODE = "No decode node is available; try again soon."
 MAX_ATTEMPTS = 4
-# The keys of a prompt of this length are computed in a few milliseconds.
+# The keys of a longer prompt are computed in a thread, since they take tens of milliseconds.
 QUICK_TOKENS = 4096
 # A request that kills its nodes must not go round and kill them all; prefill nodes count as well,
 # and a node that has sent output only until another one has.
@@ -68,7 +68,9 @@ class Dispatcher:
         """
         failure: Exception | None = None
         prompt = PromptKeys(tokens, request.cache_salt)
-        await self._compute_keys(prompt)
+        if len(tokens) > QUICK_TOKENS:
+            held = [node.prefixes for node in self._nodes]
+            await asyncio.to_thread(lambda: [prefixes.sample(prompt) for prefixes in held])
         while (placement := self._next(request, prompt)) is not None:
             node, inflight = self._begin(placement, prompt)
             prefill = self._begin_prefill(placement, prompt)
@@ -136,13 +138,6 @@ class Dispatcher:
             again, self._admitted = self._admitted, True
             return not again
         return True
-
-    async def _compute_keys(self, prompt: PromptKeys) -> None:
-        """Compute the keys of a long prompt in a thread, since they take tens of milliseconds."""
-        if len(prompt.tokens) <= QUICK_TOKENS:
-            return
-        held = [node.prefixes for node in self._nodes]
-        await asyncio.to_thread(lambda: [prefixes.sample(prompt) for prefixes in held])
 
     def _next(self, request: pb.GenerateRequest, prompt: PromptKeys) -> Placement | None:
         """The next placement to try. Writes prefill candidates and the time left into the

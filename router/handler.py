@@ -83,14 +83,8 @@ class GenerateHandler:
         self.bodies = MemoryBudget(held, "bytes of bodies")
         self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
         self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
-        self.active = 0  # requests in progress here
-        self.elsewhere = 0  # and at the other workers of this router
+        self.active = 0  # requests in progress
         self._unknown = UnknownFields(strict=options.strict_parameters)
-
-    @property
-    def in_progress(self) -> int:
-        """Requests in progress, at all workers of this router."""
-        return self.active + self.elsewhere
 
     def abort(self) -> None:
         """End every request in progress with an error."""
@@ -121,7 +115,7 @@ class GenerateHandler:
             about["key"] = exchange.access.key
         seconds = seconds_allowed(exchange, self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
-        self._limits.count_request(exchange)
+        await self._limits.count_request(exchange)
         with self.slot(), serving(self._tracer, "request", traceparent, **about) as span:
             request = await _by(deadline, self._read(exchange, parse))
             self._unknown.note(request.ignored)
@@ -137,14 +131,14 @@ class GenerateHandler:
     ) -> None:
         """Serve a request that was ``parsed``, and write the response."""
         response = surface.response(request, int(time.time()))
-        with self.room(exchange, request) as memory:
+        async with self.room(exchange, request) as memory:
             outputs = self._outputs(surface, request, exchange.access, deadline)
             work = self._write(exchange, request, response, outputs, memory)
             await self._unless_gone(exchange, work, deadline)
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
         """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
-        self._limits.count_request(exchange)
+        await self._limits.count_request(exchange)
         ignored: set[str] = set()
         with self.slot(), self.answers.share() as memory:
             made = await self._read(exchange, lambda body, model: work(body, model, ignored))
@@ -157,7 +151,7 @@ class GenerateHandler:
         self, client: DetachedRequest, size: int, parse: Callable[[ServedModel], GenerationRequest]
     ) -> GenerationRequest:
         """Parse a request of no connection, of a body of ``size`` bytes, in a thread."""
-        self._limits.count_request(client)
+        await self._limits.count_request(client)
         model = self._registry.model()
         request = await self.parsers.run(BACKGROUND_CLIENT, size, lambda: parse(model))
         self._unknown.note(request.ignored)
@@ -192,13 +186,15 @@ class GenerateHandler:
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))
 
-    @contextmanager
-    def room(self, client: LimitedRequest, request: GenerationRequest) -> Iterator[MemoryShare]:
+    @asynccontextmanager
+    async def room(
+        self, client: LimitedRequest, request: GenerationRequest
+    ) -> AsyncIterator[MemoryShare]:
         """Reserve what a request takes while it is served: tokens of its key, room for its prompts
         and for its response."""
         tokens = request.prompt_tokens, request.most_output_tokens
         with (
-            self._limits.reserved(client, *tokens),
+            await self._limits.reserve(client, *tokens),
             self.prompts.share() as prompts,
             self.answers.share() as memory,
         ):
@@ -208,10 +204,9 @@ class GenerateHandler:
     @contextmanager
     def slot(self) -> Iterator[None]:
         """The place of one request among those in progress."""
-        active = self.in_progress
-        if active >= self._options.max_concurrent_requests:
+        if self.active >= self._options.max_concurrent_requests:
             raise OverloadedError(
-                f"The server has {active} requests in progress, which is its limit; try "
+                f"The server has {self.active} requests in progress, which is its limit; try "
                 "again later."
             )
         self.active += 1

@@ -10,26 +10,16 @@ function that writes it. Those of several prompts pass a queue before the last, 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
 
-from ..proto import tandem_pb2 as pb
 from ..shared.errors import OverloadedError, UnavailableError
 from .beams.serve_beams import serve_beams
-from .calls.node_events import NodeEvent
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import DrainingError, NodeError
-from .generation import (
-    GenerationRequest,
-    Output,
-    Outputs,
-    RequestAdmitted,
-    Usage,
-)
-from .http.slices import TimeSlices
+from .generation import GenerationRequest, Output, Outputs, RequestAdmitted, Usage
+from .node_request import node_request
 from .options import RouterOptions
 from .prompt_outputs import PromptOutputs
 
@@ -37,10 +27,7 @@ from .prompt_outputs import PromptOutputs
 # the client gets status 200.
 WAVE = 64
 QUEUED_OUTPUTS = 256  # of all prompts, each time those that arrived together
-# Tokens of a prompt that are copied into a message at once.
-PIECE_TOKENS = 8192
 
-NewMessage = Callable[[], Awaitable[pb.GenerateRequest]]
 Queue = asyncio.Queue[Sequence[Output] | Exception | None]
 
 
@@ -59,29 +46,23 @@ def serve(
     def new_dispatcher() -> Dispatcher:
         return Dispatcher(nodes, options, deadline)
 
-    turn = asyncio.Lock()
-    messages = [partial(_message, request, number, turn) for number in range(len(request.prompts))]
     runs = [
-        _serve_prompt(request, number, message, new_dispatcher(), usage)
+        _serve_prompt(request, number, new_dispatcher(), usage)
         if request.beams is None
-        else serve_beams(request, number, message, new_dispatcher, usage)
-        for number, message in enumerate(messages)
+        else serve_beams(request, number, new_dispatcher, usage)
+        for number in range(len(request.prompts))
     ]
     return runs[0] if len(runs) == 1 else _merged(runs)
 
 
 async def _serve_prompt(
-    request: GenerationRequest,
-    number: int,
-    new_message: NewMessage,
-    dispatcher: Dispatcher,
-    usage: Usage,
+    request: GenerationRequest, number: int, dispatcher: Dispatcher, usage: Usage
 ) -> Outputs:
     """Serve one prompt and its n choices, on one node at a time."""
     tokens = request.prompts[number].tokens
     usage.prompt_tokens += len(tokens)
     prompt = PromptOutputs(request, number)
-    message = await new_message()
+    message = node_request(request, number)
     try:
         async with aclosing(dispatcher.events(message, tokens, prompt.resume)) as events:
             async for node, arrived in events:
@@ -89,7 +70,7 @@ async def _serve_prompt(
                     if prompt.node is None:
                         usage.served.append(prompt.served)
                     prompt.move_to(node)
-                outputs = await _taken(prompt, arrived)
+                outputs = prompt.take(arrived)
                 # At once, because a client that reads slowly would keep the choice running.
                 for index in prompt.stopped and prompt.take_stopped():
                     node.end_choice(message.call_id, index)
@@ -107,27 +88,18 @@ async def _serve_prompt(
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _taken(prompt: PromptOutputs, events: Sequence[NodeEvent]) -> Sequence[Output]:
-    """The outputs of events that arrived together. Many do not hold the event loop."""
-    if len(events) <= 1:
-        return prompt.take(events)
-    outputs: list[Output] = []
-    slices = TimeSlices()
-    for event in events:
-        outputs += prompt.take((event,))
-        await slices.checkpoint()
-    return outputs
-
-
 async def _merged(runs: list[Outputs]) -> Outputs:
     """The outputs of all runs as they arrive, from ``WAVE`` runs at a time. The first failure ends
     all runs. Nothing is yielded before a whole wave is admitted."""
     queue: Queue = asyncio.Queue(QUEUED_OUTPUTS)
     slots = asyncio.Semaphore(WAVE)
-    tasks = [asyncio.create_task(_pump(run, slots, queue)) for run in runs]
-    running, not_admitted = len(tasks), min(len(tasks), WAVE)
-    early: list[Output] = []
+    tasks: list[asyncio.Task[None]] = []
+    running, not_admitted = len(runs), min(len(runs), WAVE)
+    early: list[Sequence[Output]] = []
     try:
+        for run in runs:
+            tasks.append(asyncio.create_task(_pump(run, slots, queue)))
+            await asyncio.sleep(0)  # other requests go between
         while running:
             outputs = await queue.get()
             if isinstance(outputs, Exception):
@@ -135,10 +107,11 @@ async def _merged(runs: list[Outputs]) -> Outputs:
             if outputs is None:
                 running -= 1
             elif not_admitted > 0:
-                early += outputs
+                early.append(outputs)
                 not_admitted -= isinstance(outputs[0], RequestAdmitted)
                 if not_admitted == 0:
-                    yield early
+                    for outputs in early:
+                        yield outputs
             else:
                 yield outputs
     finally:
@@ -156,41 +129,3 @@ async def _pump(run: Outputs, slots: asyncio.Semaphore, queue: Queue) -> None:
         await queue.put(None)
     except Exception as error:
         await queue.put(error)
-
-
-async def _message(
-    request: GenerationRequest, number: int, turn: asyncio.Lock
-) -> pb.GenerateRequest:
-    """The message for the node, without its deadline and its prefill candidates. The prompts of a
-    request take turns, so that not all of them are copied before any other task runs."""
-    async with turn:
-        message = await _filled(request, number)
-        if len(request.prompts) > 1:
-            await asyncio.sleep(0)
-    return message
-
-
-async def _filled(request: GenerationRequest, number: int) -> pb.GenerateRequest:
-    sampling = pb.Sampling()
-    sampling.CopyFrom(request.sampling)
-    sampling.max_tokens = request.max_tokens[number]
-    sampling.min_tokens = request.text.min_tokens
-    if not sampling.HasField("seed"):  # else no other node could continue what one has begun
-        sampling.seed = secrets.randbits(63)
-    if request.wants_logprobs and not request.text.discard_output:
-        sampling.logprobs = request.logprobs or 0
-    if request.prompt_alternatives is not None:
-        sampling.prompt_logprobs = request.prompt_alternatives
-    suffix = f"-{number}" if len(request.prompts) > 1 else ""
-    message = pb.GenerateRequest(
-        request_id=request.request_id + suffix,
-        sampling=sampling,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        embed=None if request.embed is None else request.embed.message(request.prompts[number]),
-    )
-    tokens, slices = memoryview(request.prompts[number].tokens), TimeSlices()
-    for start in range(0, len(tokens), PIECE_TOKENS):
-        message.prompt.extend(tokens[start : start + PIECE_TOKENS])
-        await slices.checkpoint()
-    return message

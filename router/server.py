@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from typing import Protocol
 
 from ..shared.host_port import join_host_port
 from ..shared.process.parts import first_end
@@ -22,9 +21,9 @@ from .cluster.node_table import NodeTable
 from .cluster.pinned_model import read_pinned
 from .cluster.registry_service import Registry
 from .cluster.static_nodes import StaticNodes
+from .http_server import HttpServer, listen
 from .options import RouterOptions
-from .processes.http_front import HttpFront, listen
-from .processes.registry_front import RegistryFront
+from .registry_server import RegistryServer
 from .telemetry.metrics import Metrics
 
 log = logger("router")
@@ -33,6 +32,9 @@ log = logger("router")
 # loop returns from the system. With Python's default of 5 ms, two such threads delay it by 30 to
 # 50 ms, with this by less than 15.
 SWITCH_SECONDS = 0.0005
+# Nodes look for a router that is gone every three seconds.
+REJOIN_SECONDS = 5.0
+REJOIN_POLL_SECONDS = 0.05
 
 
 class Router:
@@ -46,9 +48,9 @@ class Router:
         options: RouterOptions,
         tracer: Tracer = NO_TRACER,
         credentials: Credentials = INSECURE,
-        registry_front: RegistryFront | None = None,
+        registry_server: RegistryServer | None = None,
     ) -> None:
-        """``registry_front`` is the registry's port if it is bound already."""
+        """``registry_server`` has the registry's port if it is bound already."""
         self.options = options
         self.http_port = 0
         self.registry_port = 0
@@ -59,14 +61,14 @@ class Router:
         self.metrics = Metrics(self.nodes)
         self.metrics.served = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
-        self._registry_front = registry_front or RegistryFront(options, credentials)
-        self.metrics.add(self._registry_front.refused)
+        self._registry_server = registry_server or RegistryServer(options, credentials)
+        self.metrics.add(self._registry_server.refused)
         self._process = ProcessMetrics(self.metrics.registry, credentials)
         self._metrics_page = ProbeServer("--metrics-port")
         self._static = StaticNodes(
             self.nodes, self.registry, options.prefill_addresses, credentials
         )
-        self._http = HttpFront(options, self.app)
+        self._http = HttpServer(options, self.app)
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -88,13 +90,7 @@ class Router:
 
     async def _serve(self) -> None:
         batches = await self.app.open_batches()
-        listener = listen(self.options.host, self.options.port)
-        self.http_port = listener.getsockname()[1]
-        try:
-            self.registry_port = await self._registry_front.start(self.registry)
-        except BaseException:
-            listener.close()
-            raise
+        self.registry_port = await self._registry_server.start(self.registry)
         self._loops = [
             asyncio.create_task(loop)
             for loop in (
@@ -106,7 +102,19 @@ class Router:
         ]
         if batches is not None:
             self._loops.append(asyncio.create_task(batches.run()))
+        if self.options.router_workers > 1:
+            await self._until_usable()
+        listener = listen(self.options)
+        self.http_port = listener.getsockname()[1]
         await self._http.start(listener)
+
+    async def _until_usable(self) -> None:
+        """Wait until a node can be called, or for a few seconds: other routers of the port may
+        serve already, and nodes that have lost this one are soon back."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REJOIN_SECONDS
+        while self.registry.unready() and loop.time() < deadline:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(REJOIN_POLL_SECONDS)
 
     async def retire(self) -> None:
         """Turn /ready off, and keep serving for a while: a load balancer sends new requests until
@@ -131,10 +139,11 @@ class Router:
             await self.app.services.batches.close()
         await self._metrics_page.stop()
         await self.nodes.close()
-        await self._registry_front.stop()
-        self.app.close()
+        await self._registry_server.stop()
+        await self.app.close()
 
     def parts(self) -> list[asyncio.Task[None]]:
+        """The tasks of a router that has started; if one of them ends, so does the router."""
         assert self._http.serving is not None
         return [self._http.serving, *self._loops]
 
@@ -149,66 +158,43 @@ class Router:
         return "draining" if self.app.services.draining else self.registry.unready()
 
 
-class RouterProcess(Protocol):
-    """What ``run`` starts and stops: a router, or the keeper of its workers."""
-
-    options: RouterOptions
-    http_port: int
-    registry_port: int
-    metrics_port: int
-
-    async def start(self) -> None: ...
-    async def retire(self) -> None: ...
-    async def stop(self) -> None: ...
-
-    def parts(self) -> list[asyncio.Task[None]]:
-        """The tasks of a process that has started; if one of them ends, so does the process."""
-        ...
-
-
 async def run_router(
     options: RouterOptions,
     stop: asyncio.Event,
-    on_ready: Callable[[RouterProcess], None],
+    on_ready: Callable[[Router], None],
     tracer: Tracer = NO_TRACER,
     credentials: Credentials = INSECURE,
-    registry_front: RegistryFront | None = None,
+    registry_server: RegistryServer | None = None,
 ) -> None:
     """Run until ``stop`` is set, then drain. The caller handles signals, and sets ``stop``.
-    ``registry_front`` is the registry's port if it is bound already.
+    ``registry_server`` has the registry's port if it is bound already.
 
     Raises ``StartupError``, and the error of any part of the router that ends by itself.
     """
-    process: RouterProcess
-    if options.router_workers > 1:
-        from .processes.keeper import Keeper  # few routers have workers
-
-        process = Keeper(options, stop.set, credentials, registry_front)
-    else:
-        process = router = Router(options, tracer, credentials, registry_front)
-        router.app.services.shut_down = stop.set
-    await run(process, stop, lambda: on_ready(process))
+    router = Router(options, tracer, credentials, registry_server)
+    router.app.services.shut_down = stop.set
+    await run(router, stop, lambda: on_ready(router))
 
 
-async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
-    """Run a process of a router until ``stop`` is set, then drain it. One that has not started by
-    then is not ready, and ends without the delay of one that is."""
+async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
+    """Run a router until ``stop`` is set, then drain it. One that has not started by then is not
+    ready, and ends without the delay of one that is."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    if not await _started(process, stop):
+    if not await _started(router, stop):
         log.info("stopped while it was starting")
         return
     # Imported objects live as long as the process: keep them out of garbage collections.
     gc.freeze()
-    log.info("listening on %s", join_host_port(process.options.host, process.http_port))
-    if process.metrics_port:
-        log.info("metrics on port %d", process.metrics_port)
+    log.info("listening on %s", join_host_port(router.options.host, router.http_port))
+    if router.metrics_port:
+        log.info("metrics on port %d", router.metrics_port)
 
     async def until_retired() -> None:
         await stop.wait()
-        await process.retire()
+        await router.retire()
 
     retired = asyncio.create_task(until_retired())
-    failed = asyncio.create_task(first_end(process.parts()))
+    failed = asyncio.create_task(first_end(router.parts()))
     try:
         on_ready()
         await asyncio.wait((retired, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -218,12 +204,12 @@ async def run(process: RouterProcess, stop: asyncio.Event, on_ready: Callable[[]
         for task in (retired, failed):
             task.cancel()
         await asyncio.gather(retired, failed, return_exceptions=True)
-        await process.stop()
+        await router.stop()
 
 
-async def _started(process: RouterProcess, stop: asyncio.Event) -> bool:
-    """Start a process; cancel that, with its cleanup, if ``stop`` is set first."""
-    starting = asyncio.create_task(process.start())
+async def _started(router: Router, stop: asyncio.Event) -> bool:
+    """Start a router; cancel that, with its cleanup, if ``stop`` is set first."""
+    starting = asyncio.create_task(router.start())
     stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)

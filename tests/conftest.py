@@ -23,7 +23,7 @@ import pytest
 from tandem.__main__ import cli
 from tandem.commands.option_variables import option_variables
 from tandem.shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
-from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, WORKER
+from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import end_session_forker, fork_rank
 
 if find_spec("hypothesis") is not None:  # it is not on every machine with a GPU
@@ -42,7 +42,7 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 for name in ("TMPDIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
     os.environ[name] = PRIVATE
 tempfile.tempdir = None  # so that TMPDIR is looked at again
-for name in {*option_variables(cli), READY_FD, LIFELINE_FD, WORKER}:
+for name in {*option_variables(cli), READY_FD, LIFELINE_FD, ROUTER_NUMBER}:
     os.environ.pop(name, None)
 
 # Tests start some two hundred interpreters, and each would compile our modules for itself.

@@ -197,21 +197,6 @@ ROUTER = {
     ),
     "telemetry": ("cluster", "generation", "http"),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
-    # The processes of a router are above all of it.
-    "processes": (
-        "access",
-        "app",
-        "cluster",
-        "errors",
-        "http",
-        "mcp",
-        "options",
-        "openai",
-        "responses",
-        "routes.services",
-        "telemetry",
-        "web",
-    ),
     "web": ("cluster", "placement"),
 }
 WEB = ("fastapi", "uvicorn", "starlette", "grpc", "prometheus_client")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
+from ...shared.errors import UnavailableError
+from ...shared.telemetry.logs import logger
 from ..errors import ApiError
 from ..http.access_log import AccessRecord
 from ..http.key_owner import KeyOwner
 from ..options import RouterOptions
-from .api_keys import MAX_KEYS
 from .key_usage import KeyUsage
 
 if TYPE_CHECKING:
-    from .moving_windows import Level, MinuteLimits
-    from .shared_windows import SharedWindows
+    from .minute_counts import Level, MinuteCounts
+
+log = logger("router")
 
 REQUESTS, TOKENS = "requests", "tokens"
 SHORT = {REQUESTS: "RPM", TOKENS: "TPM"}
@@ -33,47 +35,91 @@ class LimitedRequest(Protocol):
 
 
 class RateLimits:
-    """The limits of all keys. Admins and clients without a key have none."""
+    """The limits of all keys. Admins and clients without a key have none.
 
-    def __init__(self, options: RouterOptions, usage: KeyUsage, shared: Path | None = None) -> None:
-        """``shared`` is a file by which several processes share their limits."""
+    Tokens count once they are used. What requests in progress may still use is held at this router,
+    and other routers that share a storage do not know of it."""
+
+    def __init__(self, options: RouterOptions, usage: KeyUsage) -> None:
+        """Raises ``UsageError`` for a storage that cannot be used."""
         self._options = options
-        self._shared = shared
         self._usage = usage
-        self._limits: MinuteLimits | None = None
-        if options.requests_per_minute or options.tokens_per_minute:
+        self._counts: MinuteCounts | None = None
+        self._held: Counter[str] = Counter()  # tokens, by name
+        self._settling: set[asyncio.Task[None]] = set()
+        if options.requests_per_minute or options.tokens_per_minute or options.limits_storage:
             self._minute()  # not with the first request
 
-    def count_request(self, exchange: LimitedRequest) -> None:
-        """Count a request. Raises ``ApiError`` 429 if its key has none left."""
+    async def count_request(self, exchange: LimitedRequest) -> None:
+        """Count a request. Raises ``ApiError`` 429 if its key has none left, ``UnavailableError``
+        if that cannot be found out."""
         limit = self._limit(exchange, REQUESTS)
-        if limit is not None:
-            name = f"{REQUESTS}/{exchange.owner.name}"
-            if self._minute().take(name, limit, 1) is None:
-                raise self._refusal(exchange, REQUESTS, limit, 1)
-            self._show(exchange, REQUESTS, self._minute().level(name, limit))
+        if limit is None:
+            return
+        name, minute = f"{REQUESTS}/{exchange.owner.name}", self._minute()
+        fits = await minute.hit(name, limit)
+        window = await minute.window(name)
+        if not fits:
+            raise self._refusal(exchange, REQUESTS, window.level(limit, 1), 1)
+        self._show(exchange, REQUESTS, window.level(limit))
 
-    @contextmanager
-    def reserved(self, exchange: LimitedRequest, prompt: int, output: int) -> Iterator[None]:
-        """Reserve the tokens of a prompt and of the longest output while the block runs; then only
-        those count that were used. Raises ``ApiError`` 429 if the key has too few left."""
+    async def reserve(
+        self, exchange: LimitedRequest, prompt: int, output: int
+    ) -> AbstractContextManager[None]:
+        """Hold the tokens of a prompt and of the longest output, until the context that is returned
+        ends; then those count that were used. Raises ``ApiError`` 429 if the key has too few left,
+        ``UnavailableError`` if that cannot be found out."""
         limit = self._limit(exchange, TOKENS)
         if limit is None:
-            yield
-            return
+            return nullcontext()
         if prompt > limit:
             raise self._too_long(exchange, prompt, limit)
         # A request without ``max_tokens`` must not be rejected forever.
         amount = min(prompt + output, limit)
         name = f"{TOKENS}/{exchange.owner.name}"
-        reservation = self._minute().take(name, limit, amount)
-        if reservation is None:
-            raise self._refusal(exchange, TOKENS, limit, amount)
-        self._show(exchange, TOKENS, self._minute().level(name, limit))
+        before = self._held[name]
+        self._held[name] += amount
+        try:
+            window = await self._minute().window(name)
+            level = window.level(limit, amount, before)
+            if level.remaining < amount:
+                raise self._refusal(exchange, TOKENS, level, amount)
+        except BaseException:
+            self._release(name, amount)
+            raise
+        self._show(exchange, TOKENS, window.level(limit, held=before + amount))
+        return self._holding(exchange.access, name, amount)
+
+    @contextmanager
+    def _holding(self, access: AccessRecord, name: str, amount: int) -> Iterator[None]:
         try:
             yield
         finally:
-            self._minute().settle(reservation, exchange.access.tokens)
+            # In a task, since the request may have been cancelled.
+            task = asyncio.create_task(self._settle(name, amount, access.tokens))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, name: str, amount: int, used: int) -> None:
+        """Count what was used, and hold no more."""
+        try:
+            await self._minute().count(name, used)
+        except UnavailableError:
+            log.warning("%d tokens are not counted: the storage of limits does not answer", used)
+        finally:
+            self._release(name, amount)
+
+    async def close(self) -> None:
+        """Count what is not counted yet, and close the connections to the storage."""
+        if self._settling:
+            await asyncio.wait(tuple(self._settling))
+        if self._counts is not None:
+            await self._counts.close()
+
+    def _release(self, name: str, amount: int) -> None:
+        self._held[name] -= amount
+        if not self._held[name]:
+            del self._held[name]
 
     def _limit(self, exchange: LimitedRequest, unit: str) -> int | None:
         owner, options = exchange.owner, self._options
@@ -83,24 +129,23 @@ class RateLimits:
             return owner.requests_per_minute or options.requests_per_minute
         return owner.tokens_per_minute or options.tokens_per_minute
 
-    def _minute(self) -> MinuteLimits:
-        if self._limits is None:
+    def _minute(self) -> MinuteCounts:
+        if self._counts is None:
             # On demand: the library takes 0.1 s to import, and most routers have no limits.
-            from .moving_windows import MinuteLimits
+            from .minute_counts import MinuteCounts
 
-            self._limits = MinuteLimits(4 * MAX_KEYS, windows=self._windows())
-        return self._limits
+            options = self._options
+            self._counts = MinuteCounts(options.limits_storage)
+            if options.router_workers > 1 and options.limits_storage is None:
+                log.warning(
+                    "limits of keys hold at each of the %d routers on its own; they hold for all "
+                    "together with --limits-storage",
+                    options.router_workers,
+                )
+        return self._counts
 
-    def _windows(self) -> SharedWindows | None:
-        if self._shared is None:
-            return None
-        from .shared_windows import SharedWindows  # imports the library too
-
-        return SharedWindows(self._shared, 4 * MAX_KEYS, time.monotonic)
-
-    def _refusal(self, exchange: LimitedRequest, unit: str, limit: int, amount: int) -> ApiError:
-        name = exchange.owner.name
-        level = self._minute().level(f"{unit}/{name}", limit, amount)
+    def _refusal(self, exchange: LimitedRequest, unit: str, level: Level, amount: int) -> ApiError:
+        name, limit = exchange.owner.name, level.limit
         self._show(exchange, unit, level)
         self._usage.limited(name, unit)
         seconds = max(1, math.ceil(level.wait))

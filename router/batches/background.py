@@ -60,7 +60,7 @@ class BackgroundAnswers:
         try:
             request = await self._handler.parsed_alone(client, len(line), parse)
             response = surface.response(request, int(time.time()))
-            with self._handler.room(client, request) as memory:
+            async with self._handler.room(client, request) as memory:
                 work = self._handler.answer(surface, request, response, access, memory)
                 body = await encode(await work)
         except Exception as error:

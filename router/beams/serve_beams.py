@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -30,6 +30,7 @@ from ..generation import (
     Usage,
     new_tokens,
 )
+from ..node_request import node_request
 from .beam_search import Beam, BeamSearch
 
 NewDispatcher = Callable[[], Dispatcher]
@@ -47,14 +48,13 @@ class _Drawn:
 async def serve_beams(
     request: GenerationRequest,
     number: int,
-    new_message: Callable[[], Awaitable[pb.GenerateRequest]],
     new_dispatcher: NewDispatcher,
     usage: Usage,
 ) -> AsyncGenerator[Sequence[Output], None]:
-    """Search the continuations of one prompt, whose message each step extends. The result comes
-    at the end, since the best beam may change until then."""
+    """Search the continuations of one prompt. The result comes at the end, since the best beam may
+    change until then."""
     assert request.beams is not None
-    steps = _Steps(request, number, await new_message(), request.beams, new_dispatcher)
+    steps = _Steps(request, number, request.beams, new_dispatcher)
     search = BeamSearch(
         request.beams,
         min_tokens=request.text.min_tokens,
@@ -89,17 +89,16 @@ class _Steps:
         self,
         request: GenerationRequest,
         number: int,
-        message: pb.GenerateRequest,
         beams: BeamOptions,
         new_dispatcher: NewDispatcher,
     ) -> None:
         self._prompt = request.prompts[number].tokens
-        self._message = message
+        self._message = node_request(request, number)
         # What is behind the prompt, of each running beam: to follow its chain takes long.
         self._behind: dict[Beam, array[int]] = {}
         self._new_dispatcher = new_dispatcher
         listed = max(beams.alternatives, request.logprobs or 0)
-        message.sampling.CopyFrom(
+        self._message.sampling.CopyFrom(
             pb.Sampling(
                 max_tokens=1,
                 n=1,

@@ -10,11 +10,11 @@ from ..errors import NodeError
 from .node_events import NodeEvent, PlainTokens
 from .node_logprobs import listed
 
-# What is read at once takes a few milliseconds to write.
-MOST_EVENTS = 64
-MOST_TOKENS = 64  # of one event
-# Tokens and logprobs that may wait for the client, some 40 MB. The calls of a stream share its flow
-# control, so that one which is read slowly cannot hold its node up.
+# Tokens and logprobs that are read at once, which take a few milliseconds to write.
+MAX_READ = 2048
+MAX_EVENT_TOKENS = 64
+# Tokens and logprobs besides those of the prompt that may wait for the client, some 40 MB. The
+# calls of a stream share its flow control, so that none can hold its node up.
 MAX_WAITING = 1 << 20
 
 
@@ -22,12 +22,20 @@ class MultiplexedCall:
     """A request on a decode node. ``reuses``: its connection was there before it, and may have been
     dead already."""
 
-    def __init__(self, cancel: Callable[[MultiplexedCall], None], *, reuses: bool) -> None:
+    def __init__(
+        self,
+        request: pb.GenerateRequest,
+        cancel: Callable[[MultiplexedCall], None],
+        *,
+        reuses: bool,
+    ) -> None:
         self.reuses = reuses
         self._cancel = cancel
         self._events: list[NodeEvent] = []
         self._growing: dict[int, PlainTokens] = {}  # the last waiting event of a choice
         self._waiting = 0  # tokens and logprobs
+        of_prompt = len(request.prompt) * (1 + request.sampling.prompt_logprobs)
+        self._most_waiting = MAX_WAITING + of_prompt
         self._reader: asyncio.Future[None] | None = None
         self._over = False
         self._error: Exception | None = None
@@ -59,7 +67,7 @@ class MultiplexedCall:
         if self._over:
             return
         last = self._growing.get(choice)
-        if last is not None and len(last.tokens) < MOST_TOKENS:
+        if last is not None and len(last.tokens) < MAX_EVENT_TOKENS:
             last.tokens.append(token)
         else:
             last = self._growing[choice] = PlainTokens(choice, [token])
@@ -81,18 +89,20 @@ class MultiplexedCall:
 
     def _taken(self) -> Sequence[NodeEvent]:
         self._growing.clear()
-        events = self._events
-        if len(events) <= MOST_EVENTS:
-            self._events = []
-            self._waiting = 0  # exact again
+        if self._waiting <= MAX_READ:
+            events, self._events, self._waiting = self._events, [], 0
             return events
-        events, self._events = events[:MOST_EVENTS], events[MOST_EVENTS:]
-        self._waiting -= sum(map(_size, events))
+        count = size = 0
+        while size < MAX_READ:
+            size += _size(self._events[count])
+            count += 1
+        events, self._events = self._events[:count], self._events[count:]
+        self._waiting -= size
         return events
 
     def _note(self, size: int) -> None:
         self._waiting += size
-        if self._waiting > MAX_WAITING:
+        if self._waiting > self._most_waiting:
             self._cancel(self)
             self._events = []
             self.end(NodeError("The client reads the response too slowly."))
@@ -104,7 +114,8 @@ class MultiplexedCall:
 
 
 def _size(event: NodeEvent) -> int:
-    """Tokens and logprobs; of a prompt's, which the response keeps in any case, a piece is one."""
+    """Its tokens and logprobs; another event counts as one."""
     if isinstance(event, PlainTokens):
         return len(event.tokens)
-    return 1 + sum(1 + listed(position) for position in event.tokens.logprobs)
+    positions = event.tokens.logprobs or event.prompt_logprobs.positions
+    return max(1, sum(1 + listed(position) for position in positions))

@@ -8,10 +8,6 @@ from ...proto import tandem_pb2 as pb
 from ...proto.packed_logprobs import ENTRY_BYTES, unpack_logprobs
 from ..errors import NodeError
 
-# Logprobs that are formatted at once: a few milliseconds.
-PIECE_LOGPROBS = 64 * 21
-_PIECE_TOKENS = 64
-
 
 def check_logprobs(positions: Collection[pb.PositionLogprobs], tokens: int | None = None) -> None:
     """Raise ``NodeError`` for logprobs that cannot be read, or that are neither none nor those of
@@ -30,8 +26,3 @@ def alternatives(position: pb.PositionLogprobs) -> list[tuple[int, float]]:
 def listed(position: pb.PositionLogprobs) -> int:
     """The number of alternatives."""
     return len(position.packed_top) // ENTRY_BYTES
-
-
-def piece_tokens(count: int) -> int:
-    """Tokens that are formatted at once, of which each lists ``count`` alternatives."""
-    return max(1, min(_PIECE_TOKENS, PIECE_LOGPROBS // (1 + count)))

@@ -45,7 +45,7 @@ class NodeStream:
     ) -> MultiplexedCall:
         """Start a call."""
         self._last += 1
-        call = MultiplexedCall(self._cancel, reuses=reuses)
+        call = MultiplexedCall(request, self._cancel, reuses=reuses)
         self._calls[self._last] = call
         self._numbers[call] = self._last
         carried = dict(metadata)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import prometheus_client
 
@@ -63,11 +63,6 @@ class AbsentNodes:
         if node.refused:
             del self._nodes[node_id]
         node.returned = True
-
-    def replace(self, nodes: Iterable[pb.AbsentNode]) -> None:
-        """Take over the entries of another process."""
-        now = self._clock()
-        self._nodes = {node.node_id: (now - node.seconds_ago, node) for node in nodes}
 
     def tally(self) -> Counter[tuple[str, str]]:
         """Number of nodes by role and state, ``lost`` or ``refused``."""

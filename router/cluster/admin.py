@@ -41,6 +41,15 @@ def list_nodes(registry: str, credentials: Credentials = INSECURE) -> pb.ListRep
     return reply
 
 
+def can_serve(registry: str, credentials: Credentials = INSECURE) -> bool:
+    """True if the router behind ``registry`` has a decode node that it can call. Raises
+    ``UnavailableError``."""
+    nodes = list_nodes(registry, credentials).nodes
+    return any(
+        node.role == pb.ROLE_DECODE and not node.draining and not node.unreachable for node in nodes
+    )
+
+
 def refusal_of(
     registry: str, addresses: Collection[str], credentials: Credentials = INSECURE
 ) -> str:

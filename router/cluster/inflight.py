@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 
 # The first report after a prompt was computed may have been written before that.
 REPORTS = 2
@@ -27,21 +26,12 @@ class InflightPrompt:
     reports: int = REPORTS
 
 
-class PlacedLoad(NamedTuple):
-    """What one process of a router, or several, have placed on one node."""
-
-    calls: int = 0
-    sequences: int = 0
-    compute_tokens: int = 0
-
-
 class InflightLoad:
     """This router's prompts on one node. Each is begun once and ended once."""
 
     def __init__(self) -> None:
         self.queued_tokens = 0  # that the node has yet to compute, other routers' included
-        self.compute_tokens = 0  # of these, this process's prompts
-        self._sibling_tokens = 0  # those of its siblings
+        self.compute_tokens = 0  # of these, this router's prompts
         # Tokens that fit into the node's free blocks, less those placed there since its last
         # report; None if it has reported no blocks.
         self.room_tokens: int | None = None
@@ -70,18 +60,13 @@ class InflightLoad:
 
     def reported(self, queued_tokens: int, room_tokens: int | None) -> None:
         """Take over the node's own counts, which include other routers' prompts."""
-        self.queued_tokens = max(queued_tokens, self.compute_tokens + self._sibling_tokens)
+        self.queued_tokens = max(queued_tokens, self.compute_tokens)
         self.room_tokens = room_tokens
         for prompt in self._settling:
             prompt.reports -= 1
             if not prompt.reports:
                 self._forget(prompt)
         self._settling = [prompt for prompt in self._settling if prompt.reports]
-
-    def take_siblings(self, compute_tokens: int) -> None:
-        """Take over the tokens that other workers of this router have placed here."""
-        self.queued_tokens += compute_tokens - self._sibling_tokens
-        self._sibling_tokens = compute_tokens
 
     def _forget(self, prompt: InflightPrompt) -> None:
         self._expected.subtract(prompt.keys)

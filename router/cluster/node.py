@@ -21,7 +21,7 @@ from ..calls.multiplexed_call import MultiplexedCall
 from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
 from .ejection import Ejection
-from .inflight import InflightLoad, InflightPrompt, PlacedLoad
+from .inflight import InflightLoad, InflightPrompt
 from .reported_load import clamp_load
 
 log = logger("router")
@@ -59,7 +59,6 @@ class Node:
         self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
         self.sequences = 0  # running or waiting on the node, as far as is known now
         self._other_sequences = 0  # of other routers' calls, by the last report
-        self._siblings = PlacedLoad()  # of the other workers of this router
         self._link_rates: dict[str, float] = {}
         self.prefixes = NodePrefixes()
         self.inflight_load = InflightLoad()
@@ -78,14 +77,8 @@ class Node:
 
     @property
     def inflight_calls(self) -> int:
-        """This router's calls that run on the node, those of all its workers."""
-        return self._connection.calls + self._siblings.calls
-
-    @property
-    def placed(self) -> PlacedLoad:
-        """What this process has placed on the node."""
-        connection = self._connection
-        return PlacedLoad(connection.calls, connection.sequences, self.inflight_load.compute_tokens)
+        """This router's calls that run on the node."""
+        return self._connection.calls
 
     def has_room(self, tokens: int) -> bool:
         """True if that many tokens fit, or if it is unknown."""
@@ -145,22 +138,6 @@ class Node:
             unreachable=self.unreachable,
         )
 
-    def introduction(self) -> pb.JoinRequest:
-        """The join that makes another table know the node as this one does."""
-        load = _copied(self.load)
-        for name, rate in self._link_rates.items():
-            load.link_rates.add(node_id=name, tokens_per_second=rate)
-        return pb.JoinRequest(
-            node_id=self.node_id,
-            epoch=self.epoch,
-            role=self.role,
-            address=self.address,
-            model=self.model,
-            load=load,
-            version=self.version,
-            prefixes=self.prefixes.whole_report(),
-        )
-
     def view(self, prompt: PromptKeys) -> NodeView:
         """The node as placement of this prompt sees it."""
         return NodeView(
@@ -198,21 +175,13 @@ class Node:
         room = load.free_blocks * load.block_size if has_blocks else None
         # The report was written a little before it arrived, perhaps with calls that have ended.
         peak = self._connection.take_peak()
-        known = peak + self._siblings.sequences
-        self._other_sequences = max(0, load.running + load.waiting - known)
+        self._other_sequences = max(0, load.running + load.waiting - peak)
         self._count_sequences()
         self.inflight_load.reported(load.queued_prefill_tokens, room)
         self.prefixes.update(prefixes)
 
-    def take_siblings(self, placed: PlacedLoad) -> None:
-        """Take over what the other workers of this router have placed on the node."""
-        self._siblings = placed
-        self.inflight_load.take_siblings(placed.compute_tokens)
-        self._count_sequences()
-
     def _count_sequences(self) -> None:
-        own, others = self._connection.sequences, self._other_sequences
-        self.sequences = own + self._siblings.sequences + others
+        self.sequences = self._connection.sequences + self._other_sequences
 
     def _learn_links(self, load: pb.Load) -> None:
         """Move the rates that have changed out of a report; 0 removes a link."""

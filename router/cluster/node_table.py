@@ -291,11 +291,6 @@ class NodeTable:
         else:
             node.prefixes.hide()
 
-    def lose(self, node_id: str, epoch: int, *, keep: bool) -> None:
-        """Lose a node that the keeper of this worker has lost."""
-        if self.get(node_id, epoch) is not None:
-            self._remove(node_id, "is lost", keep=keep)
-
     # -- closing -----------------------------------------------------------------------------
 
     async def close_lost(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -44,17 +44,13 @@ QUIET_SECONDS = 10.0
 class Registry(RegistryServicer):
     """Owns the node table and the model that all its nodes serve."""
 
-    def __init__(
-        self, options: RouterOptions, nodes: NodeTable, started: float | None = None
-    ) -> None:
-        """``started`` is the start of the router by Unix time, if that was not just now."""
+    def __init__(self, options: RouterOptions, nodes: NodeTable) -> None:
         self._options = options
-        self.started = time.time() if started is None else started
+        self.started = time.time()
         self._defaults = read_defaults(options)
         self._nodes = nodes
         self.commands = NodeCommands(options, nodes)
         self.reachability = Reachability(nodes, nodes.credentials)
-        self.files_of_workers: Callable[[], Awaitable[int]] = _no_files
         self._epoch = secrets.randbits(64)
         self._tokenizer: Tokenizer | None = None
         self._pinned: PinnedModel | None = None
@@ -164,16 +160,6 @@ class Registry(RegistryServicer):
             self._logged_at = now
             log.warning("a node at %s is refused: %s; more are only counted", address, reason)
 
-    async def learn(self, card: pb.ModelCard, address: str) -> None:
-        """Serve the model of a decode node that the keeper of this worker has let in. Raises
-        ``PeerRefusedError`` if its tokenizer cannot be read here."""
-        await self._load_tokenizer(card, address)
-        self._update_model()
-
-    def nodes_lost(self) -> None:
-        """Serve the model of the nodes that are left."""
-        self._update_model()
-
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         try:
             await self.enter(request, request.address)
@@ -214,7 +200,7 @@ class Registry(RegistryServicer):
             absent=self._nodes.absent.all(),
             version=version(),
             heartbeat_seconds=self._options.heartbeat_period,
-            open_files=max(open_files(), await self.files_of_workers()),
+            open_files=open_files(),
             most_open_files=most_open_files(),
         )
 
@@ -361,10 +347,6 @@ class Registry(RegistryServicer):
             scoring=card.scoring,
             labels=tuple(card.labels),
         )
-
-
-async def _no_files() -> int:
-    return 0
 
 
 def _name_problem(request: pb.JoinRequest) -> str:

@@ -8,7 +8,6 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import ApiError, invalid
 from .server_tools import CallOutcome, ServerTool
@@ -28,11 +27,6 @@ class ApprovalAnswer:
     arguments: str
     approve: bool
     param: str
-
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> ApprovalAnswer:
-        """The inverse of ``asdict``."""
-        return cls(**(fields | {"tool": ServerTool(**fields["tool"])}))
 
 
 class _ApprovalState(enum.Enum):

@@ -186,7 +186,7 @@ class OllamaRequest(GenerationRequest):
         **changes: Any,
     ) -> OllamaRequest:  # fmt: skip
         """The request that a translated ``body`` has become."""
-        same = {field.name: getattr(parsed, field.name) for field in fields(parsed)}
+        same = {field.name: getattr(parsed, field.name) for field in fields(GenerationRequest)}
         own = {
             "request_id": f"ollama-{uuid.uuid4().hex}",
             "asked_model": body.model,

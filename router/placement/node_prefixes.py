@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...proto import tandem_pb2 as pb
-from ...shared.kv.prefix_keys import chain, pack_keys, short_keys, unpack_keys
+from ...shared.kv.prefix_keys import chain, short_keys, unpack_keys
 from .key_set import KeySet
 from .prefix_table import Column
 
@@ -94,17 +94,6 @@ class NodePrefixes:
                 self._column.replace(self.keys.all())
             self._column.shape(self.block_size, self._stride)
         self.version = report.version
-
-    def whole_report(self) -> pb.Prefixes:
-        """All of it, as a node would report it."""
-        if not self.block_size:
-            return pb.Prefixes()
-        return pb.Prefixes(
-            version=self.version,
-            block_size=self.block_size,
-            stride=self._stride,
-            added=pack_keys(self.keys.all()),
-        )
 
     def show_in(self, column: Column[Any]) -> None:
         """Enter the held keys into a column of the prefix table."""

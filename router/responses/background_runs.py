@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 from ...shared.telemetry.logs import logger
@@ -50,7 +50,7 @@ class BackgroundRuns:
         self._options = options
         self._runs: dict[str, BackgroundRun] = {}
 
-    def start(
+    async def start(
         self,
         exchange: HttpExchange,
         surface: Surface,
@@ -62,9 +62,9 @@ class BackgroundRuns:
         client waits."""
         access = AccessRecord("BACKGROUND", surface.path, status=200, key=exchange.access.key)
         client = DetachedRequest(exchange.owner, access, exchange.headers)
-        with ExitStack() as entered:
+        async with AsyncExitStack() as entered:
             entered.enter_context(self._handler.slot())
-            memory = entered.enter_context(self._handler.room(client, events.request))
+            memory = await entered.enter_async_context(self._handler.room(client, events.request))
             room = entered.pop_all()
         run = self._runs[events.request.request_id] = BackgroundRun(events, owner, access)
         run.task = self._handler.spawn(self._compute(run, surface, room, memory, deadline))
@@ -74,12 +74,12 @@ class BackgroundRuns:
         self,
         run: BackgroundRun,
         surface: Surface,
-        room: ExitStack,
+        room: AsyncExitStack,
         memory: MemoryShare,
         deadline: float,
     ) -> None:
         events, access, request = run.events, run.access, run.events.request
-        with room:
+        async with room:
             try:
                 await self._handler.answer(surface, request, events, access, memory, deadline)
             except asyncio.CancelledError:

@@ -130,7 +130,7 @@ class CreatedResponse(GenerationResponse):
         async with self._handler.parsed(exchange, surface) as (request, deadline):
             if isinstance(request, ResponseRequest) and request.asked.background:
                 events = surface.response(request, int(time.time()))
-                run = self._runs.start(exchange, surface, events, self._owner, deadline)
+                run = await self._runs.start(exchange, surface, events, self._owner, deadline)
                 await exchange.respond_in_pieces(200, await encode(run.body), JSON_TYPE)
             else:
                 await self._handler.respond(exchange, surface, request, deadline)

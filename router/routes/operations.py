@@ -104,8 +104,6 @@ async def ready(services: RouterServices) -> Status:
     if services.draining:
         raise DrainingError("The router is stopping.", code="server_draining")
     services.registry.check_ready()
-    if not services.siblings.whole:
-        raise UnavailableError("Not all workers of this router serve; try again soon.")
     return Status(status="ready")
 
 
@@ -120,7 +118,7 @@ async def health_details(services: RouterServices) -> HealthDetails:
         version=version(),
         uptime_seconds=round(time.time() - services.registry.started, 1),
         model=model,
-        requests=services.handler.in_progress,
+        requests=services.handler.active,
         nodes={f"{role}/{state}": count for (role, state), count in sorted(nodes.items())},
     )
 
@@ -128,13 +126,13 @@ async def health_details(services: RouterServices) -> HealthDetails:
 @router.get("/load", dependencies=KEY_CHECKED)
 async def load(services: RouterServices) -> ServerLoad:
     """The number of requests in progress, as in vLLM."""
-    return ServerLoad(server_load=services.handler.in_progress)
+    return ServerLoad(server_load=services.handler.active)
 
 
 @router.get("/v1/usage", response_model=UsageReport, dependencies=KEY_CHECKED)
 async def show_usage(exchange: Exchange, services: RouterServices) -> Response:
     """Requests and tokens of the key; of all keys for an admin's."""
-    own, counts = exchange.owner, await services.siblings.usage()
+    own, counts = exchange.owner, services.usage.all()
     if not own.admin:
         counts = {own.name: counts.get(own.name, KeyCounts())}
     report = UsageReport(
@@ -169,11 +167,12 @@ async def metrics(services: RouterServices) -> Response:
     """Metrics in Prometheus' text format.
 
     404 where a key protects the port: Prometheus has no client's key, and without one metrics must
-    not be readable."""
-    if services.options.metrics_port is not None or services.options.asks_for_keys:
+    not be readable. On a port of several routers too: each page would be that of another one."""
+    options = services.options
+    if options.metrics_port is not None or options.asks_for_keys or options.router_workers > 1:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
-    page = await services.siblings.page()
+    page = await services.metrics.page()
     return Response(page, headers={"content-type": CONTENT_TYPE})
 
 

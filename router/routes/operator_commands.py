@@ -74,7 +74,7 @@ async def drain_node(node: str, exchange: Exchange, services: RouterServices) ->
     """Let a node finish what it has, and exit."""
     command = await _command(exchange, services, DrainCommand)
     try:
-        await services.siblings.drain(node, command.timeout)
+        services.registry.commands.drain(node, command.timeout)
     except UnknownNodeError as error:
         raise _unknown(error) from None
     return Accepted()
@@ -85,7 +85,7 @@ async def set_role(node: str, exchange: Exchange, services: RouterServices) -> A
     """Let a node finish what it has, and continue in another role."""
     command = await _command(exchange, services, RoleCommand)
     try:
-        await services.siblings.set_role(node, ROLES[command.role], force=command.force)
+        services.registry.commands.set_role(node, ROLES[command.role], force=command.force)
     except UnknownNodeError as error:
         raise _unknown(error) from None
     return Accepted()

@@ -31,7 +31,7 @@ async def show_page(exchange: Exchange) -> Response:
 async def show_cluster(services: RouterServices) -> ClusterOverview:
     """The nodes, and the prompts whose KV moves, as this router sees them: a bounded part of
     both."""
-    return await services.overview.now(services.siblings.shares)
+    return services.overview.now()
 
 
 @router.get("/web/{path:path}", include_in_schema=False, dependencies=HOST_CHECKED)

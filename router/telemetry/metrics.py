@@ -117,13 +117,6 @@ class Metrics:
         """Render everything in Prometheus' text format."""
         return self._render(*self._counts())
 
-    async def page_with(self, series: Callable[[CollectorRegistry], bytes]) -> bytes:
-        """The page with ``series`` of this registry in place of its own, rendered in a thread."""
-        counts, absent = self._counts()
-        return await asyncio.to_thread(
-            lambda: series(self.registry) + text(counts, absent).encode()
-        )
-
     async def page(self) -> bytes:
         """The page, rendered in a thread and at most a second old."""
         if self._page is None or (self._page.done() and time.monotonic() >= self._page_until):

@@ -3,10 +3,9 @@ much there is to see, the sums of all others, and the prompts whose KV moves."""
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from pydantic import BaseModel
@@ -94,27 +93,19 @@ class PrefillTotals(BaseModel):
     local: int
 
 
-class WorkerShare(BaseModel):
-    """The part of an overview that each worker process of a router knows for itself."""
+class ClusterOverview(BaseModel):
+    """The state of the cluster as this router sees it."""
 
     prefills: list[PrefillEntry]
     prefills_left_out: int
     totals: PrefillTotals
     prompt_tokens: int
     generated_tokens: int
-
-
-class ClusterOverview(WorkerShare):
-    """The state of the cluster as this router sees it."""
-
     nodes: list[NodeState]
     others: list[OtherNodes]
     missing: list[MissingNode]
     missing_left_out: int
     requests: int
-
-
-AskAll = Callable[[], Awaitable[list[WorkerShare]]]
 
 
 class Overview:
@@ -133,22 +124,21 @@ class Overview:
         self._work = work
         self._requests = requests
         self._made = 0.0
-        self._last: asyncio.Task[ClusterOverview] | None = None
+        self._last: ClusterOverview | None = None
 
-    async def now(self, ask: AskAll) -> ClusterOverview:
-        """The present state, at most ``REUSE_SECONDS`` old. ``ask`` returns the shares of all
-        workers."""
-        last = self._last
-        if last is None or (last.done() and self._nodes.now() - self._made >= REUSE_SECONDS):
-            self._last = last = asyncio.create_task(self._new(ask))
-        # Shielded, because other pages wait for the same, and the first may go.
-        return await asyncio.shield(last)
+    def now(self) -> ClusterOverview:
+        """The present state, at most ``REUSE_SECONDS`` old."""
+        if self._last is None or self._nodes.now() - self._made >= REUSE_SECONDS:
+            self._last = self._new()
+            self._made = self._nodes.now()
+        return self._last
 
-    def share(self) -> WorkerShare:
-        """The share of this process."""
+    def _new(self) -> ClusterOverview:
         prefills, work = self._nodes.prefills, self._work()
         entries, left_out = prefill_entries(prefills)
-        return WorkerShare(
+        shown, others = node_states(self._nodes, self._beat, entries)
+        missing, missing_left_out = missing_nodes(self._nodes)
+        return ClusterOverview(
             prefills=entries,
             prefills_left_out=left_out,
             totals=PrefillTotals(
@@ -158,42 +148,12 @@ class Overview:
             ),
             prompt_tokens=int(work.prompt_tokens),
             generated_tokens=int(work.generated_tokens),
-        )
-
-    async def _new(self, ask: AskAll) -> ClusterOverview:
-        share = together(await ask())
-        shown, others = node_states(self._nodes, self._beat, share.prefills)
-        missing, missing_left_out = missing_nodes(self._nodes)
-        self._made = self._nodes.now()
-        return ClusterOverview(
-            **dict(share),
             nodes=shown,
             others=others,
             missing=missing,
             missing_left_out=missing_left_out,
             requests=self._requests(),
         )
-
-
-def together(shares: Sequence[WorkerShare]) -> WorkerShare:
-    """The shares of several workers as one."""
-    prefills = [each for share in shares for each in share.prefills]
-    running = [each for each in prefills if each.ended_seconds_ago is None]
-    running.sort(key=lambda each: -each.seconds)
-    recent = [each for each in prefills if each.ended_seconds_ago is not None]
-    recent.sort(key=lambda each: each.ended_seconds_ago or 0.0)
-    left_out = max(0, len(running) - MAX_PREFILLS)
-    return WorkerShare(
-        prefills=[*running, *recent][:MAX_PREFILLS],
-        prefills_left_out=sum(share.prefills_left_out for share in shares) + left_out,
-        totals=PrefillTotals(
-            moved=sum(share.totals.moved for share in shares),
-            moved_tokens=sum(share.totals.moved_tokens for share in shares),
-            local=sum(share.totals.local for share in shares),
-        ),
-        prompt_tokens=sum(share.prompt_tokens for share in shares),
-        generated_tokens=sum(share.generated_tokens for share in shares),
-    )
 
 
 def node_states(

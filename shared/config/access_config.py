@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from .fields import option, split_list
 
+# Of --limits-storage.
+STORAGES = ("redis://", "rediss://", "redis+unix://")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AccessConfig:
@@ -54,6 +57,14 @@ class AccessConfig:
         "and max_tokens, and gives back what it did not use (default: no limit).",
         minimum=1,
     )
+    limits_storage: str | None = option(
+        None,
+        "--limits-storage",
+        "Redis in which limits of keys are counted for all routers that name it, of any machine: "
+        "redis://, rediss:// or redis+unix:// (default: in memory; each of several routers, also "
+        "those of --router-workers, then counts for itself).",
+        secret=True,
+    )
     allowed_hosts: str | None = option(
         None,
         "--allowed-hosts",
@@ -90,6 +101,11 @@ class AccessConfig:
         for flag, limit in limited.items():
             if limit is not None and not self.asks_for_keys:
                 raise UsageError(f"{flag} is a limit of each key; it needs --api-key")
+        if self.limits_storage is not None:
+            if not self.limits_storage.startswith(STORAGES):
+                raise UsageError(f"--limits-storage must begin with {', '.join(STORAGES)}")
+            if not self.asks_for_keys:
+                raise UsageError("--limits-storage is for limits of keys; it needs --api-key")
         for flag, text in (
             ("--allowed-origins", self.allowed_origins),
             ("--allowed-methods", self.allowed_methods),

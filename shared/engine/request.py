@@ -52,13 +52,13 @@ def build_sequences(
             Generate(
                 params,
                 choice_seed(seed, index),
-                constraint=None if rules is None else rules.constraint(ends),
-                resumed=len(tokens),
+                None if rules is None else rules.constraint(ends),
             ),
             index=index,
             priority=priority,
             salt=salt,
             outputs=list(tokens),
+            resumed=len(tokens),
         )
         for index, tokens in sorted(resume.items())
     ]

@@ -69,6 +69,7 @@ class Sequence:
     salt: str = ""
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
+    resumed: int = 0  # of the outputs, drawn by another node
     computed: int = 0
     in_flight: int = 0
     placeholders: int = 0
@@ -97,11 +98,6 @@ class Sequence:
         """The work of a sequence that is known to generate."""
         assert isinstance(self.work, Generate), f"sequence {self.sequence_id} generates nothing"
         return self.work
-
-    @property
-    def resumed(self) -> int:
-        """The number of outputs that were drawn by another node."""
-        return self.work.resumed if isinstance(self.work, Generate) else 0
 
     @property
     def has_drawn(self) -> bool:

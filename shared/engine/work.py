@@ -14,8 +14,7 @@ from .structured.constraint import Constraint
 class Generate:
     """Draw tokens after the prompt, as ``params`` say.
 
-    ``seed`` is a 64-bit number. ``constraint`` is the grammar that the outputs follow. The first
-    ``resumed`` outputs were drawn by another node.
+    ``seed`` is a 64-bit number. ``constraint`` is the grammar that the outputs follow.
     """
 
     private: ClassVar[bool] = False
@@ -23,7 +22,6 @@ class Generate:
     params: SamplingParams
     seed: int = 0
     constraint: Constraint | None = None
-    resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

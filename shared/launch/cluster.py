@@ -4,7 +4,8 @@ Each part is a process (``python -m tandem router ...``) that holds the read end
 launcher dies, however it dies, the pipe closes and every part ends.
 
 While the cluster starts, a part that exits is an error. Later, a node that exits does not affect
-the others: with status 0 it has drained and stays away, with any other it is restarted."""
+the others: with status 0 it has drained and stays away, with any other it is restarted. So is one
+of several routers; the end of the only one is the end."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 # Exit status of the command line for an invalid option.
 USAGE_STATUS = 2
-# A node that dies is restarted after a pause, at most MAX_RESTARTS times in a row; serving for
+# A part that dies is restarted after a pause, at most MAX_RESTARTS times in a row; serving for
 # GOOD_SECONDS resets the count.
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
@@ -39,33 +40,35 @@ MAX_RESTARTS = 5
 GOOD_SECONDS = 60.0
 # When this cluster has no decode node of its own left, one started elsewhere may still join.
 UNSERVED_SECONDS = 5.0
-DECODE_NODE = "decode-node"
+ROUTER, DECODE_NODE = "router", "decode-node"
+STDERR = 2
 # The beginning of the line with which a command gives the reason for its end.
 OF_COMMAND = "tandem: "
 
 
 @dataclass(slots=True)
 class ProcessSpec:
-    """A process of the cluster, its log, and the pipe that announces its readiness."""
+    """A process of the cluster, its log, and the pipe that announces its readiness. Without a log
+    it writes to the launcher's standard error."""
 
     name: str
     arguments: list[str]
     environment: dict[str, str]
-    log: PartLog
+    log: PartLog | None
     process: subprocess.Popen[bytes]
     ready: int
     announced: bytes = field(default=b"", repr=False)
 
 
 class Restarts:
-    """The restart policy of one node."""
+    """The restart policy of one part."""
 
     def __init__(self) -> None:
         self._count = 0
         self._backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def pause(self, served: float) -> float | None:
-        """Seconds to wait before restarting a node that died after serving for ``served`` seconds;
+        """Seconds to wait before restarting a part that died after serving for ``served`` seconds;
         ``None`` if it has died too often."""
         if served >= GOOD_SECONDS:
             self._count = 0
@@ -83,7 +86,7 @@ class Restarts:
 
 
 class _Watched:
-    """A node of a serving cluster, and the time of its next start."""
+    """A part of a serving cluster, and the time of its next start."""
 
     def __init__(self, part: ProcessSpec, now: float) -> None:
         self.part = part
@@ -107,16 +110,17 @@ class LocalCluster:
 
     def __init__(
         self,
-        log_dir: Path,
+        log_dir: Path | None,
         environment: Mapping[str, str],
         drain_seconds: float = 0.0,
         *,
         start_seconds: float = 600.0,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``drain_seconds`` is how long a part may finish its requests when it is told to end,
-        ``start_seconds`` how long a restarted node may take to be ready. ``tell`` receives a line
-        whenever a node comes or goes."""
+        """``log_dir`` is ``None`` for parts that write to the launcher's standard error.
+        ``drain_seconds`` is how long a part may finish its requests when it is told to end,
+        ``start_seconds`` how long a restarted part may take to be ready. ``tell`` receives a line
+        whenever a part comes or goes."""
         self._start_seconds = start_seconds
         self._tell = tell
         self._log_dir = log_dir
@@ -126,22 +130,22 @@ class LocalCluster:
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     def start(self, name: str, arguments: list[str], **environment: str) -> ProcessSpec:
-        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``.
+        """Start ``tandem ARGUMENTS`` with its output in ``NAME.log``, if there is a folder of logs.
 
         ``environment`` is added to the common one; it holds secrets, which other users could read
         among the arguments.
         """
-        log = PartLog(self._log_dir / f"{name}.log")
+        log = None if self._log_dir is None else PartLog(self._log_dir / f"{name}.log")
         process, ready = self._launch(log, arguments, environment)
         part = ProcessSpec(name, arguments, environment, log, process, ready)
         self._parts.append(part)
         return part
 
     def _launch(
-        self, log: PartLog, arguments: list[str], environment: Mapping[str, str]
+        self, log: PartLog | None, arguments: list[str], environment: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], int]:
         try:
-            written = log.open()
+            written = log.open() if log is not None else os.fdopen(os.dup(STDERR), "wb")
         except OSError as error:
             raise StartupError(
                 f"cannot write logs to {self._log_dir}: {error.strerror}; see --log-dir"
@@ -176,8 +180,7 @@ class LocalCluster:
             self.check()
             if time.monotonic() > deadline:
                 raise StartupError(
-                    f"{part.name} is not ready in time; see --start-timeout and its log "
-                    f"{part.log.path}"
+                    f"{part.name} is not ready in time; see --start-timeout and {_log_of(part)}"
                 )
         if chunk := os.read(part.ready, 65536):
             part.announced += chunk
@@ -186,7 +189,7 @@ class LocalCluster:
             part.process.wait(5)
         self.check()
         raise StartupError(
-            f"{part.name} closed its pipe without an announcement; see its log {part.log.path}"
+            f"{part.name} closed its pipe without an announcement; see {_log_of(part)}"
         )
 
     def check(self) -> None:
@@ -200,32 +203,38 @@ class LocalCluster:
 
     def keep(
         self,
-        router: ProcessSpec,
+        routers: Sequence[ProcessSpec],
         serves: Callable[[], bool],
         ended: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Restart nodes that die, until it has ``ended`` or no decode node is left: none of this
-        cluster, and by ``serves`` none that joined the router from elsewhere.
+        """Restart parts that die, until it has ``ended`` or no decode node is left: none of this
+        cluster, and by ``serves`` none that joined a router from elsewhere.
 
-        Raises ``StartupError`` when the router dies or the last decode node died too often;
-        returns when the last one has drained, and when the router was shut down.
+        Raises ``StartupError`` when the only router dies, or when all of several or the last
+        decode node died too often; returns when the last one has drained, and when a router was
+        shut down.
         """
         now = time.monotonic()
-        nodes = [_Watched(part, now) for part in self._parts if part is not router]
+        several = [_Watched(part, now) for part in routers] if len(routers) > 1 else []
+        nodes = [_Watched(part, now) for part in self._parts if part not in routers]
+        decode = [node for node in nodes if node.part.arguments[0] == DECODE_NODE]
         unserved_since: float | None = None
         while not ended():
-            status = router.process.poll()
-            if status == 0:
-                self._tell("the router has been shut down")
-                return
-            if status is not None:
-                raise StartupError(_death_notice(router, status))
+            for router in routers:
+                status = router.process.poll()
+                if status == 0:
+                    self._tell(f"the {router.name} has been shut down")
+                    return
+                if status is not None and not several:
+                    raise StartupError(_death_notice(router, status))
             now = time.monotonic()
             for part in self._parts:
-                part.log.shorten()
-            for node in nodes:
-                self._look_after(node, now)
-            decode = [node for node in nodes if node.part.arguments[0] == DECODE_NODE]
+                if part.log is not None:
+                    part.log.shorten()
+            for watched in (*several, *nodes):
+                self._look_after(watched, now)
+            if several and all(router.gone for router in several):
+                raise StartupError("no router is left: the last one died too often")
             if not all(node.gone for node in decode) or serves():
                 unserved_since = None
             elif unserved_since is None:
@@ -237,47 +246,49 @@ class LocalCluster:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _look_after(self, node: _Watched, now: float) -> None:
-        """Notice a node's exit, and restart it when its pause is over."""
-        part = node.part
-        if node.gone:
+    def _look_after(self, watched: _Watched, now: float) -> None:
+        """Notice a part's exit, and restart it when its pause is over."""
+        part = watched.part
+        if watched.gone:
             return
-        if node.restart_at is not None:
-            if now >= node.restart_at:
-                self._start_again(node, now)
+        if watched.restart_at is not None:
+            if now >= watched.restart_at:
+                self._start_again(watched, now)
             return
         status = part.process.poll()
         if status is None:
-            if node.serving_since is None:
-                self._look_at_start(node, now)
+            if watched.serving_since is None:
+                self._look_at_start(watched, now)
         elif status == 0:
-            node.gone = True
+            watched.gone = True
             self._tell(f"{part.name} has drained and left; the other nodes keep serving")
         else:
-            self._tell(f"{_death_notice(part, status)}; {node.died(now)}")
+            self._tell(f"{_death_notice(part, status)}; {watched.died(now)}")
 
-    def _start_again(self, node: _Watched, now: float) -> None:
-        part = node.part
-        node.restart_at, node.begun = None, now
+    def _start_again(self, watched: _Watched, now: float) -> None:
+        part = watched.part
+        watched.restart_at, watched.begun = None, now
         try:
             process, ready = self._launch(part.log, part.arguments, part.environment)
         except (StartupError, OSError) as error:
-            self._tell(f"{part.name} cannot be started: {error}; {node.died(now)}")
+            self._tell(f"{part.name} cannot be started: {error}; {watched.died(now)}")
             return
         os.close(part.ready)
-        part.process, part.ready = process, ready
+        part.process, part.ready, part.announced = process, ready, b""
 
-    def _look_at_start(self, node: _Watched, now: float) -> None:
-        if select.select([node.part.ready], [], [], 0)[0]:
-            if os.read(node.part.ready, 65536):  # empty if it has just died
-                node.serving_since = now
-                self._tell(f"{node.part.name} serves again")
-        elif now - node.begun > self._start_seconds:
-            node.part.process.kill()  # counted as a death at the next look
+    def _look_at_start(self, watched: _Watched, now: float) -> None:
+        part = watched.part
+        if select.select([part.ready], [], [], 0)[0]:
+            part.announced += os.read(part.ready, 65536)  # nothing if it has just died
+            if read_announcements(part.announced)[1]:
+                watched.serving_since = now
+                self._tell(f"{part.name} serves again")
+        elif now - watched.begun > self._start_seconds:
+            part.process.kill()  # counted as a death at the next look
 
     def stop(self, tell: Callable[[], None] | None = None) -> None:
-        """Call ``tell``, then end every part in the order of starting: the router drains while
-        nodes still serve.
+        """Call ``tell``, then end every part in the order of starting: the routers drain, all at
+        a time, while nodes still serve.
 
         ``KeyboardInterrupt`` kills the parts that are left.
         """
@@ -296,8 +307,11 @@ class LocalCluster:
     def _drain(self) -> None:
         deadline = time.monotonic() + self._stop_seconds
         for part in self._parts:
-            with contextlib.suppress(ProcessLookupError):
-                part.process.send_signal(DRAIN)
+            if part.arguments[0] == ROUTER:
+                _drain(part)
+        for part in self._parts:
+            if part.arguments[0] != ROUTER:
+                _drain(part)
             try:
                 part.process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -328,11 +342,20 @@ def start_process(
     )
 
 
+def _drain(part: ProcessSpec) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        part.process.send_signal(DRAIN)
+
+
+def _log_of(part: ProcessSpec) -> str:
+    return "its lines above" if part.log is None else f"its log {part.log.path}"
+
+
 def _death_notice(part: ProcessSpec, status: int) -> str:
     """How the part ended. Its last line is the cause only if the command itself has ended it."""
     how = f"{part.name} {ending(status)}"
-    if status < 0:
-        return f"{how}; see its log {part.log.path}"
+    if status < 0 or part.log is None:
+        return f"{how}; see {_log_of(part)}"
     line = part.log.last_line()
     said = f": {line.removeprefix(OF_COMMAND)}"
     if not line.startswith(OF_COMMAND):

@@ -34,7 +34,7 @@ _REQUESTS: dict[Scoring, tuple[str, dict[str, Any]]] = {
 
 def greeting(
     address: str,
-    registry: str,
+    registries: list[str],
     front: RouterConfig,
     logs: Path,
     scoring: Scoring | None,
@@ -66,9 +66,9 @@ def greeting(
     return [
         *lines,
         f"Logs: {logs}. Ctrl-C ends everything.",
-        f"Parts: {tandem} nodes --router {quote(registry)}",
-        f"Check: {tandem} doctor {url} --router {quote(registry)}",
-        f"Other nodes join at {registry} (--registry-port fixes the port)",
+        f"Parts: {tandem} nodes --router {quote(registries[0])}",
+        f"Check: {tandem} doctor {url} --router {quote(registries[0])}",
+        f"Other nodes join at {','.join(registries)} (--registry-port fixes the port)",
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,10 +23,10 @@ from ..config import (
 )
 from ..config.command_line import fill, to_arguments
 from ..errors import PeerRefusedError, StartupError, UnavailableError, UsageError
-from ..host_port import is_loopback, is_wildcard, join_host_port
+from ..host_port import is_loopback, join_host_port
 from ..node.announce import announce_to_router
 from ..process.cores import share_of_cores
-from ..process.signals import CaughtSignals, Meaning
+from ..process.signals import interrupt_on_signals
 from ..security.credentials import Credentials, open_url, read_credentials
 from ..security.local_token import left_token, make_token
 from ..weights.obtain import ObtainedModel, obtain_model
@@ -35,6 +34,7 @@ from .cluster import LocalCluster, ProcessSpec
 from .gpus import engines_of, gpus_by_node, usable_gpus
 from .greeting import greeting
 from .log_folders import log_folder_of_start
+from .routers import Routers, reachable, security_of_parts
 
 Values = dict[str, Any]
 
@@ -58,13 +58,22 @@ class RegistryClient:
 
     check: Callable[[str, Credentials], object]
     refusal_of: Callable[[str, set[str], Credentials], str]
+    can_serve: Callable[[str, Credentials], bool]
 
-    def reason(self, address: str, started: set[str], credentials: Credentials) -> str:
-        """The reason why the router rejects a node; empty if there is none, or no answer."""
+    def reason(self, addresses: list[str], started: set[str], credentials: Credentials) -> str:
+        """The reason why a router rejects a node; empty if there is none, or no answer."""
         try:
-            return self.refusal_of(address, started, credentials)
+            reasons = [self.refusal_of(each, started, credentials) for each in addresses]
         except UnavailableError:  # a busy machine: the next query decides
             return ""
+        return next(filter(None, reasons), "")
+
+    def all_serve(self, addresses: list[str], credentials: Credentials) -> bool:
+        """True if each router has a decode node that it can call."""
+        try:
+            return all(self.can_serve(each, credentials) for each in addresses)
+        except UnavailableError:
+            return False
 
 
 def serve_cluster(
@@ -87,16 +96,17 @@ def serve_cluster(
     if own_token:
         values = values | {"cluster_token": make_token()}
         credentials = read_credentials(fill(SecurityConfig, values))
-    _interrupt_on_signals()
+    interrupt_on_signals()
     start_seconds = config.start_timeout or fill(EngineConfig, values).start_timeout
     try:
         # Before there is a folder of logs: starts that come to nothing would push out older ones.
         model = _obtain(fill(EngineConfig, values))
         values = values | {"model": model.name}
     except KeyboardInterrupt:
-        _tell_stopping("", front)
+        _tell_stopping([], front)
         return
-    metrics, interrupted = "", False
+    pages: list[str] = []
+    interrupted = False
     with contextlib.ExitStack() as until_end:
         logs = until_end.enter_context(log_folder_of_start(Path(config.log_dir)))
         cluster = LocalCluster(
@@ -106,39 +116,49 @@ def serve_cluster(
             start_seconds=start_seconds,
             tell=lambda line: _tell(f"tandem: {line}"),
         )
+        routers = Routers(cluster, values)
+        until_end.callback(routers.close)
         try:
             deadline = time.monotonic() + start_seconds
-            router, joins_at = start_router(cluster, values, deadline)
+            routers.start(deadline)
+            joins_at = routers.registries
             nodes = start_nodes(cluster, config, values, joins_at)
-            ports = cluster.wait_ready(router, deadline)
-            address = _url_of(front.host, ports["http"])
-            if "metrics" in ports:
-                metrics = _url_of(front.metrics_host or front.host, ports["metrics"])
-            else:
-                metrics = address
+            ready = routers.wait_ready(deadline)
+            address = _url_of(front.host, ready[0]["http"])
+            pages = [
+                _url_of(front.metrics_host or front.host, ports["metrics"])
+                if "metrics" in ports
+                else address
+                for ports in ready
+            ]
             if credentials.encrypted:
                 # Reports a certificate for another name, with which no node could join.
-                registry.check(joins_at, credentials)
-            if own_token:
-                publish_token(until_end, left_token(joins_at, credentials.token, address))
+                registry.check(joins_at[0], credentials)
+            for each in joins_at if own_token else ():
+                publish_token(until_end, left_token(each, credentials.token, address))
             started = {cluster.wait_ready(node, deadline).get("address", "") for node in nodes}
-            refusal = partial(registry.reason, joins_at, started, credentials)
-            join_deadline = min(deadline, time.monotonic() + JOIN_SECONDS)
-            await_ready(cluster, address, join_deadline, refusal)
-            _announce_prefill_nodes(front.prefill_addresses, joins_at, credentials)
+            await_ready(
+                cluster,
+                address,
+                min(deadline, time.monotonic() + JOIN_SECONDS),
+                refusal=partial(registry.reason, joins_at, started, credentials),
+                all_serve=partial(registry.all_serve, joins_at, credentials),
+            )
+            for each in joins_at:
+                _announce_prefill_nodes(front.prefill_addresses, each, credentials)
             if use is None:
                 apart = config.prefill_nodes > 0 or bool(front.prefill_addresses)
                 for line in greeting(
                     address, joins_at, front, logs.resolve(), model.scoring, prefill_nodes=apart
                 ):
                     click.echo(line)
-                cluster.keep(router, lambda: is_ready(address))
+                cluster.keep(routers.parts, lambda: is_ready(address))
             else:
-                _use_while_kept(cluster, router, address, use)
+                _use_while_kept(cluster, routers.parts, address, use)
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            cluster.stop(partial(_tell_stopping, metrics, front) if interrupted else None)
+            cluster.stop(partial(_tell_stopping, pages, front) if interrupted else None)
 
 
 def _obtain(engine: EngineConfig) -> ObtainedModel:
@@ -151,14 +171,14 @@ def _obtain(engine: EngineConfig) -> ObtainedModel:
 
 
 def _use_while_kept(
-    cluster: LocalCluster, router: ProcessSpec, address: str, use: Callable[[str], None]
+    cluster: LocalCluster, routers: list[ProcessSpec], address: str, use: Callable[[str], None]
 ) -> None:
     """Run ``use`` while a thread keeps the parts serving."""
     ended = threading.Event()
 
     def keep() -> None:
         try:
-            cluster.keep(router, lambda: is_ready(address), ended.is_set)
+            cluster.keep(routers, lambda: is_ready(address), ended.is_set)
         except StartupError as error:
             click.echo(f"tandem: {error}", err=True)
 
@@ -194,33 +214,12 @@ def publish_token(
         click.echo(f"tandem: other commands need --cluster-token-file: {error}", err=True)
 
 
-def start_router(cluster: LocalCluster, values: Values, deadline: float) -> tuple[ProcessSpec, str]:
-    """Start the router, and wait until its registry has a port: nodes load while the rest of it
-    starts. Returns it with the registry's address."""
-    front = fill(RouterConfig, values)
-    keys = {
-        name: key
-        for name, key in (
-            ("TANDEM_API_KEY", front.api_key),
-            ("TANDEM_ADMIN_API_KEY", front.admin_api_key),
-        )
-        if key
-    }
-    security, secrets = _security_of_parts(values)
-    telemetry = to_arguments(fill(TelemetryConfig, values))
-    public = to_arguments(front, without=("api_key", "admin_api_key"))
-    arguments = ["router", *public, *security, *telemetry]
-    part = cluster.start("router", arguments, **secrets, **keys)
-    port = cluster.wait_starting(part, deadline)["registry"]
-    return part, join_host_port(_reachable(front.registry_host), port)
-
-
 def _url_of(host: str, port: int) -> str:
-    return f"http://{join_host_port(_reachable(host), port)}"
+    return f"http://{join_host_port(reachable(host), port)}"
 
 
 def start_nodes(
-    cluster: LocalCluster, config: ServeConfig, values: Values, registry: str
+    cluster: LocalCluster, config: ServeConfig, values: Values, registries: list[str]
 ) -> list[ProcessSpec]:
     """Start the nodes, and return them while they load."""
     kinds = ["prefill-node"] * config.prefill_nodes + ["decode-node"] * config.decode_nodes
@@ -233,11 +232,11 @@ def start_nodes(
     threads = engine.threads or share_of_cores(len(kinds) * ranks)
     for line in gpus_by_node(names, engines):
         click.echo(line, err=True)
-    security, secrets = _security_of_parts(values)
+    security, secrets = security_of_parts(values)
     common = [
         *to_arguments(fill(TelemetryConfig, values)),
         *security,
-        f"--join={registry}",
+        f"--join={','.join(registries)}",
         f"--drain-timeout={values['drain_timeout']}",
         f"--stats-interval={values['stats_interval']}",
     ]
@@ -250,33 +249,23 @@ def start_nodes(
     return parts
 
 
-def _security_of_parts(values: Values) -> tuple[list[str], dict[str, str]]:
-    """The credentials of all parts, as flags and as an environment that other users cannot see."""
-    security = fill(SecurityConfig, values)
-    token = security.cluster_token
-    secrets = {"TANDEM_CLUSTER_TOKEN": token} if token else {}
-    return to_arguments(replace(security, cluster_token=None)), secrets
-
-
-def _reachable(host: str) -> str:
-    """The host at which this machine reaches a server that listens on ``host``."""
-    if not is_wildcard(host):
-        return host
-    return "::1" if ":" in host else "127.0.0.1"
-
-
 def await_ready(
-    cluster: LocalCluster, address: str, deadline: float, refusal: Callable[[], str]
+    cluster: LocalCluster,
+    address: str,
+    deadline: float,
+    *,
+    refusal: Callable[[], str],
+    all_serve: Callable[[], bool],
 ) -> None:
-    """Wait until the router knows a decode node: nodes join a moment after they listen.
+    """Wait until each router knows a decode node: nodes join a moment after they listen.
 
-    Raises ``StartupError`` if a part exits, if the router rejects one of the nodes, or at
+    Raises ``StartupError`` if a part exits, if a router rejects one of the nodes, or at
     ``deadline`` (monotonic).
     """
     ask_at = time.monotonic() + REFUSAL_SECONDS
     while time.monotonic() < deadline:
         cluster.check()
-        if is_ready(address):
+        if is_ready(address) and all_serve():
             return
         if time.monotonic() >= ask_at:
             if reason := refusal():
@@ -321,32 +310,21 @@ def _announce_prefill_nodes(
         click.echo(f"tandem: {problem}; it will be used once it answers", err=True)
 
 
-def _interrupt_on_signals() -> None:
-    """Raise ``KeyboardInterrupt`` at the first signal, and at the second one that counts."""
-    caught = CaughtSignals()
-
-    def interrupt(number: int, frame: Any) -> None:
-        if caught.take(number) is not Meaning.NOTHING:
-            raise KeyboardInterrupt
-
-    for number in caught.numbers:
-        signal.signal(number, interrupt)
-
-
 def _tell(line: str) -> None:
     """Print a line for who watches the command, if there is anybody: a terminal may be closed."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 
-def _tell_stopping(metrics: str, front: RouterConfig) -> None:
-    """Tell how long the end may take. ``metrics`` is the URL of the router's metrics, empty if it
-    does not serve yet."""
-    _tell(stopping(requests_at(metrics) if metrics else 0, front))
+def _tell_stopping(pages: list[str], front: RouterConfig) -> None:
+    """Tell how long the end may take. ``pages`` are the URLs of the routers' metrics, none if they
+    do not serve yet."""
+    counts = [requests_at(page) for page in pages]
+    _tell(stopping(None if None in counts else sum(filter(None, counts)), front))
 
 
 def stopping(requests: int | None, front: RouterConfig) -> str:
-    """The line for a router with so many ``requests`` in progress; ``None``: unknown."""
+    """The line for routers with so many ``requests`` in progress; ``None``: unknown."""
     seconds = front.shutdown_delay + front.drain_timeout
     if not requests and (requests is not None or not seconds):
         return "stopping ..."

@@ -12,6 +12,8 @@ import math
 import socket
 from collections.abc import Callable
 
+from ..errors import StartupError
+from ..host_port import join_host_port
 from .open_files import REMEDY
 
 log = logging.getLogger("tandem.process")
@@ -24,8 +26,21 @@ PAUSE_SECONDS = 0.5
 QUIET_SECONDS = 10.0
 
 
-def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A TCP socket that listens. Raises ``OSError``."""
+def listen(host: str, port: int, backlog: int, *, shared: bool = False) -> socket.socket:
+    """A TCP socket that listens; if ``shared``, beside other processes of this user, among which
+    the system divides new connections. Raises ``OSError``."""
+    listener = bind(host, port, shared=shared)
+    try:
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A TCP socket that is bound, and gets no connections. Raises ``OSError``."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # Of a name's addresses, that of IPv4, as everybody expects of localhost.
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
@@ -34,13 +49,21 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
-        listener.listen(backlog)
-        listener.setblocking(False)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def http_port_error(host: str, port: int, error: OSError) -> StartupError:
+    """What to tell whose HTTP port is taken."""
+    return StartupError(
+        f"cannot listen on {join_host_port(host, port)} for HTTP: {error.strerror}; choose "
+        "another --host or --port"
+    )
 
 
 class Acceptor:

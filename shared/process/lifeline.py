@@ -16,8 +16,8 @@ from .queued_stderr import end_stderr
 
 READY_FD = "TANDEM_READY_FD"
 LIFELINE_FD = "TANDEM_LIFELINE_FD"
-# What a worker of a router inherits from its keeper.
-WORKER = "TANDEM_ROUTER_WORKER"
+# Which of several routers on one port a process is.
+ROUTER_NUMBER = "TANDEM_ROUTER_NUMBER"
 STARTING = "starting"
 GRACE_SECONDS = 5.0
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from .queued_stderr import end_stderr
 
@@ -48,6 +49,18 @@ class CaughtSignals:
             return Meaning.END_AT_ONCE
         draining, self._draining = self._draining, True
         return Meaning.NOTHING if draining else Meaning.DRAIN
+
+
+def interrupt_on_signals() -> None:
+    """Raise ``KeyboardInterrupt`` at the first signal, and at the second one that counts."""
+    caught = CaughtSignals()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if caught.take(number) is not Meaning.NOTHING:
+            raise KeyboardInterrupt
+
+    for number in caught.numbers:
+        signal.signal(number, interrupt)
 
 
 def catch_signals(stop: Callable[[], None]) -> None:

@@ -93,12 +93,13 @@ def find_router(fallback: str, url: str = "") -> str:
     found = {address: left for address in sorted(_addresses()) if (left := _left(address)).token}
     wanted = _server(url)
     serving = [address for address, left in found.items() if wanted and _server(left.url) == wanted]
-    if len(serving) == 1:
+    # Several routers of one launcher have one token.
+    if len({found[address].token for address in serving}) == 1:
         return serving[0]
     elsewhere = wanted and not _name(wanted)
     if not found or elsewhere or _name(fallback) in found:
         return fallback
-    if len(found) > 1:
+    if len({left.token for left in found.values()}) > 1:
         shown = ", ".join(f"{address} ({left.url})" for address, left in found.items())
         raise UsageError(f"several routers run here; choose one with --router: {shown}")
     return next(iter(found))

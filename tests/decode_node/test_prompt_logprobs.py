@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.decode_node.events import prompt_logprobs_events
+from tandem.decode_node.events import PIECE_POSITIONS, prompt_logprobs_events
 from tandem.proto.packed_logprobs import pack_logprobs
 from tandem.router.calls.node_logprobs import alternatives as alternatives_of
 from tandem.shared.engine.plan import PositionLogprobs
@@ -18,14 +18,11 @@ def found(token: int, top: list[tuple[int, float]]) -> PositionLogprobs:
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 200])
-@pytest.mark.parametrize("alternatives", [20, 64])
-def test_prompt_logprobs_travel_in_order_and_in_pieces(alternatives: int, count: int) -> None:
-    params = SamplingParams(prompt_logprobs=alternatives)
-    sequence = Sequence(1, [5] * (count + 1), Generate(params))
+def test_prompt_logprobs_travel_in_order_and_in_pieces(count: int) -> None:
+    sequence = Sequence(1, [5] * (count + 1), Generate(SamplingParams(prompt_logprobs=1)))
     sequence.prompt_logprobs = [found(i, [(i, -1.0)]) for i in range(count)]
     events = list(prompt_logprobs_events(sequence))
     positions = [p for event in events for p in event.prompt_logprobs.positions]
     assert [p.chosen.token for p in positions] == list(range(count))
     assert [alternatives_of(p) for p in positions] == [[(i, -1.0)] for i in range(count)]
-    piece = {20: 64, 64: 20}[alternatives]
-    assert len(events) == max(1, -(-count // piece))
+    assert len(events) == max(1, -(-count // PIECE_POSITIONS))

@@ -14,9 +14,8 @@ import pytest
 
 from tandem.router.cluster import admin, pinned_model
 from tandem.router.options import RouterOptions
-from tandem.router.processes.keeper import Keeper
-from tandem.router.processes.registry_front import RegistryFront
-from tandem.router.server import Router, RouterProcess, run, run_router
+from tandem.router.registry_server import RegistryServer
+from tandem.router.server import Router, run, run_router
 from tandem.shared.errors import RequestError, StartupError, UsageError
 from tandem.shared.security.credentials import INSECURE, Credentials
 from tandem.tests.router.support import cluster, until
@@ -39,21 +38,16 @@ async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> N
         await run_router(options, stop, lambda router: stop.set())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 async def test_probes_are_answered_while_the_model_is_read(
-    workers: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, stop = threading.Event(), asyncio.Event()
     monkeypatch.setattr(pinned_model, "find_model", lambda _: read.wait())
-    options = RouterOptions(
-        port=0, registry_port=0, metrics_port=0, model="hub/model", router_workers=workers
-    )
-    process: RouterProcess
-    process = Router(options) if workers == 1 else Keeper(options, stop.set, INSECURE)
-    running = asyncio.create_task(run(process, stop, lambda: pytest.fail("it serves")))
+    router = Router(RouterOptions(port=0, registry_port=0, metrics_port=0, model="hub/model"))
+    running = asyncio.create_task(run(router, stop, lambda: pytest.fail("it serves")))
     try:
-        await until(lambda: bool(process.metrics_port))
-        url = f"http://127.0.0.1:{process.metrics_port}"
+        await until(lambda: bool(router.metrics_port))
+        url = f"http://127.0.0.1:{router.metrics_port}"
         async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/ready")).status_code == 503
@@ -103,8 +97,7 @@ pinned_model.find_model = download
 async def main():
     stop = asyncio.Event()
     catch_signals(stop.set)
-    workers = int(sys.argv[1])
-    options = RouterOptions(port=0, registry_port=0, model="hub/model", router_workers=workers)
+    options = RouterOptions(port=0, registry_port=0, model="hub/model")
     router = run_router(options, stop, lambda router: sys.exit("it serves"))
     running = asyncio.create_task(router)
     await asyncio.to_thread(begun.wait)
@@ -115,15 +108,13 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_ends_a_router_whose_download_hangs(workers: int) -> None:
-    command = [sys.executable, "-c", STUCK, str(workers)]
-    subprocess.run(command, check=True, timeout=30)
+def test_sigterm_ends_a_router_whose_download_hangs() -> None:
+    subprocess.run([sys.executable, "-c", STUCK], check=True, timeout=30)
 
 
 async def test_nodes_may_know_the_port_of_a_registry_that_does_not_serve_yet() -> None:
     options, stop = RouterOptions(port=0, registry_port=0), asyncio.Event()
-    front = RegistryFront(options, INSECURE)
+    front = RegistryServer(options, INSECURE)
     address = f"127.0.0.1:{front.bind()}"
     early = asyncio.create_task(asyncio.to_thread(admin.list_nodes, address))
 
@@ -137,7 +128,7 @@ async def test_nodes_may_know_the_port_of_a_registry_that_does_not_serve_yet() -
             options,
             stop,
             lambda router: asked.append(asyncio.create_task(ask_and_stop())),
-            registry_front=front,
+            registry_server=front,
         )
         await asked[0]
 

@@ -9,8 +9,8 @@ error, the pipe on which the part announces that it serves, perhaps the one that
 and a pipe on which the server reports the process id and, later, the exit status. When the socket
 closes, the server kills what still runs.
 
-``tandem serve`` gets a fork server of its own for what it starts. A rank is started by the name of
-its module, with its channel in place of the first pipe.
+``tandem serve`` and the launcher of several routers get a fork server of their own for what they
+start. A rank is started by the name of its module, with its channel in place of the first pipe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from tandem.shared.engine import executor
 from tandem.shared.engine.rank import process as rank_process
 from tandem.shared.launch import cluster as launch
-from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD
+from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import (
     MAX_REQUEST_BYTES,
     NUMBER_BYTES,
@@ -48,10 +48,10 @@ from tandem.tests.support.forked import (
 MODULES = (
     "tandem.__main__",
     "tandem.router.server",
-    "tandem.router.processes.worker_process",
     "tandem.decode_node.role",
     "tandem.prefill_node.role",
     "tandem.shared.node.process",
+    "tandem.shared.launch.routers",
     "tandem.shared.launch.serve",
     "tandem.shared.security.local_token",
     "tandem.shared.telemetry.start_tracer",
@@ -125,7 +125,7 @@ def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> No
         sys.argv = [rank_process.__name__, str(pipes[0])]
         _end(_status_of(rank_process.main))
     os.environ.update(zip((READY_FD, LIFELINE_FD), map(str, pipes), strict=False))
-    if request.arguments[0] == "serve" and not request.ranks:
+    if _launches(request) and not request.ranks:
         launch.start_process = _own_server()  # type: ignore[assignment]
     waiting = [_fork_rank() for _ in range(request.ranks)]
     start = executor.start_rank
@@ -138,6 +138,13 @@ def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> No
     Path("/proc/self/comm").write_text(request.arguments[0])
     sys.argv = ["tandem", *request.arguments]
     _end(_status_of(importlib.import_module("tandem.__main__").main))
+
+
+def _launches(request: StartRequest) -> bool:
+    """True if the part starts others."""
+    several = any(each.startswith("--router-workers=") for each in request.arguments)
+    launches_routers = several and ROUTER_NUMBER not in request.environment
+    return request.arguments[0] == "serve" or launches_routers
 
 
 def _status_of(main: Callable[[], None]) -> int:

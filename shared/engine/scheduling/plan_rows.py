@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from functools import partial
 
 from ...models.spec import Pooling
 from ..plan import PLACEHOLDER, HiddenStates, RankSampling, SamplerSpec, SequenceStep
@@ -17,29 +16,35 @@ def sequence_step(sequence: Sequence, tokens: int) -> SequenceStep:
     """The sequence's next ``tokens``, the last of which may be drawn by the step in flight."""
     start, end = sequence.planned, sequence.planned + tokens
     placeholder, last = end > sequence.length, end == sequence.target
-    row = partial(
-        SequenceStep,
+    row = (
         sequence.sequence_id,
         [PLACEHOLDER] if placeholder else sequence.tokens(start, end),
         start,
         list(sequence.block_table),
     )
-    match sequence.work:
-        case Generate(params, constraint=constraint):
+    match work := sequence.work:
+        case Generate():
             place = len(sequence.outputs) + sequence.placeholders  # of the draw
-            wants_prompt = sequence.wants_prompt_logprobs
-            return row(
+            masked = last and work.constraint is not None and work.constraint.restricts(place)
+            if not sequence.wants_prompt_logprobs:
+                return SequenceStep(*row, sample=last, masked=masked, placeholder=placeholder)
+            return SequenceStep(
+                *row,
                 sample=last,
-                masked=last and constraint is not None and constraint.restricts(place),
-                placeholder=placeholder,
-                prompt_logprobs=params.prompt_logprobs if wants_prompt else None,
-                prompt_targets=sequence.prompt[start + 1 : end + 1] if wants_prompt else [],
+                masked=masked,
+                prompt_logprobs=work.params.prompt_logprobs,
+                prompt_targets=sequence.prompt[start + 1 : end + 1],
             )
         case Compute():
-            return row(sample=False)
-        case Pool(pooling, classify, second_text):
-            hidden = _hidden(pooling, first=start == 0, last=last)
-            return row(sample=False, hidden=hidden, classify=classify, second_text=second_text)
+            return SequenceStep(*row, sample=False)
+        case Pool():
+            return SequenceStep(
+                *row,
+                sample=False,
+                hidden=_hidden(work.pooling, first=start == 0, last=last),
+                classify=work.classify,
+                second_text=work.second_text,
+            )
 
 
 def _hidden(pooling: Pooling, *, first: bool, last: bool) -> HiddenStates | None:

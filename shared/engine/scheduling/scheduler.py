@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
 from ..plan import Sampled, SequenceStep, StepPlan, StepResult
+from ..sampling_params import SamplingParams
 from ..sequence import FinishReason, Phase, Sequence, StepOutput
 from ..work import Generate
 from .block_tables import BlockTables
@@ -206,7 +207,8 @@ class Scheduler:
         """Give a running sequence its share and the blocks for it."""
         if sequence.phase is not Phase.RUNNING or budget.left <= 0:
             return  # preempted by an earlier one, or the step is full
-        if sequence.placeholders and self._is_full(sequence, sequence.placeholders):
+        more = sequence.placeholders
+        if more and self._is_full(sequence, sequence.generation.params, more):
             return  # the step in flight draws its last token
         tokens = self._share(budget, sequence.target - sequence.planned)
         if tokens and self._preemption.cover(sequence, sequence.planned + tokens, budget):
@@ -360,17 +362,18 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, tokens: list[int], output: StepOutput) -> None:
         """Append a step's tokens until one ends the sequence; drop the rest."""
-        constraint = sequence.generation.constraint
+        work = sequence.generation
+        params, constraint = work.params, work.constraint
         complete = constraint is not None and constraint.complete  # no token may follow
         reason = FinishReason.STOP if complete else None
         for token in [] if complete else tokens:
             sequence.outputs.append(token)
-            if self._stops(sequence, token):
+            if self._stops(params, token):
                 sequence.stop_token = token
                 reason = FinishReason.STOP
                 break
             output.tokens.append(token)
-            if self._is_full(sequence):
+            if self._is_full(sequence, params):
                 reason = FinishReason.LENGTH
                 break
         if output.prompt_done:
@@ -378,14 +381,13 @@ class Scheduler:
         if reason is not None:
             self._finish(sequence, reason)
 
-    def _is_full(self, sequence: Sequence, more: int = 0) -> bool:
+    def _is_full(self, sequence: Sequence, params: SamplingParams, more: int = 0) -> bool:
         """True if the sequence has reached its length with ``more`` tokens."""
         outputs = len(sequence.outputs) + more
         full = len(sequence.prompt) + outputs >= self.max_model_len
-        return full or outputs >= sequence.generation.params.max_tokens
+        return full or outputs >= params.max_tokens
 
-    def _stops(self, sequence: Sequence, token: int) -> bool:
-        params = sequence.generation.params
+    def _stops(self, params: SamplingParams, token: int) -> bool:
         return token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
 
     def _start_siblings(self, leader: Sequence) -> None:

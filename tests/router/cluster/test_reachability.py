@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -14,8 +13,6 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster import admin
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.reachability import MAX_CALLS, Reachability, UnreachedError
-from tandem.router.processes.node_messages import KeptNodes, take_state
-from tandem.router.processes.process_link import Topic
 from tandem.shared.security.credentials import INSECURE
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, running_proxy
 from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster, until
@@ -191,21 +188,3 @@ async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyP
     node.lose()
     await until(lambda: not reachability._following)
     await table.close()
-
-
-def test_workers_learn_from_their_keeper_who_can_be_called() -> None:
-    worker = NodeTable(3.0)
-
-    def publish(topic: Topic, body: bytes) -> None:
-        if topic is Topic.STATE:
-            take_state(worker, body)
-
-    kept: Any = KeptNodes(publish, 3.0)
-    join = pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE)
-    worker.join(join, "127.0.0.1:9")
-    node = kept.join(join, "127.0.0.1:9")
-    worker["a"].ejection.failed(object())
-    kept.found_unreachable(node, "no answer")
-    assert worker["a"].unreachable == "no answer" and not worker.decode_reachable()
-    kept.found_unreachable(node, "")
-    assert worker.decode_reachable() and not worker["a"].ejected

@@ -13,11 +13,7 @@ import pytest
 from tandem.router.errors import ApiError
 from tandem.router.mcp import approvals as approvals_module
 from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
-from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
-from tandem.router.options import RouterOptions
-from tandem.router.processes.shared_approvals import SharedApprovals, take_answer
-from tandem.shared.errors import RequestError
 from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
 from tandem.tests.router.openai.test_tools import prompt
 from tandem.tests.router.support import Cluster, until
@@ -331,47 +327,3 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
         await kept.claim("", answer_to(ids[2]))
     kept.ask("", TOOL, "{}")
     assert len(kept._approvals) == 1
-
-
-class FakeLink:
-    """The link of a worker to the keeper, which passes questions on at once."""
-
-    def __init__(self) -> None:
-        self.workers: list[SharedApprovals] = []
-
-    async def ask(self, topic: Any, question: bytes) -> bytes:
-        number = int(question[1:].partition(b",")[0])
-        return await take_answer(self.workers[number], question)
-
-
-async def test_another_worker_claims_an_approval_where_it_is_kept() -> None:
-    link: Any = FakeLink()
-    options = RouterOptions(router_workers=2)
-    link.workers = [SharedApprovals(options, number, link) for number in range(2)]
-    here, there = link.workers
-    approval_id = here.ask("k", TOOL, "{}")
-    wrong: tuple[tuple[str, dict[str, Any], type[Exception]], ...] = (
-        ("other", {}, ApiError),
-        ("k", {"arguments": "[]"}, ApiError),
-    )
-    for owner, fields, kind in wrong:
-        with pytest.raises(kind):
-            await there.claim(owner, answer_to(approval_id, **fields))
-    ran: list[int] = []
-
-    async def run() -> CallOutcome:
-        ran.append(1)
-        return CallOutcome(text="r")
-
-    for settled in (False, True):
-        request = RequestApprovals(there, "k", [answer_to(approval_id)])
-        async with request:
-            with pytest.raises(RequestError, match="Another request"):
-                await here.claim("k", answer_to(approval_id))
-            assert (await request.run(approval_id, run)).text == "r"
-            if settled:
-                request.settle()
-        await asyncio.gather(*there._releases)
-    with pytest.raises(ApiError, match="already been answered"):
-        await there.claim("k", answer_to(approval_id))
-    assert ran == [1]

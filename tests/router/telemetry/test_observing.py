@@ -70,7 +70,7 @@ async def test_the_page_has_the_process_and_its_certificates(tmp_path: Path) -> 
         'tandem_certificate_expiry_timestamp_seconds{file="--tls-ca"}',
     ):
         assert f"\n{series}" in text, series
-    router.app.close()
+    await router.app.close()
 
 
 async def test_keys_may_come_from_a_file_that_changes(

@@ -73,7 +73,7 @@ async def test_an_answer_goes_on_while_another_chat_is_shown(t: Tab, c: Cluster)
     await t.click(".chats .title:has-text('two')")
     assert await t.answer() == "it goes on to the end"
     assert await t.page.input_value("#message") == "a draft"
-    assert await t.page.locator(".mark").count() == 0
+    await t.page.wait_for_selector(".mark", state="detached")
     await t.page.reload()
     assert await t.answer() == "it goes on to the end", "it is kept"
 
@@ -385,11 +385,8 @@ async def test_an_imported_chat_has_all_that_it_had_and_nothing_else(t: Tab) -> 
                            {"role": "tool", "content": "x", "tool_call_id": "c"}]}  # fmt: skip
     unknown = {"messages": [{"role": "nobody", "content": "hi"}]}
     found = await t.page.evaluate(FILES, [ours, theirs, unknown, {}])
-    expected = zip((0, 1, 2, 3), (-1, 0, 1, 1), kept, strict=True)
-    assert found[0] == [
-        "T",
-        [{"at": at, "below": below} | message for at, below, message in expected],
-    ]
+    shown = [{"at": at, "below": below} for at, below in enumerate((-1, 0, 1, 1))]
+    assert found[0] == ["T", [place | message for place, message in zip(shown, kept, strict=True)]]
     assert found[1] == ["", [
         {"at": 0, "below": -1, "role": "user", "text": "hi"},
         {"at": 1, "below": 0, "role": "assistant", "text": "", "calls": [call]},

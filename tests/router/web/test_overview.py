@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.web.overview import MAX_PREFILLS, MAX_SHOWN, Overview, WorkerShare
+from tandem.router.web.overview import MAX_PREFILLS, MAX_SHOWN, Overview
 from tandem.shared.telemetry.stats_line import Work
 from tandem.tests.router.support import admitted, cluster, finished, until, usage
 
@@ -27,10 +27,6 @@ def overview(nodes: NodeTable) -> Overview:
     return Overview(nodes, 1.0, lambda: WORK, lambda: 3)
 
 
-async def shares(made: Overview, workers: int = 1) -> list[WorkerShare]:
-    return [made.share()] * workers
-
-
 async def test_nodes_have_their_load_and_state() -> None:
     now = [0.0]
     nodes = NodeTable(10.0, lambda: now[0])
@@ -38,20 +34,20 @@ async def test_nodes_have_their_load_and_state() -> None:
     join(nodes, "d", running=2, waiting=1, total_blocks=10, owned_blocks=3, reserved_blocks=2,
          cached_blocks=1, block_size=16)  # fmt: skip
     made = overview(nodes)
-    first = await made.now(lambda: shares(made))
+    first = made.now()
     prefill, decode = first.nodes
     assert (prefill.role, prefill.queued_prefill_tokens) == ("prefill", 40)
     assert prefill.prefill_tokens_per_second == 2.0
     assert (decode.kv_used, decode.kv_cached, decode.kv_tokens) == (0.5, 0.1, 160)
     assert (decode.running, decode.waiting, decode.state) == (2, 1, "ready")
     assert (first.requests, first.prompt_tokens, first.generated_tokens) == (3, 7, 9)
-    assert await made.now(lambda: shares(made)) is first, "pages share it for a moment"
+    assert made.now() is first, "pages share it for a moment"
     now[0] = 5.0
     named = nodes.named("p")
     assert named is not None
     named.drain()
     nodes.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_DECODE, reason="fell silent"))
-    later = await made.now(lambda: shares(made))
+    later = made.now()
     assert [node.state for node in later.nodes] == ["draining", "late"]
     assert [(node.node_id, node.state) for node in later.missing] == [("x", "lost")]
     for node in nodes:
@@ -67,7 +63,7 @@ async def test_of_a_thousand_nodes_it_shows_those_with_something_to_see_and_sums
     for number in range(1000):
         join(nodes, f"decode-{number}", running=1, total_blocks=2, owned_blocks=1, block_size=1)
     prefills = [nodes.prefills.begin("prefill-1", "decode-777", 100) for _ in range(100)]
-    made = await overview(nodes).now(lambda: shares(overview(nodes), workers=2))
+    made = overview(nodes).now()
     shown = [node.node_id for node in made.nodes if node.role == "decode"]
     assert len(shown) == MAX_SHOWN and "decode-777" in shown
     assert len(made.nodes) == MAX_SHOWN + 10
@@ -76,8 +72,8 @@ async def test_of_a_thousand_nodes_it_shows_those_with_something_to_see_and_sums
     assert (others.role, others.nodes, others.running) == ("decode", left, left)
     assert others.states == {"ready": left} and others.kv_used == 0.5
     assert len(made.prefills) == MAX_PREFILLS
-    assert made.prefills_left_out == 2 * 100 - MAX_PREFILLS, "each of two workers has as many"
-    assert made.generated_tokens == 2 * 9 and made.requests == 3
+    assert made.prefills_left_out == 100 - MAX_PREFILLS
+    assert made.generated_tokens == 9 and made.requests == 3
     assert len(made.model_dump_json()) < 30_000
     for prefill in prefills:
         nodes.prefills.end(prefill)

@@ -43,7 +43,8 @@ async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c:
     await other.has(".chats .mark.running")
     end.set()
     assert await other.answer() == "it goes on to the end"
-    assert await other.page.locator(".note:has-text('Incomplete'), .mark").count() == 0
+    await other.page.wait_for_selector(".mark", state="detached")
+    assert await other.page.locator(".note:has-text('Incomplete')").count() == 0
     goes_on(c, asyncio.Event())
     await t.send("two")
     await other.has("article.running .markdown:has-text('goes on')")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
@@ -42,16 +43,18 @@ if what in ("killed", "crashes"):
 for number in (signal.SIGTERM, DRAIN):
     if what == "drains":
         signal.signal(number, lambda *_: (time.sleep(1), sys.exit(0)))
-    if what in ("decode-node", "serves"):
+    if what in ("decode-node", "router", "serves"):
         signal.signal(number, lambda *_: sys.exit(0))
+    if "busy" in sys.argv:
+        signal.signal(number, lambda *_: (print("told", flush=True), time.sleep(60)))
     if what == "stubborn":
         lifeline.GRACE_SECONDS = 0.1
         signal.signal(number, signal.SIG_IGN)
-if what in ("half", "halting"):
+if what in ("half", "halting", "starting"):
     announce_start({"registry": 8001})
 if what == "halting":
     sys.exit("tandem: the port is taken")
-if what != "slow" and "late" not in sys.argv:
+if what not in ("slow", "starting") and "late" not in sys.argv:
     end_with_launcher()
     announce_ready({"address": "a:1", "key": os.environ.get("SECRET")})
 if what == "brief":
@@ -154,25 +157,30 @@ def test_a_part_that_is_too_slow_is_named_with_its_log(cluster: LocalCluster) ->
 
 
 class Kept:
-    """A router, some nodes, and the messages about them while they serve."""
+    """Routers, some nodes, and the messages about them while they serve."""
 
-    def __init__(self, folder: Path, package: Path, *nodes: list[str]) -> None:
+    def __init__(self, folder: Path, package: Path, *nodes: list[str], routers: int = 1) -> None:
         self.told: list[str] = []
         self.another = False  # a decode node that another command has started
         environment = os.environ | {"PYTHONPATH": str(package)}
         self.cluster = LocalCluster(folder, environment, tell=self.told.append)
-        self.router = self.cluster.start("router", ["serves"])
+        self.routers = [
+            self.cluster.start(f"router-{number}", ["router"]) for number in range(routers)
+        ]
         self.nodes = [
             self.cluster.start(f"node-{number}", arguments)
             for number, arguments in enumerate(nodes)
         ]
-        for part in (self.router, *self.nodes):
+        for part in (*self.routers, *self.nodes):
             self.cluster.wait_ready(part, soon())
+        self._closing = Event()
         self._pool = ThreadPoolExecutor(1)
-        self.kept = self._pool.submit(self.cluster.keep, self.router, lambda: self.another)
+        self.kept = self._pool.submit(
+            self.cluster.keep, self.routers, lambda: self.another, self._closing.is_set
+        )
 
     def close(self) -> None:
-        self.router.process.kill()  # which ends the keeping
+        self._closing.set()
         with contextlib.suppress(StartupError):
             self.kept.result(30)
         self._pool.shutdown()
@@ -191,8 +199,8 @@ def keeping(tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(f"tandem.shared.launch.cluster.{name}_SECONDS", value)
     made: list[Kept] = []
 
-    def keep(*nodes: list[str]) -> Kept:
-        made.append(Kept(tmp_path, package, *nodes))
+    def keep(*nodes: list[str], routers: int = 1) -> Kept:
+        made.append(Kept(tmp_path, package, *nodes, routers=routers))
         return made[-1]
 
     yield keep
@@ -281,16 +289,80 @@ def test_a_node_that_is_not_ready_in_time_again_has_died(
 
 def test_the_end_of_the_router_is_the_end(keeping: Keeping) -> None:
     kept = keeping(["decode-node"])
-    kept.router.process.kill()
-    with pytest.raises(StartupError, match="router was killed"):
+    kept.routers[0].process.kill()
+    with pytest.raises(StartupError, match="router-0 was killed"):
         kept.kept.result(30)
+
+
+def test_one_of_several_routers_is_started_again(keeping: Keeping) -> None:
+    kept = keeping(routers=2)
+    kept.another = True  # nodes are elsewhere
+    other = kept.routers[1].process
+    kept.routers[0].process.kill()
+    kept.until_told("router-0 serves again")
+    assert other.poll() is None and not kept.kept.done()
+    kept.routers[0].arguments.append("hopeless")
+    kept.routers[0].process.kill()
+    kept.until_told("router-0 ended with exit status 1: no memory")
+    kept.until_told("is not restarted")
+    assert other.poll() is None and not kept.kept.done()
+    kept.routers[1].arguments.append("hopeless")
+    other.kill()
+    with pytest.raises(StartupError, match="no router is left"):
+        kept.kept.result(30)
+
+
+def test_a_restarted_part_serves_once_it_says_so(keeping: Keeping) -> None:
+    kept = keeping(routers=2)
+    kept.another = True
+    kept.routers[0].arguments[0] = "half"
+    kept.routers[0].process.kill()
+    kept.until_told("router-0 serves again")
+    kept.routers[0].arguments[0] = "starting"
+    kept.routers[0].process.kill()
+    kept.until_told("(restart 2 of 5)")
+    until(lambda: kept.routers[0].announced != b"", "the beginning of its start", 30)
+    assert kept.told.count("router-0 serves again") == 1
 
 
 def test_a_router_that_was_shut_down_is_no_failure(keeping: Keeping) -> None:
     kept = keeping(["decode-node"])
-    kept.router.process.terminate()
+    kept.routers[0].process.terminate()
     kept.kept.result(30)
-    assert "the router has been shut down" in kept.told
+    assert "the router-0 has been shut down" in kept.told
+
+
+def test_routers_drain_at_the_same_time(
+    tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.shared.launch.cluster.STOP_SECONDS", 0.5)
+    cluster = LocalCluster(tmp_path, os.environ | {"PYTHONPATH": str(package)})
+    parts = [cluster.start(f"router-{number}", ["router", "busy"]) for number in range(2)]
+    parts.append(cluster.start("node", ["decode-node", "busy"]))
+    try:
+        for part in parts:
+            cluster.wait_ready(part, soon())
+    finally:
+        cluster.stop()
+    # All had the time of one; the node was told, at the latest, when the routers had ended.
+    assert [(tmp_path / f"router-{number}.log").read_text() for number in range(2)] == [
+        "told\n"
+    ] * 2
+
+
+def test_parts_without_a_folder_of_logs_write_to_the_launchers_standard_error(
+    package: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cluster = LocalCluster(None, os.environ | {"PYTHONPATH": str(package)})
+    try:
+        part = cluster.start("one", ["fails"])
+        with pytest.raises(
+            StartupError, match=r"^one ended with exit status 1; see its lines above$"
+        ):
+            cluster.wait_ready(part, soon())
+    finally:
+        cluster.stop()
+    assert "tandem: no memory; buy some" in capfd.readouterr().err
 
 
 def test_a_part_that_ignores_its_end_is_killed(
@@ -349,6 +421,7 @@ def test_logs_that_cannot_be_written_are_a_startup_error(package: Path) -> None:
 LAUNCHER = """
 import os, sys, time
 from pathlib import Path
+from threading import Event
 from tandem.shared.launch.cluster import LocalCluster
 cluster = LocalCluster(Path(sys.argv[1]), os.environ)
 part = cluster.start("one", [sys.argv[2]])

@@ -22,7 +22,7 @@ def lines(
     front = RouterConfig(**{"model": "builtin"} | options)
     said = greeting(
         "http://127.0.0.1:1",
-        "127.0.0.1:2",
+        ["127.0.0.1:2"],
         front,
         Path("/logs"),
         scoring,
@@ -54,7 +54,7 @@ def test_the_request_to_try_is_bounded_streamed_and_names_the_model() -> None:
 
 def test_addresses_survive_a_shell() -> None:
     front, logs = RouterConfig(), Path("/")
-    said = greeting("http://[::1]:1", "[::1]:2", front, logs, None, prefill_nodes=True)
+    said = greeting("http://[::1]:1", ["[::1]:2"], front, logs, None, prefill_nodes=True)
     commands = [line for line in said if line.startswith(("Try", "Prefill", "Parts", "Check"))]
     assert len(commands) == 4 and all("'http://[::1]:1'" in c or "'[::1]:2'" in c for c in commands)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from tandem.shared.config import EngineConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill
 from tandem.shared.errors import StartupError
 from tandem.shared.launch import serve
+from tandem.shared.launch.routers import Routers
 from tandem.shared.security.local_token import left_token
 
 
@@ -53,7 +55,7 @@ def test_keys_reach_the_router_and_no_argument() -> None:
     flags = ["--api-key=secret", "--admin-api-key=secret-2", *limited]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    serve.start_router(started, values, 0.0)
+    Routers(started, values).start(0.0)
     (arguments,), (environment,) = started.arguments, started.environments
     assert set(limited) <= set(arguments) and "secret" not in " ".join(arguments)
     assert environment["TANDEM_API_KEY"] == "secret"
@@ -64,8 +66,8 @@ def test_the_launchers_lock_reaches_every_part_and_its_token_no_argument() -> No
     flags = ["--cluster-token=secret", "--tls-cert=c.pem", "--tls-key=k.pem", "--prefill-nodes=1"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    serve.start_router(started, values, 0.0)
-    serve.start_nodes(started, fill(ServeConfig, values), values, "127.0.0.1:2")
+    Routers(started, values).start(0.0)
+    serve.start_nodes(started, fill(ServeConfig, values), values, ["127.0.0.1:2"])
     assert [arguments[0] for arguments in started.arguments] == [
         "router",
         "prefill-node",
@@ -81,8 +83,10 @@ def test_the_registry_of_serve_is_where_it_was_asked_to_be() -> None:
     flags = ["--registry-host=10.0.0.1", "--registry-port=8123", "--insecure"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    _, registry = serve.start_router(started, values, 0.0)
-    serve.start_nodes(started, fill(ServeConfig, values), values, registry)
+    routers = Routers(started, values)
+    routers.start(0.0)
+    (registry,) = routers.registries
+    serve.start_nodes(started, fill(ServeConfig, values), values, [registry])
     router, node = started.arguments
     assert {"--registry-host=10.0.0.1", "--registry-port=8123"} <= set(router)
     assert registry == "10.0.0.1:2" and f"--join={registry}" in node
@@ -102,7 +106,7 @@ def test_serve_waits_for_a_load_as_long_as_the_node_does(
     made = MagicMock()
     made.return_value.wait_starting.side_effect = StartupError("enough is known")
     monkeypatch.setattr(serve, "LocalCluster", made)
-    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(serve.time, "monotonic", lambda: 100.0)
     values = cli.commands["serve"].make_context("serve", flags).params
     with pytest.raises(StartupError, match="enough is known"):
@@ -118,7 +122,7 @@ def test_a_download_that_is_interrupted_ends_serve_and_leaves_no_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(serve, "obtain_model", MagicMock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     flags = [f"--log-dir={tmp_path / 'logs'}"]
     values = cli.commands["serve"].make_context("serve", flags).params
     serve.serve_cluster(fill(ServeConfig, values), values, {}, MagicMock())
@@ -134,7 +138,13 @@ def test_serve_ends_when_its_router_refuses_one_of_its_nodes(
     answers = iter(["", "two nodes are called 'd'"])
     cluster: Any = MagicMock()
     with pytest.raises(StartupError, match="the router rejects a node: two nodes are called 'd'"):
-        serve.await_ready(cluster, "http://h:1", time.monotonic() + 60, lambda: next(answers))
+        serve.await_ready(
+            cluster,
+            "http://h:1",
+            time.monotonic() + 60,
+            refusal=lambda: next(answers),
+            all_serve=lambda: True,
+        )
     assert cluster.check.call_count == 2
 
 
@@ -161,7 +171,7 @@ def test_serve_gives_each_node_its_gpu_and_the_number_that_share_it(
     flags = ["--prefill-nodes=1", "--share-devices"]
     values = cli.commands["serve"].make_context("serve", flags).params
     started: Any = Started()
-    serve.start_nodes(started, fill(ServeConfig, values), values, "r:1")
+    serve.start_nodes(started, fill(ServeConfig, values), values, ["r:1"])
     nodes = [fill(EngineConfig, parse_node(arguments)) for arguments in started.arguments]
     assert tuple(node.devices for node in nodes) == devices
     assert {node.nodes_per_device for node in nodes} == {1 if gpus == 2 else 2}

@@ -56,6 +56,8 @@ def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) 
                 find_router(REGISTRY)
             with left_token(REGISTRY, "three", URL):
                 assert find_router(REGISTRY) == REGISTRY
+        with left_token("127.0.0.1:41233", "one", URL):  # two routers on one port
+            assert find_router("127.0.0.1:9") == find_router("x", URL) == "127.0.0.1:41233"
     (runtime / "127.0.0.1:7").write_text("of a launcher that was killed")
     (runtime / "notes").write_text("x")
     assert find_router(REGISTRY) == REGISTRY

@@ -1,4 +1,4 @@
-"""The HTTP side of a process: uvicorn with a router's application, started and stopped."""
+"""The HTTP side of a router: uvicorn with its application, started and stopped."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
-from ...shared.errors import StartupError
-from ...shared.host_port import join_host_port
-from ...shared.process import acceptor
-from ...shared.process.acceptor import Acceptor
-from ...shared.process.open_files import room_for_connections, warn_of_few_connections
-from ...shared.telemetry.logs import RateLimitedFilter, logger
-from ..app import App
-from ..http.protocol import bounded
-from ..openai.error_body import error_body
-from ..options import RouterOptions
+from ..shared.errors import StartupError
+from ..shared.process import acceptor
+from ..shared.process.acceptor import Acceptor
+from ..shared.process.open_files import room_for_connections, warn_of_few_connections
+from ..shared.telemetry.logs import RateLimitedFilter, logger
+from .app import App
+from .http.protocol import bounded
+from .openai.error_body import error_body
+from .options import RouterOptions
 
 log = logger("router")
 uvicorn_log = logging.getLogger("uvicorn.error")
@@ -31,7 +29,7 @@ connections_log = logger("router.connections")
 BACKLOG = 2048
 
 
-class _HttpServer(uvicorn.Server):
+class _Uvicorn(uvicorn.Server):
     """Leaves signals to the process."""
 
     @contextlib.contextmanager
@@ -39,30 +37,19 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-class HttpFront:
-    """Serves an application on sockets that listen."""
+class HttpServer:
+    """Serves an application on a socket that listens."""
 
-    def __init__(
-        self,
-        options: RouterOptions,
-        app: App,
-        outermost: ASGIApp | None = None,
-        *,
-        warns: bool = True,
-    ) -> None:
-        """``outermost`` is an application around ``app``, if there is one. ``warns``: of few
-        connections, which one of several workers does."""
+    def __init__(self, options: RouterOptions, app: App) -> None:
         self._options = options
         self._app = app
-        self._outermost = outermost or app
         # Any client can send invalid requests, and open too many connections.
         self._log_filter = RateLimitedFilter()
-        self._warns = warns
         self._room = 0  # for connections
-        self._http: _HttpServer | None = None
+        self._http: _Uvicorn | None = None
         self._acceptor: Acceptor | None = None
         self.serving: asyncio.Task[None] | None = None
-        self.taking: set[asyncio.Task[Any]] = set()
+        self._taking: set[asyncio.Task[Any]] = set()
 
     @property
     def connections(self) -> set[Any]:
@@ -73,10 +60,9 @@ class HttpFront:
         """Accept connections. Raises ``StartupError`` if the server ends at once."""
         wanted = self._options.max_connections
         self._room = room_for_connections(wanted)
-        if self._warns:
-            warn_of_few_connections(wanted, self._room)
+        warn_of_few_connections(wanted, self._room)
         config = uvicorn.Config(
-            self._outermost,
+            self._app,
             http=bounded(self._options, error_body, self._app.services.metrics.count_error),
             ws="none",
             lifespan="off",
@@ -92,7 +78,7 @@ class HttpFront:
             filtered.addFilter(self._log_filter)
         if self._app.mcp is not None:
             self._app.mcp.start()
-        self._http = server = _HttpServer(config)
+        self._http = server = _Uvicorn(config)
         self._acceptor = Acceptor(listener, self.take, "a connection")
         self.serving = asyncio.create_task(server.serve(sockets=[]))
         while not server.started:
@@ -105,7 +91,7 @@ class HttpFront:
     def take(self, accepted: socket.socket) -> None:
         """Serve an accepted connection, unless there are as many as there may be."""
         assert self._http is not None
-        if len(self.connections) + len(self.taking) >= self._room:
+        if len(self.connections) + len(self._taking) >= self._room:
             connections_log.warning(
                 "closed a new connection: there are %d, as many as may be", self._room
             )
@@ -121,8 +107,8 @@ class HttpFront:
         )
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(loop.connect_accepted_socket(make, accepted))
-        self.taking.add(task)
-        task.add_done_callback(self.taking.discard)
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
 
     async def stop(self) -> None:
         """Stop listening, let requests finish until the deadline, then abort them."""
@@ -147,12 +133,11 @@ class HttpFront:
             filtered.removeFilter(self._log_filter)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises ``StartupError``."""
+def listen(options: RouterOptions) -> socket.socket:
+    """A socket that listens, beside those of the other routers if there are several. Raises
+    ``StartupError``."""
+    host, port = options.host, options.port
     try:
-        return acceptor.listen(host, port, BACKLOG)
+        return acceptor.listen(host, port, BACKLOG, shared=options.router_workers > 1)
     except OSError as error:
-        raise StartupError(
-            f"cannot listen on {join_host_port(host, port)} for HTTP: {error.strerror}; choose "
-            "another --host or --port"
-        ) from error
+        raise acceptor.http_port_error(host, port, error) from error

@@ -1,4 +1,4 @@
-"""The gRPC side of a process: the registry at which nodes join."""
+"""The gRPC side of a router: the registry at which nodes join."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 import grpc
 from prometheus_client.registry import Collector
 
-from ...proto.tandem_pb2_grpc import add_RegistryServicer_to_server
-from ...shared.process.open_files import KEPT_PART, most_open_files
-from ...shared.security.connection_limits import connection_limits
-from ...shared.security.credentials import PINGED, Credentials, check_exposure
-from ...shared.security.token_interceptor import TokenInterceptor
-from ..options import RouterOptions
+from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
+from ..shared.process.open_files import KEPT_PART, most_open_files
+from ..shared.security.connection_limits import connection_limits
+from ..shared.security.credentials import PINGED, Credentials, check_exposure
+from ..shared.security.token_interceptor import TokenInterceptor
+from .options import RouterOptions
 
 if TYPE_CHECKING:
-    from ..cluster.registry_service import Registry
+    from .cluster.registry_service import Registry
 
 # A node usually has one connection with one call at a time; only a flood has more.
 REGISTRY_CALLS_A_NODE = 2
 
 
-class RegistryFront:
+class RegistryServer:
     """The registry's port, which can be bound before the registry exists. ``refused`` counts the
     calls without the cluster's token."""
 

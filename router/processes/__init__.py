@@ -1,1 +1,0 @@
-"""Several worker processes that serve one port, and the keeper that they follow."""
