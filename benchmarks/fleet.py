@@ -45,8 +45,8 @@ AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
 
 
 class MeasuredRouter:
-    """A router in a process of its own, that logs to ``log``; in a session of its own if
-    ``apart``, as workers are.
+    """A router in a process of its own, or the launcher of several, that logs to ``log``; in a
+    session of its own if ``apart``, as several are.
 
     Linux schedules sessions as groups, and on a busy machine a process alone in its session takes
     half as much CPU time again for the same work.
@@ -70,6 +70,9 @@ class MeasuredRouter:
         if not ports:
             raise RuntimeError(f"the router did not start: {log.read_text()}")
         self.http_port, self.registry = ports["http"], f"127.0.0.1:{ports['registry']}"
+        self.registries = [
+            f"127.0.0.1:{each['registry']}" for each in ports.get("routers", [ports])
+        ]
         self._stat = psutil.Process(self.process.pid)
 
     def memory(self) -> float:

@@ -169,8 +169,8 @@ def model(folder: Path) -> int:
     return token
 
 
-async def join(options: argparse.Namespace, port: int, vocabulary: int) -> None:
-    """Enter the node into the router's table; without heartbeats it would stay a minute."""
+async def join(options: argparse.Namespace, address: str, port: int, vocabulary: int) -> None:
+    """Enter the node into a router's table; without heartbeats it would stay a minute."""
     request = pb.JoinRequest(
         node_id="load",
         epoch=1,
@@ -186,7 +186,7 @@ async def join(options: argparse.Namespace, port: int, vocabulary: int) -> None:
             eos_token_ids=[0],
         ),
     )
-    async with grpc.aio.insecure_channel(options.registry) as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         registry: Any = RegistryStub(channel)
         await registry.Join(request)
         while True:
@@ -203,11 +203,15 @@ async def run(options: argparse.Namespace) -> None:
         add_DecodeServicer_to_server(node, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        beats = asyncio.create_task(join(options, port, token + 1))
-        await asyncio.sleep(1.5)  # the router has read the tokenizer
+        beats = [
+            asyncio.create_task(join(options, address, port, token + 1))
+            for address in options.registry.split(",")
+        ]
+        await asyncio.sleep(1.5)  # the routers have read the tokenizer
         await clients(options, pace)
         print(json.dumps({"received": pace.received, "events": pace.events}), flush=True)
-        beats.cancel()
+        for each in beats:
+            each.cancel()
         node.end()
         await server.stop(STOP_SECONDS)
     else:
@@ -219,7 +223,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, required=True)
-    parser.add_argument("--registry", default="", help="absent: the clients alone")
+    parser.add_argument("--registry", default="", help="or several; absent: the clients alone")
     parser.add_argument("--folder", default="")
     parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)

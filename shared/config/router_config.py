@@ -105,9 +105,11 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
     router_workers: int = option(
         1,
         "--router-workers",
-        "Worker processes that serve the HTTP port together, each on a core of its own, with one "
-        "registry and one view of the nodes. Limits on memory and connections are divided among "
-        "them.",
+        "Routers on one HTTP port, each a process for a core of its own. Nodes join all of them: "
+        "each takes the next port after --registry-port, and after --metrics-port. Limits on "
+        "memory, connections and requests are divided among them. Stored responses, requests for "
+        "approval, limits of keys (but see --limits-storage) and the counts of /v1/usage and "
+        "/metrics are those of each.",
         minimum=1,
         maximum=64,
     )

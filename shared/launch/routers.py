@@ -104,28 +104,17 @@ def configs_of(front: RouterConfig) -> list[RouterConfig]:
         # As of one router at a port chosen at random.
         batch_dir=front.batch_dir or (OFF if front.port == 0 else None),
     )
-    registries, metrics = range(count), range(count)
-    if front.registry_port:
-        registries = range(front.registry_port, front.registry_port + count)
-    if front.metrics_port:
-        metrics = range(front.metrics_port, front.metrics_port + count)
-    fixed = [
-        *([front.port] if front.port else []),
-        *(registries if front.registry_port else []),
-        *(metrics if front.metrics_port else []),
-    ]
+    registries = [front.registry_port and front.registry_port + n for n in range(count)]
+    metrics = [front.metrics_port and front.metrics_port + n for n in range(count)]
+    fixed = [port for port in (front.port, *registries, *metrics) if port]
     if len(set(fixed)) < len(fixed) or max(fixed, default=0) > MAX_PORT:
         raise UsageError(
             f"--router-workers {count} takes {count} ports from --registry-port on, and from "
             f"--metrics-port; choose them so that no port is taken twice or above {MAX_PORT}"
         )
     return [
-        replace(
-            share,
-            registry_port=front.registry_port and registries[number],
-            metrics_port=front.metrics_port and metrics[number],
-        )
-        for number in range(count)
+        replace(share, registry_port=registry, metrics_port=page)
+        for registry, page in zip(registries, metrics, strict=True)
     ]
 
 
