@@ -34,8 +34,8 @@ class AccessConfig:
     admin_api_key: str | None = option(
         None,
         "--admin-api-key",
-        "Keys that open the /admin routes and /shutdown, which are off without one; written as "
-        "those of --api-key, and valid wherever those are.",
+        "Keys for the /admin routes and /shutdown, which are off without one; written like "
+        "--api-key, and also valid for every other route.",
         secret=True,
     )
     admin_api_key_file: str | None = option(

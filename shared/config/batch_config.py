@@ -29,9 +29,9 @@ class BatchConfig:
     batch_dir: str | None = option(
         None,
         "--batch-dir",
-        "Folder in which files, batches and their results are kept; off: nowhere, without "
-        "/v1/files and /v1/batches (default: tandem/batches/HOST-PORT in $XDG_STATE_HOME, that is "
-        "~/.local/state; off with --port 0).",
+        "Folder for files, batches and their results; 'off' disables /v1/files and /v1/batches "
+        "(default: tandem/batches/HOST-PORT in $XDG_STATE_HOME, that is ~/.local/state; off with "
+        "--port 0).",
     )
     batch_concurrency: int = option(
         16,

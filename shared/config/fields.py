@@ -104,8 +104,8 @@ def hf_overrides() -> Any:
     return option(
         None,
         "--hf-overrides",
-        "JSON object whose keys replace those of the model's config.json, as in vLLM. In an object "
-        "that is a configuration of its own, such as text_config, single keys are replaced.",
+        "JSON object whose keys replace those of the model's config.json, as in vLLM. Nested "
+        "configurations such as text_config are merged key by key.",
     )
 
 

@@ -64,9 +64,9 @@ class HandoffConfig:
     transfer_timeout: float = option(
         120.0,
         "--transfer-timeout",
-        "Seconds that a prefill node may keep a prompt waiting while it computes nothing at all, "
-        "neither for it nor for those ahead. A transfer that makes progress has no limit but its "
-        "request's.",
+        "Seconds that a prefill node may keep a prompt waiting without computing anything, for it "
+        "or for prompts ahead of it. A transfer that makes progress is limited by its request's "
+        "deadline only.",
         minimum=0.1,
     )
     progress_timeout: float = option(
