@@ -116,23 +116,14 @@ class GenerationRequest:
     sampling: pb.Sampling
     text: TextOptions
     stream: bool
-    include_usage: bool
-    continuous_usage: bool = False
     best: int | None = None  # of the n choices of each prompt, the number to return
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
-    prompt_text: str | None = None  # to return
-    tokens_as_ids: bool = False  # in logprobs
-    timed: bool = False  # the answer has the times of the request
-    role: str = "assistant"
-    opening_text: str = ""  # at the beginning of each choice, not generated
-    include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
     beams: BeamOptions | None = None  # search, instead of drawing
     ignored: Set[str] = frozenset()  # unknown fields of the request
-    function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property

@@ -1,4 +1,4 @@
-"""POST /api/chat and /api/generate: from bodies to a ``GenerationRequest``."""
+"""POST /api/chat and /api/generate: from bodies to an ``OllamaRequest``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pydantic import Field
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ..errors import invalid
-from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
+from ..generation import EncodedPrompt, TextOptions, new_tokens
 from ..openai.chat_messages import read_messages
+from ..openai.chat_request import ChatRequest
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import Tools, read_tools
 from ..options import RouterOptions
@@ -95,7 +96,7 @@ class OllamaGenerateRequest(OllamaBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaRequest(GenerationRequest):
+class OllamaRequest(ChatRequest):
     """A request with the name by which the client called the model. ``returns_context``: the
     answer ends with the tokens of prompt and answer."""
 

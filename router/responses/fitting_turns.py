@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from ..generation import GenerationRequest
 from ..requests.context import ContextError
 
 Messages = list[dict[str, Any]]
+T = TypeVar("T")
 
 
-def parse_fitting(
-    messages: Messages, parse: Callable[[Messages], GenerationRequest]
-) -> GenerationRequest:
+def parse_fitting(messages: Messages, parse: Callable[[Messages], T]) -> T:
     """Parse as many of the last turns as fit, with the instructions between them. A turn begins
     with a message of the user, so that no result of a call loses its call. Raises ``ContextError``
     if the last turn alone does not fit."""
