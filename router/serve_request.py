@@ -22,16 +22,11 @@ from .calls.node_events import NodeEvent
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import DrainingError, NodeError
-from .generation import (
-    GenerationRequest,
-    Output,
-    Outputs,
-    RequestAdmitted,
-    Usage,
-)
+from .generation import GenerationRequest, Output, Outputs, RequestAdmitted
 from .http.slices import TimeSlices
 from .options import RouterOptions
 from .prompt_outputs import PromptOutputs
+from .usage import Usage
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client gets status 200.

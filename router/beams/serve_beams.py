@@ -26,10 +26,9 @@ from ..generation import (
     GenerationRequest,
     Output,
     RequestAdmitted,
-    ServedPrompt,
-    Usage,
     new_tokens,
 )
+from ..usage import ServedPrompt, Usage
 from .beam_search import Beam, BeamSearch
 
 # Continuations that are ranked in a few milliseconds.

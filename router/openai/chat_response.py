@@ -10,13 +10,14 @@ from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
-from ..generation import ChoiceDelta, ScoredToken, Usage
+from ..generation import ChoiceDelta, ScoredToken
 from ..http.encoding import EncodedArray
 from ..http.long_events import Events
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from ..surface import Response
+from ..usage import Usage
 from .chat_request import ChatRequest
 from .response_fields import (
     END_OF_STREAM,

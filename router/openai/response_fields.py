@@ -11,8 +11,9 @@ from ...shared.errors import RequestError
 from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
 from ..errors import ApiError
-from ..generation import ChoiceDelta, GenerationRequest, Usage
+from ..generation import ChoiceDelta, GenerationRequest
 from ..http.encoding import EncodedArray
+from ..usage import Usage
 from .error_body import error_body
 from .request_fields import OpenAIRequest
 
