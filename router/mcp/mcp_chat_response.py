@@ -66,13 +66,13 @@ class _Collector(ResultCollector):
     ) -> None:
         super().__init__(request, response.choice_logprobs, response.prompt_logprobs, memory)
         self._executed = executed
+        self._held = memory
 
-    def format(self, output: Output) -> int:
-        grown = super().format(output)
+    def add(self, output: Output) -> None:
+        super().add(output)
         if isinstance(output, RoundDelta):
             self._executed += output.executed
-            grown += sum(call.size for call in output.executed)
-        return grown
+            self._held.take(sum(call.size for call in output.executed))
 
 
 def _executed(call: ExecutedCall) -> dict[str, Any]:
