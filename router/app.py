@@ -74,12 +74,16 @@ NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operati
 @dataclass(frozen=True, eq=False)
 class Api:
     """The routes of one API, the shape of its errors, and the models that document both.
-    ``id_header`` is the API's own name of the header ``x-request-id``."""
+    ``id_header`` is the API's own name of the header ``x-request-id``, ``stream_type`` the type of
+    its streams if they are no server-sent events. With ``any_type`` bodies need not say that they
+    are JSON."""
 
     router: APIRouter
     errors: ErrorShape
     models: tuple[type[BaseModel], ...] = ()
     id_header: bytes | None = None
+    stream_type: bytes | None = None
+    any_type: bool = False
 
 
 OPENAI_ERRORS = OpenAIErrors()
@@ -91,7 +95,8 @@ APIS = (
     Api(openai_responses.router, ResponseErrors(), openai_responses.MODELS),
     Api(openai_files.router, OPENAI_ERRORS),
     Api(openai_batches.router, OPENAI_ERRORS, openai_batches.MODELS),
-    Api(ollama.router, OllamaErrors(), ollama.MODELS),
+    # As Ollama, for curl.
+    Api(ollama.router, OllamaErrors(), ollama.MODELS, stream_type=ollama.LINES, any_type=True),
     Api(anthropic.router, ANTHROPIC_ERRORS, anthropic.MODELS, id_header=b"request-id"),
     Api(tokenization.router, OPENAI_ERRORS, tokenization.MODELS),
     Api(sagemaker.router, OPENAI_ERRORS),
@@ -181,6 +186,8 @@ class App:
         add_log_context(request_id=exchange.request_id)
         if api := self._apis.get(exchange.path):
             exchange.id_header = api.id_header
+            exchange.stream_type = api.stream_type or exchange.stream_type
+            exchange.any_type = api.any_type
         scope["state"] |= {"exchange": exchange, "services": self.services}
         if exchange.method == "HEAD":
             scope = scope | {"method": "GET"}  # the server leaves the body out

@@ -115,23 +115,14 @@ class GenerationRequest:
     sampling: pb.Sampling
     text: TextOptions
     stream: bool
-    include_usage: bool
-    continuous_usage: bool = False
     best: int | None = None  # of the n choices of each prompt, the number to return
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
-    prompt_text: str | None = None  # to return
-    tokens_as_ids: bool = False  # in logprobs
-    timed: bool = False  # the answer has the times of the request
-    role: str = "assistant"
-    opening_text: str = ""  # at the beginning of each choice, not generated
-    include_reasoning: bool = True
     priority: int = 0
     cache_salt: str = ""
     beams: BeamOptions | None = None  # search, instead of drawing
     ignored: Set[str] = frozenset()  # unknown fields of the request
-    function_calls: bool = False  # the answer has calls in the shape of OpenAI's functions
     embed: VectorOptions | None = None  # generate nothing: return a vector of each prompt
 
     @property
@@ -231,58 +222,3 @@ Outputs = AsyncGenerator[Sequence["Output"], None]
 # Computes the outputs of one generation.
 Generate = Callable[[GenerationRequest], Outputs]
 Output = RequestAdmitted | ChoiceDelta | PromptScores | PromptEmbedded
-
-
-@dataclass(slots=True)
-class ServedPrompt:
-    """The decode nodes of one prompt, each of which continued what the one before had begun, and
-    the first one's report of the prompt's prefill."""
-
-    number: int = 0
-    nodes: list[str] = field(default_factory=list)
-    computed: pb.Usage = field(default_factory=pb.Usage)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """Seconds of a request: in the queue of its node (0 for several prompts, whose queues overlap),
-    until the first token, from the first to the last one, and in all until the last one. ``gap`` is
-    the mean between two tokens of a choice, if a choice has two."""
-
-    queue: float
-    first_token: float
-    generation: float
-    total: float
-    gap: float | None
-
-
-@dataclass(slots=True)
-class Usage:
-    """Sums over all prompts and choices of a request. ``served`` has each prompt as soon as a node
-    has it, also the prompts of later rounds."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int = 0  # of the completion tokens
-    cached_tokens: int = 0  # of the prompt tokens, those that decode nodes had
-    remote_tokens: int = 0
-    remote_cached_tokens: int = 0  # of the remote ones, those that prefill nodes had
-    prefill_nodes: list[str] = field(default_factory=list)
-    decode_nodes: list[str] = field(default_factory=list)
-    served: list[ServedPrompt] = field(default_factory=list)
-    timings: Timings | None = None  # once the last token is there
-
-    def add(self, served: ServedPrompt) -> None:
-        """Add a prompt's tokens that were not computed here, and its nodes."""
-        computed = served.computed
-        self.cached_tokens += computed.cached_tokens
-        self.remote_tokens += computed.remote_tokens
-        self.remote_cached_tokens += computed.remote_cached_tokens
-        self.decode_nodes += [name for name in served.nodes if name not in self.decode_nodes]
-        if (name := computed.prefill_node) and name not in self.prefill_nodes:
-            self.prefill_nodes.append(name)
-
-    @property
-    def all_cached_tokens(self) -> int:
-        """The prompt tokens that were not computed for this request."""
-        return self.cached_tokens + self.remote_cached_tokens

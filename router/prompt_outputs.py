@@ -18,9 +18,8 @@ from .generation import (
     PromptEmbedded,
     PromptScores,
     RequestAdmitted,
-    ServedPrompt,
-    Usage,
 )
+from .usage import ServedPrompt, Usage
 
 
 class PromptOutputs:

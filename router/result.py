@@ -18,10 +18,10 @@ from .generation import (
     PromptEmbedded,
     PromptScores,
     ScoredToken,
-    Usage,
     new_tokens,
 )
 from .http.memory_budget import MemoryShare
+from .usage import Usage
 
 T = TypeVar("T", contravariant=True)
 

@@ -18,10 +18,11 @@ from .beams.serve_beams import serve_beams
 from .cluster.node_table import NodeTable
 from .dispatch import Dispatcher
 from .errors import DrainingError, NodeError
-from .generation import GenerationRequest, Output, Outputs, RequestAdmitted, Usage
+from .generation import GenerationRequest, Output, Outputs, RequestAdmitted
 from .node_request import node_request
 from .options import RouterOptions
 from .prompt_outputs import PromptOutputs
+from .usage import Usage
 
 # Prompts of one request that are on nodes at the same time; also how many must be admitted before
 # the client gets status 200.

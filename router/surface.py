@@ -10,13 +10,14 @@ from abc import abstractmethod
 from typing import Any, Protocol
 
 from .errors import ApiError
-from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs, Usage
+from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs
 from .http.access_log import AccessRecord
 from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
 from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs, ResultCollector
 from .served_model import ServedModel
+from .usage import Usage
 
 
 class Surface(Protocol):

@@ -109,6 +109,7 @@ ROUTER = {
         "result",
         "served_model",
         "surface",
+        "usage",
     ),
     "batches": (
         "access",
@@ -134,7 +135,7 @@ ROUTER = {
         "served_model",
         "surface",
     ),
-    "http": ("errors", "generation", "options", "served_model"),
+    "http": ("errors", "options", "usage"),
     "ollama": (
         "embeddings",
         "errors",
@@ -146,6 +147,7 @@ ROUTER = {
         "result",
         "served_model",
         "surface",
+        "usage",
     ),
     "mcp": (
         *("errors", "generation", "http", "openai", "options", "requests", "result"),
@@ -153,7 +155,7 @@ ROUTER = {
     ),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
-        *("served_model", "surface"),
+        *("served_model", "surface", "usage"),
     ),
     "placement": (),
     "requests": ("errors", "http", "options", "served_model"),
@@ -170,8 +172,9 @@ ROUTER = {
         "result",
         "served_model",
         "surface",
+        "usage",
     ),
-    "beams": ("calls", "choice", "cluster", "dispatch", "echo", "errors", "generation"),
+    "beams": ("calls", "choice", "cluster", "dispatch", "echo", "errors", "generation", "usage"),
     # The routes are above everything but the application.
     "routes": (
         "access",
@@ -195,7 +198,7 @@ ROUTER = {
         "tokenization",
         "web",
     ),
-    "telemetry": ("cluster", "generation", "http"),
+    "telemetry": ("cluster", "generation", "http", "usage"),
     "tokenization": ("generation", "http", "openai", "requests", "served_model"),
     "web": ("cluster", "placement"),
 }

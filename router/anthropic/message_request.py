@@ -49,6 +49,7 @@ class MessageRequest(GenerationRequest):
     """A request with what only its response needs: ``omit_thinking`` leaves the blocks of
     reasoning empty."""
 
+    include_reasoning: bool = True
     omit_thinking: bool = False
     applied_edits: Sequence[dict[str, Any]] | None = None
 
@@ -88,7 +89,6 @@ def parse_messages(body: Any, model: ServedModel, options: RouterOptions) -> Mes
             tools=tools.use,
         ),
         stream=asked.stream,
-        include_usage=True,
         include_reasoning=prompt.thinking.wanted,
         omit_thinking=prompt.thinking.display == "omitted",
         applied_edits=_edits(asked, prompt),

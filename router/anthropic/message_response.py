@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...shared.text.reasoning import NO_PARSER
-from ..generation import ChoiceDelta, Usage
+from ..generation import ChoiceDelta
 from ..requests.call_arguments import read_arguments
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from ..surface import Response
+from ..usage import Usage
 from .message_blocks import BlockWriter, message_event, signature_of, tool_use
 from .message_request import MessageRequest
 

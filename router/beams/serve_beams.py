@@ -26,11 +26,10 @@ from ..generation import (
     GenerationRequest,
     Output,
     RequestAdmitted,
-    ServedPrompt,
-    Usage,
     new_tokens,
 )
 from ..node_request import node_request
+from ..usage import ServedPrompt, Usage
 from .beam_search import Beam, BeamSearch
 
 NewDispatcher = Callable[[], Dispatcher]

@@ -229,7 +229,6 @@ def _fields(
         "sampling": pb.Sampling(n=1),
         "text": TextOptions(),
         "stream": False,
-        "include_usage": False,
         "priority": asked.priority,
         "cache_salt": asked.cache_salt,
         "embed": VectorOptions(

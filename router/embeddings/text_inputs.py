@@ -81,7 +81,6 @@ def pooling_request(
         sampling=pb.Sampling(n=1),
         text=TextOptions(),
         stream=False,
-        include_usage=False,
         embed=embed,
         **fields,
     )

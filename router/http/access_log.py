@@ -11,7 +11,7 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ...shared.telemetry.prefill_origin import LOCAL, REMOTE, known_reason
-from ..generation import ServedPrompt, Usage
+from ..usage import ServedPrompt, Usage
 
 log = logging.getLogger("tandem.access")
 

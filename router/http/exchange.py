@@ -32,7 +32,9 @@ class ClientGoneError(Exception):
 class HttpExchange:
     """A request and its response. ``started``: the status has been sent. ``complete``: so has all
     the rest. ``streaming``: it began a stream. ``closes``: the connection ends with this response.
-    ``id_header``: an API's own header for the request's id, beside ours."""
+    ``id_header``: an API's own header for the request's id, beside ours. ``stream_type``: the type
+    of a stream. ``any_type``: bodies need not say that they are JSON, but from a browser, where any
+    page could send them."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, options: RouterOptions) -> None:
         self._scope = scope
@@ -56,8 +58,8 @@ class HttpExchange:
         self.writes = 0  # so far
         self.closes = False
         self.id_header: bytes | None = None
-        self._any_type = False
-        self._stream_type = b"text/event-stream; charset=utf-8"
+        self.any_type = False
+        self.stream_type = b"text/event-stream; charset=utf-8"
         self._writing_since: float | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._cut = False
@@ -81,7 +83,7 @@ class HttpExchange:
         """Read the body, in pieces, within the limits of type, size and time; count it in
         ``share``."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
-        if kind != JSON_TYPE and not (self._any_type and not self.header(b"origin")):
+        if kind != JSON_TYPE and not (self.any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
         self._check_encoding()
         limit = self._options.max_body_bytes
@@ -192,17 +194,11 @@ class HttpExchange:
             await self._write(piece, more=True)
         await self._write(pieces[-1], more=False)
 
-    def speak_ollama(self, stream_type: bytes) -> None:
-        """Stream as ``stream_type``, and take bodies of any type, as Ollama does for curl: not from
-        a browser, where any page could send them."""
-        self._stream_type = stream_type
-        self._any_type = True
-
     async def start_stream(self) -> None:
-        """Send the head of a stream, of server-sent events by default."""
+        """Send the head of a stream."""
         self.streaming = True
         headers = [
-            (b"content-type", self._stream_type),
+            (b"content-type", self.stream_type),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]

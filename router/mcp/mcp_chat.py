@@ -12,7 +12,7 @@ from ..errors import invalid
 from ..generation import Generate, GenerationRequest, Outputs, extended
 from ..http.memory_budget import MemoryBudget
 from ..http.parsing import ParserPools
-from ..openai.chat_request import count_chat_tokens, parse_chat
+from ..openai.chat_request import ChatRequest, count_chat_tokens, parse_chat
 from ..openai.chat_response import ChatResponse
 from ..openai.surfaces import ChatCompletions
 from ..openai.tools.tool_grammars import NO_GRAMMARS, ToolGrammars
@@ -32,7 +32,7 @@ _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class McpChatRequest(GenerationRequest):
+class McpChatRequest(ChatRequest):
     """A chat, and the ``rounds`` of its calls that the router runs, if it names any servers."""
 
     rounds: Rounds | None = None
@@ -62,7 +62,7 @@ class McpChat:
         most_calls: int | None = None,
         approvals: RequestApprovals | None = None,
         grammars: ToolGrammars = NO_GRAMMARS,
-    ) -> GenerationRequest:
+    ) -> ChatRequest:
         """Check a body, and tokenize it; ``approvals`` and ``grammars`` of its functions are those
         of an API that has them. Raises ``RequestError``."""
         if _names_servers(body):
@@ -74,16 +74,15 @@ class McpChat:
     def outputs(self, request: GenerationRequest, generate: Generate, owner: str) -> Outputs:
         """The outputs of all rounds of a request, whose prompts are parsed in the turn of its
         ``owner``."""
-        rounds = request.rounds if isinstance(request, McpChatRequest) else None
-        if rounds is None:
+        if not isinstance(request, McpChatRequest) or request.rounds is None:
             return generate(request)
-        return rounds.outputs(request, generate, self._parsing(request, owner))
+        return request.rounds.outputs(request, generate, self._parsing(request, owner))
 
     @contextmanager
-    def _parsing(self, request: GenerationRequest, owner: str) -> Iterator[Parsing]:
+    def _parsing(self, request: ChatRequest, owner: str) -> Iterator[Parsing]:
         with self._prompts.share() as prompts:
 
-            async def parse(work: Callable[[], GenerationRequest]) -> GenerationRequest:
+            async def parse(work: Callable[[], ChatRequest]) -> ChatRequest:
                 size = CHARACTERS_OF_TOKEN * request.prompt_tokens
                 parsed = await self._parsers.run(("rounds", owner), size, work)
                 prompts.take(parsed.prompt_tokens)
@@ -125,13 +124,13 @@ class McpChat:
         most_calls: int | None,
         approvals: RequestApprovals | None,
         grammars: ToolGrammars,
-    ) -> GenerationRequest:
+    ) -> McpChatRequest:
         ignored: set[str] = set()
         servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
             _check_answers(approvals.answers, offered)
 
-        def parse(body: dict[str, Any]) -> GenerationRequest:
+        def parse(body: dict[str, Any]) -> ChatRequest:
             return parse_chat(body, model, options, grammars)
 
         request = parse(offered.body)
@@ -157,14 +156,13 @@ class McpChatCompletions(ChatCompletions):
         self._chat = chat
         self._owner = owner
 
-    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> ChatRequest:
         return self._chat.parse(body, model, options)
 
     def response(self, request: GenerationRequest, created: int) -> ChatResponse:
-        rounds = request.rounds if isinstance(request, McpChatRequest) else None
-        if rounds is None:
+        if not isinstance(request, McpChatRequest) or request.rounds is None:
             return super().response(request, created)
-        return McpChatResponse(request, created, rounds.tools)
+        return McpChatResponse(request, created, request.rounds.tools)
 
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._owner)

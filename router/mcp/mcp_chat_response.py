@@ -11,6 +11,7 @@ from ..generation import ChoiceDelta, GenerationRequest, Output
 from ..http.long_events import Events, joined
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_data_event
+from ..openai.chat_request import ChatRequest
 from ..openai.chat_response import ChatResponse, stream_choice
 from ..result import ResultCollector, ToolCallResult
 from .round_delta import ExecutedCall, RoundDelta
@@ -20,7 +21,7 @@ class McpChatResponse(ChatResponse):
     """Formats the response to a chat with the ``tools`` of servers, by the model's names of them.
     It has one choice."""
 
-    def __init__(self, request: GenerationRequest, created: int, tools: Container[str]) -> None:
+    def __init__(self, request: ChatRequest, created: int, tools: Container[str]) -> None:
         super().__init__(request, created)
         self._tools = tools
         self._numbers: dict[int, int] = {}  # of the client's calls among all of them
@@ -65,12 +66,13 @@ class _Collector(ResultCollector):
     ) -> None:
         super().__init__(request, response.choice_logprobs, response.prompt_logprobs, memory)
         self._executed = executed
+        self._held = memory
 
     def add(self, output: Output) -> None:
         super().add(output)
         if isinstance(output, RoundDelta):
             self._executed += output.executed
-            self._memory.take(sum(call.size for call in output.executed))
+            self._held.take(sum(call.size for call in output.executed))
 
 
 def _executed(call: ExecutedCall) -> dict[str, Any]:

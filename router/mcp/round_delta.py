@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..generation import ChoiceDelta, GenerationRequest
+from ..generation import ChoiceDelta
+from ..openai.chat_request import ChatRequest
 from .server_tools import ServerTool
 
 
@@ -48,6 +49,6 @@ class RoundDelta(ChoiceDelta):
     """Output that is not the model's: a later generation ``began``, calls were ``executed``, or the
     client is ``asked`` to approve them."""
 
-    began: GenerationRequest | None = None
+    began: ChatRequest | None = None
     executed: Sequence[ExecutedCall] = ()
     asked: Sequence[ApprovalRequest] = ()

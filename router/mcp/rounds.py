@@ -10,7 +10,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..generation import ChoiceDelta, Generate, GenerationRequest, Outputs, RequestAdmitted
+from ..generation import ChoiceDelta, Generate, Outputs, RequestAdmitted
+from ..openai.chat_request import ChatRequest
 from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
 from .approvals import ApprovalAnswer
@@ -22,7 +23,7 @@ from .turn import ModelTurn, TurnCall
 MAX_CALLS_IN_ROUND = 32
 NOT_RUN = "The call was not run: the request has reached its limit of calls. Answer without it."
 # Parses a request in a thread.
-Parsing = Callable[[Callable[[], GenerationRequest]], Awaitable[GenerationRequest]]
+Parsing = Callable[[Callable[[], ChatRequest]], Awaitable[ChatRequest]]
 RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
 
 
@@ -36,7 +37,7 @@ class Rounds:
     guarded: Set[str]
     approvals: RequestApprovals | None
     listings: Sequence[Mapping[str, Any]]
-    parse: Callable[[dict[str, Any]], GenerationRequest]
+    parse: Callable[[dict[str, Any]], ChatRequest]
     run: RunCall
     most_rounds: int
     most_calls: int | None = None
@@ -49,7 +50,7 @@ class Rounds:
 
     async def outputs(
         self,
-        request: GenerationRequest,
+        request: ChatRequest,
         generate: Generate,
         parsing: AbstractContextManager[Parsing],
     ) -> Outputs:
@@ -57,7 +58,7 @@ class Rounds:
         state = _Progress(self.body)
         with parsing as parse:
             async with self.approvals or nullcontext():
-                following: GenerationRequest | None = request
+                following: ChatRequest | None = request
                 if self.approved:
                     begun = [_begun(i, each) for i, each in enumerate(self.approved.values())]
                     yield [RequestAdmitted(), ChoiceDelta(0, calls=begun)]
@@ -133,12 +134,12 @@ class Rounds:
 
     async def _following(
         self,
-        request: GenerationRequest,
+        request: ChatRequest,
         turn: ModelTurn,
         executed: Sequence[ExecutedCall],
         state: _Progress,
         parse: Parsing,
-    ) -> GenerationRequest | None:
+    ) -> ChatRequest | None:
         """The request of the next round; ``None`` if no more tokens may be generated."""
         if not state.has_tokens_left(turn.tokens):
             return None
@@ -146,18 +147,18 @@ class Rounds:
 
     async def _parsed(
         self,
-        request: GenerationRequest,
+        request: ChatRequest,
         state: _Progress,
         parse: Parsing,
         extend: Callable[[], None],
-    ) -> GenerationRequest | None:
+    ) -> ChatRequest | None:
         """The request of the next round; ``None`` if the context has no room for it. ``extend``
         adds to the chat what has happened since the last one."""
         state.rounds += 1
         exhausted = self.most_calls is not None and state.executed >= self.most_calls
         last = exhausted or state.rounds >= self.most_rounds
 
-        def work() -> GenerationRequest:
+        def work() -> ChatRequest:
             extend()
             if last:
                 state.body = state.body | {"tool_choice": "none"}

@@ -24,6 +24,7 @@ from ..openai.chat_request import parse_chat
 from ..openai.completion_request import parse_completion
 from ..openai.generation_body import MAX_STOPS, StopString
 from ..openai.logprob_fields import check_alternatives
+from ..openai.request_fields import OpenAIRequest
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.chat_tools import Tools
 from ..options import RouterOptions
@@ -173,12 +174,13 @@ class OllamaGenerateRequest(OllamaGenerationBody):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaRequest(GenerationRequest):
+class OllamaRequest(OpenAIRequest):
     """A request with the name by which the client called the model. ``returns_context``: the
     answer ends with the tokens of prompt and answer."""
 
     asked_model: str
     returns_context: bool = False
+    include_reasoning: bool = True
 
     @classmethod
     def of(
@@ -186,7 +188,8 @@ class OllamaRequest(GenerationRequest):
         **changes: Any,
     ) -> OllamaRequest:  # fmt: skip
         """The request that a translated ``body`` has become."""
-        same = {field.name: getattr(parsed, field.name) for field in fields(GenerationRequest)}
+        known = {field.name for field in fields(cls)}
+        same = {f.name: getattr(parsed, f.name) for f in fields(parsed) if f.name in known}
         own = {
             "request_id": f"ollama-{uuid.uuid4().hex}",
             "asked_model": body.model,

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
-from ..generation import ChoiceDelta, Usage, new_tokens
+from ..generation import ChoiceDelta, new_tokens
 from ..http.encoding import EncodedArray, dump
 from ..http.long_events import Events, LongEvent, joined
 from ..http.text_template import StampedTemplates
@@ -18,6 +18,7 @@ from ..openai.response_fields import token_names
 from ..requests.call_arguments import read_arguments
 from ..result import GenerationResult
 from ..surface import Response
+from ..usage import Usage
 from .request import OllamaRequest, OnlyLoadsError
 
 

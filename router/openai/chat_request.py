@@ -1,10 +1,10 @@
-"""POST /v1/chat/completions: from the body to a ``GenerationRequest``."""
+"""POST /v1/chat/completions: from the body to a ``ChatRequest``."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from ...proto import tandem_pb2 as pb
 from ...shared.text.chat_template import ChatTemplate
 from ...shared.text.reasoning import NO_PARSER
 from ..errors import invalid
-from ..generation import EncodedPrompt, GenerationRequest, TextOptions, new_tokens
+from ..generation import EncodedPrompt, TextOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_model import INT32, NAMED_BOOLEAN, WHOLE
 from ..requests.context import ContextError, check_context, encode_chat
@@ -27,6 +27,7 @@ from .generation_body import COMMON_UNSUPPORTED, GenerationBody
 from .logprob_fields import Alternatives, check_alternatives
 from .prompt_template import MAX_TEMPLATE, adds_generation_prompt, read_template
 from .request_fields import (
+    OpenAIRequest,
     check_min_tokens,
     listed_logprobs,
     read_shared,
@@ -85,9 +86,22 @@ class ChatCompletionRequest(GenerationBody):
     service_tier: Any = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(OpenAIRequest):
+    """A chat, with what its response needs: the ``opening_text`` of each choice, which is not
+    generated, and the ``prompt_text`` to return. With ``function_calls`` calls have the shape of
+    OpenAI's former functions."""
+
+    role: str = "assistant"
+    opening_text: str = ""
+    prompt_text: str | None = None
+    include_reasoning: bool = True
+    function_calls: bool = False
+
+
 def parse_chat(
     body: Any, model: ServedModel, options: RouterOptions, grammars: ToolGrammars = NO_GRAMMARS
-) -> GenerationRequest:
+) -> ChatRequest:
     """Check a body, render the chat template, tokenize. The ``grammars`` are those of its
     functions, by their names. Raises ``RequestError``."""
     ignored: set[str] = set()
@@ -128,7 +142,7 @@ def parse_chat(
         message = "Calls cannot be forced in a beam search; use 'tool_choice' 'auto' or 'none'."
         raise invalid(message, "tool_choice", "unsupported_value")
     _constrain(shared["sampling"], chat, tools, text, model)
-    return GenerationRequest(
+    return ChatRequest(
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         prompts=[EncodedPrompt(new_tokens(tokens))],
         max_tokens=granted,

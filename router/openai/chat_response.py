@@ -10,13 +10,15 @@ from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
-from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
+from ..generation import ChoiceDelta, ScoredToken
 from ..http.encoding import EncodedArray
 from ..http.long_events import Events
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from ..surface import Response
+from ..usage import Usage
+from .chat_request import ChatRequest
 from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
@@ -78,7 +80,7 @@ class ChatLogprobsEncoder(EncodedEntries):
 class ChatResponse(Response):
     """Formats one response; ``created`` is its Unix time."""
 
-    def __init__(self, request: GenerationRequest, created: int) -> None:
+    def __init__(self, request: ChatRequest, created: int) -> None:
         self._request = request
         self._tokenizer = request.model.tokenizer
         self._entries = TokenEntries(self._tokenizer, token_names(request))

@@ -1,4 +1,4 @@
-"""POST /v1/completions: from the body to a ``GenerationRequest``."""
+"""POST /v1/completions: from the body to an ``OpenAIRequest``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ..errors import invalid
-from ..generation import EncodedPrompt, GenerationRequest, new_tokens
+from ..generation import EncodedPrompt, new_tokens
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, DocumentedAs
@@ -20,6 +20,7 @@ from ..served_model import ServedModel
 from .generation_body import COMMON_UNSUPPORTED, GenerationBody
 from .logprob_fields import Alternatives, check_alternatives
 from .request_fields import (
+    OpenAIRequest,
     check_min_tokens,
     listed_logprobs,
     read_shared,
@@ -49,7 +50,7 @@ class CompletionRequest(GenerationBody):
     suffix: str = ""
 
 
-def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> OpenAIRequest:
     """Check a body, tokenize its prompts. Raises ``RequestError``."""
     ignored: set[str] = set()
     asked = CompletionRequest.read(body, ignored)
@@ -97,7 +98,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> G
         granted = size.fit(granted, options)
     size.check(granted, options)
     check_min_tokens(text.min_tokens, granted)
-    return GenerationRequest(
+    return OpenAIRequest(
         request_id=f"cmpl-{uuid.uuid4().hex}",
         prompts=prompts,
         max_tokens=granted,

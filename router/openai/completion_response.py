@@ -8,13 +8,15 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ..calls.node_logprobs import alternatives
-from ..generation import ChoiceDelta, GenerationRequest, ScoredToken, Usage
+from ..generation import ChoiceDelta, ScoredToken
 from ..http.encoding import EncodedArray
 from ..http.long_events import Events
 from ..http.sse import data_event, long_data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult
 from ..surface import Response
+from ..usage import Usage
+from .request_fields import OpenAIRequest
 from .response_fields import (
     END_OF_STREAM,
     ContinuousUsage,
@@ -52,7 +54,7 @@ class CompletionLogprobsEncoder:
 class CompletionResponse(Response):
     """Formats one response; ``created`` is its Unix time."""
 
-    def __init__(self, request: GenerationRequest, created: int) -> None:
+    def __init__(self, request: OpenAIRequest, created: int) -> None:
         self._request = request
         self._name_of = token_names(request)
         self._usage = ContinuousUsage(request) if request.continuous_usage else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.stop import StopStrings
 from ...shared.text.tool_parsers.tool_use import ToolUse
 from ..errors import invalid
-from ..generation import BeamOptions, TextOptions
+from ..generation import BeamOptions, GenerationRequest, TextOptions
 from ..options import RouterOptions
 from ..requests.body_errors import check_integer, check_token, to_request_error
 from ..requests.sampling import numbers_of, sampling_message
@@ -27,8 +28,18 @@ from .structured_outputs import read_constraint
 MAX_SHOWN = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIRequest(GenerationRequest):
+    """A request with what responses in OpenAI's shape need."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    tokens_as_ids: bool = False  # in logprobs
+    timed: bool = False  # the response has the times of the request
+
+
 class SharedFields(TypedDict):
-    """The fields of a ``GenerationRequest`` that both surfaces read in the same way."""
+    """The fields of an ``OpenAIRequest`` that both surfaces read in the same way."""
 
     model: ServedModel
     sampling: pb.Sampling

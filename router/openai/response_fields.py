@@ -11,9 +11,11 @@ from ...shared.errors import RequestError
 from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
 from ..errors import ApiError
-from ..generation import ChoiceDelta, GenerationRequest, Usage
+from ..generation import ChoiceDelta, GenerationRequest
 from ..http.encoding import EncodedArray
+from ..usage import Usage
 from .error_body import error_body
+from .request_fields import OpenAIRequest
 
 # JSON has no infinity; vLLM writes this.
 LOWEST_LOGPROB = -9999.0
@@ -58,7 +60,7 @@ class ContinuousUsage:
         }
 
 
-def token_names(request: GenerationRequest) -> Callable[[int], str]:
+def token_names(request: OpenAIRequest) -> Callable[[int], str]:
     """The names of tokens in logprobs: their texts, or their ids as vLLM writes them."""
     return "token_id:{}".format if request.tokens_as_ids else request.model.tokenizer.texts.text_of
 
@@ -91,7 +93,7 @@ def fingerprint_field(request: GenerationRequest) -> dict[str, str]:
     return {"system_fingerprint": request.model.system_fingerprint}
 
 
-def metrics_body(request: GenerationRequest, usage: Usage) -> dict[str, Any]:
+def metrics_body(request: OpenAIRequest, usage: Usage) -> dict[str, Any]:
     """vLLM's ``metrics``, of --enable-per-request-metrics, in milliseconds. ``mean_itl_ms`` is left
     out if no choice has two tokens."""
     timings = usage.timings

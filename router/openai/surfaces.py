@@ -8,10 +8,11 @@ from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
-from .chat_request import parse_chat
+from .chat_request import ChatRequest, parse_chat
 from .chat_response import ChatResponse
 from .completion_request import parse_completion
 from .completion_response import CompletionResponse
+from .request_fields import OpenAIRequest
 
 
 class ChatCompletions(Surface):
@@ -23,6 +24,7 @@ class ChatCompletions(Surface):
         return parse_chat(body, model, options)
 
     def response(self, request: GenerationRequest, created: int) -> ChatResponse:
+        assert isinstance(request, ChatRequest), "made by parse"
         return ChatResponse(request, created)
 
 
@@ -35,4 +37,5 @@ class Completions(Surface):
         return parse_completion(body, model, options)
 
     def response(self, request: GenerationRequest, created: int) -> CompletionResponse:
+        assert isinstance(request, OpenAIRequest), "made by parse"
         return CompletionResponse(request, created)

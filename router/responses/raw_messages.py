@@ -8,7 +8,8 @@ from io import StringIO
 from typing import Any
 
 from ...shared.text.output_parser import kept_tokens
-from ..generation import GenerationRequest, new_tokens
+from ..generation import new_tokens
+from ..openai.chat_request import ChatRequest
 
 TOKEN_BYTES = 4
 NO_MESSAGES = {"input_messages": None, "output_messages": None}  # until the end
@@ -18,12 +19,12 @@ class RawMessages:
     """The first prompt of a response, then each output, and the prompts of later generations
     between them. All as tokens and as text, in which special tokens of outputs may be left out."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: ChatRequest) -> None:
         self._input: list[dict[str, Any]] = []
         self._output: list[dict[str, Any]] = []
         self.begin(request)
 
-    def begin(self, request: GenerationRequest) -> None:
+    def begin(self, request: ChatRequest) -> None:
         """Begin a generation. The first is that of the last prompt without an output before it."""
         prompt = _message(request.prompt_text or "", request.prompts[0].tokens)
         if self._output:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ApiError
-from ..generation import GenerationRequest, Usage
+from ..generation import GenerationRequest
+from ..usage import Usage
 from .response_request import CreateResponseRequest
 from .response_tools import shown_tool
 

@@ -9,14 +9,7 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
-from ..generation import (
-    ChoiceDelta,
-    GenerationRequest,
-    Output,
-    RequestAdmitted,
-    ScoredToken,
-    Usage,
-)
+from ..generation import ChoiceDelta, GenerationRequest, Output, RequestAdmitted, ScoredToken
 from ..http.long_events import EventParts, Events, joined
 from ..http.memory_budget import MemoryShare
 from ..http.sse import long_event, named_event
@@ -27,6 +20,7 @@ from ..openai.chat_response import TokenEntries
 from ..openai.response_fields import token_names
 from ..result import GenerationResult
 from ..surface import Response
+from ..usage import Usage
 from .output_item import EVENTS, OutputItem
 from .raw_messages import NO_MESSAGES, RawMessages
 from .response_body import ENDED, response_body

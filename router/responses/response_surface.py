@@ -10,6 +10,7 @@ from ..generation import Generate, GenerationRequest, Outputs, extended
 from ..http.sse import named_event
 from ..mcp.mcp_chat import McpChat
 from ..mcp.request_approvals import RequestApprovals
+from ..openai.chat_request import ChatRequest
 from ..openai.error_body import OpenAIErrors
 from ..options import RouterOptions
 from ..requests.fitting_turns import parse_fitting
@@ -103,11 +104,11 @@ def parse_turns(
     approvals: RequestApprovals,
     model: ServedModel,
     options: RouterOptions,
-) -> GenerationRequest:
+) -> ChatRequest:
     """The chat completion that computes a response. Streams have the limits of whole answers: their
     last event is one."""
 
-    def parse(messages: list[Message]) -> GenerationRequest:
+    def parse(messages: list[Message]) -> ChatRequest:
         turns = [*told(asked.instructions), *messages]
         body = chat_body(asked, tools, turns, is_partial=conversation.is_partial)
         most = asked.max_tool_calls

@@ -64,7 +64,6 @@ router = APIRouter(
 @router.post(CHAT.path, **documented(OllamaChatRequest, OllamaChatAnswer, lines=OllamaChatAnswer))
 async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
-    exchange.speak_ollama(LINES)
     return OllamaGenerationResponse(exchange, services.handler, CHAT)
 
 
@@ -74,28 +73,24 @@ async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
 )
 async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
     """Answer a prompt."""
-    exchange.speak_ollama(LINES)
     return OllamaGenerationResponse(exchange, services.handler, GENERATE)
 
 
 @router.post(EMBED.path, **documented(OllamaEmbedRequest, OllamaEmbedAnswer))
 async def ollama_embed(exchange: Exchange, services: RouterServices) -> Response:
     """The vectors of texts."""
-    exchange.speak_ollama(LINES)
     return GenerationResponse(exchange, services.handler, EMBED)
 
 
 @router.post(EMBEDDINGS.path, **documented(OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer))
 async def ollama_embeddings(exchange: Exchange, services: RouterServices) -> Response:
     """The vector of a text."""
-    exchange.speak_ollama(LINES)
     return GenerationResponse(exchange, services.handler, EMBEDDINGS)
 
 
 @router.post("/api/show", **documented(ShowRequest, OllamaModelAnswer))
 async def show_ollama_model(exchange: Exchange, services: RouterServices) -> Response:
     """The served model."""
-    exchange.speak_ollama(LINES)
 
     def work(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
         return show(body, model, services.options, ignored)

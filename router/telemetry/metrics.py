@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from ...shared.telemetry.stats_line import Work
 from ..cluster.node_table import NodeTable
-from ..generation import Usage
+from ..usage import Usage
 from .node_series import NodeCounts, count_nodes, text
 from .vllm_series import FIRST_TOKEN, VllmSeries
 

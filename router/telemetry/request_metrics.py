@@ -7,14 +7,9 @@ import time
 from collections import Counter as Counts
 
 from ...shared.telemetry.tracing import current
-from ..generation import (
-    ChoiceDelta,
-    GenerationRequest,
-    Output,
-    Timings,
-    Usage,
-)
+from ..generation import ChoiceDelta, GenerationRequest, Output
 from ..http.access_log import AccessRecord, prefill_origin
+from ..usage import Timings, Usage
 from .metrics import Metrics
 
 # By our names of finish reasons; others are the same.

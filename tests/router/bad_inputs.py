@@ -20,7 +20,9 @@ from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
 from tandem.router.ollama.request import OPENAI_NAMES, OnlyLoadsError
 from tandem.router.ollama.surfaces import CHAT, GENERATE
+from tandem.router.openai.chat_request import ChatRequest
 from tandem.router.openai.error_body import error_body
+from tandem.router.openai.request_fields import OpenAIRequest
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.served_model import ServedModel
@@ -324,6 +326,7 @@ def body_answers(folder: Path) -> Table:
 
 def _described(request: GenerationRequest) -> dict[str, Any]:
     """The content of a request, as JSON."""
+    assert isinstance(request, OpenAIRequest)
     return {
         "sampling": MessageToDict(request.sampling),
         "prompts": [len(prompt.tokens) for prompt in request.prompts],
@@ -338,7 +341,11 @@ def _described(request: GenerationRequest) -> dict[str, Any]:
         ],
         "stream": [request.stream, request.include_usage],
         "logprobs": [request.logprobs, request.prompt_logprobs],
-        "other": [request.return_token_ids, request.include_reasoning, request.priority],
+        "other": [
+            request.return_token_ids,
+            request.include_reasoning if isinstance(request, ChatRequest) else True,
+            request.priority,
+        ],
         "cache_salt": request.cache_salt,
         "ignored": sorted(request.ignored),
     }

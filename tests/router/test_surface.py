@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 
 from tandem.router import app
 from tandem.router.errors import ApiError
-from tandem.router.generation import ChoiceDelta, GenerationRequest, Usage
+from tandem.router.generation import ChoiceDelta, GenerationRequest
 from tandem.router.openai.completion_request import parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.result import GenerationResult
@@ -19,6 +19,7 @@ from tandem.router.routes.services import Exchange, RouterServices
 from tandem.router.served_model import ServedModel
 from tandem.router.surface import Response as SurfaceResponse
 from tandem.router.surface import Surface
+from tandem.router.usage import Usage
 from tandem.tests.router.support import cluster
 
 

@@ -1,0 +1,62 @@
+"""What a request has used: tokens, nodes and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..proto import tandem_pb2 as pb
+
+
+@dataclass(slots=True)
+class ServedPrompt:
+    """The decode nodes of one prompt, each of which continued what the one before had begun, and
+    the first one's report of the prompt's prefill."""
+
+    number: int = 0
+    nodes: list[str] = field(default_factory=list)
+    computed: pb.Usage = field(default_factory=pb.Usage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Seconds of a request: in the queue of its node (0 for several prompts, whose queues overlap),
+    until the first token, from the first to the last one, and in all until the last one. ``gap`` is
+    the mean between two tokens of a choice, if a choice has two."""
+
+    queue: float
+    first_token: float
+    generation: float
+    total: float
+    gap: float | None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Sums over all prompts and choices of a request. ``served`` has each prompt as soon as a node
+    has it, also the prompts of later rounds."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0  # of the completion tokens
+    cached_tokens: int = 0  # of the prompt tokens, those that decode nodes had
+    remote_tokens: int = 0
+    remote_cached_tokens: int = 0  # of the remote ones, those that prefill nodes had
+    prefill_nodes: list[str] = field(default_factory=list)
+    decode_nodes: list[str] = field(default_factory=list)
+    served: list[ServedPrompt] = field(default_factory=list)
+    timings: Timings | None = None  # once the last token is there
+
+    def add(self, served: ServedPrompt) -> None:
+        """Add a prompt's tokens that were not computed here, and its nodes."""
+        computed = served.computed
+        self.cached_tokens += computed.cached_tokens
+        self.remote_tokens += computed.remote_tokens
+        self.remote_cached_tokens += computed.remote_cached_tokens
+        self.decode_nodes += [name for name in served.nodes if name not in self.decode_nodes]
+        if (name := computed.prefill_node) and name not in self.prefill_nodes:
+            self.prefill_nodes.append(name)
+
+    @property
+    def all_cached_tokens(self) -> int:
+        """The prompt tokens that were not computed for this request."""
+        return self.cached_tokens + self.remote_cached_tokens
