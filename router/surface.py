@@ -6,7 +6,7 @@ an ``ErrorShape`` writes its errors. Everything in between is the same for all s
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from .errors import ApiError
@@ -20,7 +20,7 @@ from .served_model import ServedModel
 from .usage import Usage
 
 
-class Surface(Protocol):
+class Surface(ABC):
     """One route of an HTTP API that generates text: the base of its class."""
 
     path: str  # of its POST requests
@@ -49,7 +49,7 @@ class ErrorShape(Protocol):
         """The end of a stream that fails."""
 
 
-class Response(Protocol):
+class Response(ABC):
     """Formats one response: the base of its class, which overrides what its API has. What it writes
     of a stream are complete server-sent events; empty ones are not written."""
 
@@ -81,9 +81,8 @@ class Response(Protocol):
         """An encoder for one prompt's logprobs; ``None`` if the request wants none."""
         return None
 
-    def hold(self, memory: MemoryShare) -> None:
+    def hold(self, memory: MemoryShare) -> None:  # noqa: B027
         """Count what the formatter itself keeps in ``memory``; by default that is nothing."""
-        return
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> Collector:
         """The collector of a response that is not streamed, which counts in ``memory``."""
