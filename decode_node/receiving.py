@@ -186,6 +186,7 @@ class _Receiving:
             ranks=self._node.engine.world_size,
             kv_dtype=self._node.engine.kv_dtype,
             resume_at=self._resume_at,
+            mid_stream=sequence.mid_stream,
         )
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)

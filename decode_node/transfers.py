@@ -167,16 +167,16 @@ class Transfers:
         if peer is not None and self._end(sequence, peer) <= sequence.computed:
             return LocalReason.NOTHING_MISSING if sequence.computed else LocalReason.SHORT
         link = peer.link if peer is not None else MeasuredLink()
-        load = core.load()
+        load, queued = core.load(), not sequence.mid_stream  # which goes before the others
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
             at_least=core.least_prefill_tokens_per_second,
-            queued_tokens=load.queued_prefill_tokens,
+            queued_tokens=load.queued_prefill_tokens if queued else 0,
             running=load.running,
         )
         there = RemoteEstimate(
             tokens_per_second=node.prefill_tokens_per_second,
-            queued_tokens=node.queued_prefill_tokens,
+            queued_tokens=node.queued_prefill_tokens if queued else 0,
             round_trip=link.round_trip,
             link_tokens_per_second=link.tokens_per_second,
         )

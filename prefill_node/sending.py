@@ -61,6 +61,7 @@ class Sending:
             Compute(request.end_token, request.private),
             priority=request.priority,
             salt=request.cache_salt,
+            mid_stream=request.mid_stream,
         )
         self._transfer = prefill_transfer_state(
             f"transfer {request.transfer_id} attempt {request.attempt}",

@@ -168,7 +168,8 @@ class PrefillService(PrefillServicer):
             raise OverloadedError(NODE_DRAINING)
         _check_fields(request, self._engine)
         self._check_order(request)
-        self._engine.core.admit(len(request.prompt), 0, goes_first=request.private)
+        goes_first = request.private or request.mid_stream
+        self._engine.core.admit(len(request.prompt), 0, goes_first=goes_first)
         held = self._held_by(_tenant(request))
         free = self._engine.core.load().blocks.available
         if held > free:

@@ -777,7 +777,7 @@ class RankEndpoint(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., bulk: _Optional[str] = ..., control: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes", "private", "ranks", "kv_dtype", "resume_at")
+    __slots__ = ("transfer_id", "attempt", "node_id", "epoch", "peer_epoch", "prompt", "first_token", "end_token", "priority", "cache_salt", "deadline_seconds", "window_bytes", "private", "ranks", "kv_dtype", "resume_at", "mid_stream")
     TRANSFER_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -794,6 +794,7 @@ class OpenRequest(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     RESUME_AT_FIELD_NUMBER: _ClassVar[int]
+    MID_STREAM_FIELD_NUMBER: _ClassVar[int]
     transfer_id: int
     attempt: int
     node_id: str
@@ -810,7 +811,8 @@ class OpenRequest(_message.Message):
     ranks: int
     kv_dtype: str
     resume_at: int
-    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ..., private: _Optional[bool] = ..., ranks: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., resume_at: _Optional[int] = ...) -> None: ...
+    mid_stream: bool
+    def __init__(self, transfer_id: _Optional[int] = ..., attempt: _Optional[int] = ..., node_id: _Optional[str] = ..., epoch: _Optional[int] = ..., peer_epoch: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., end_token: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., deadline_seconds: _Optional[float] = ..., window_bytes: _Optional[int] = ..., private: _Optional[bool] = ..., ranks: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., resume_at: _Optional[int] = ..., mid_stream: _Optional[bool] = ...) -> None: ...
 
 class OpenEvent(_message.Message):
     __slots__ = ("accepted", "progress", "done", "failed")

@@ -171,8 +171,8 @@ class EngineCore:
     def admit(self, prompt_tokens: int, max_tokens: int, *, goes_first: bool = False) -> None:
         """Reject a request that cannot run. Raises ``UnavailableError``, ``OverloadedError`` or
         ``RequestError``. One that only computes its prompt has no ``max_tokens``. One that
-        ``goes_first``, as private and resumed sequences do, is admitted however long the queue
-        is."""
+        ``goes_first``, as private sequences and those in mid-stream do, is admitted however long
+        the queue is."""
         self.check_ranks()
         if not goes_first:
             self._scheduler.check_room()

@@ -32,6 +32,7 @@ def build_sequences(
     They follow ``rules``, in which ``eos_token_ids`` may end them. ``resume`` has the choices that
     another node has begun and their outputs so far; those that it lacks have ended.
     """
+    mid_stream = resume is not None
     resume = dict.fromkeys(range(params.n), ()) if resume is None else resume
     _check_prompt(prompt, vocab_size)
     for name, ids in (
@@ -57,6 +58,7 @@ def build_sequences(
             index=index,
             priority=priority,
             salt=salt,
+            mid_stream=mid_stream,
             outputs=list(tokens),
             resumed=len(tokens),
         )

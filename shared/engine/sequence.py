@@ -67,6 +67,7 @@ class Sequence:
     priority: int = 0
     arrival: int = 0
     salt: str = ""
+    mid_stream: bool = False  # its client is reading already: it goes before all that arrive
     phase: Phase = Phase.WAITING
     outputs: list[int] = field(default_factory=list)
     resumed: int = 0  # of the outputs, drawn by another node

@@ -286,6 +286,8 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     assert await world.run(busy, B) == PrefillSource(node="b")
     world.sequence = Sequence(2, list(range(200, 300)), Generate(SamplingParams()))
     assert (await world.run(busy)).reason == "faster here"
+    world.sequence = Sequence(3, list(range(300, 400)), Generate(SamplingParams()), mid_stream=True)
+    assert await world.run(busy) == PrefillSource(node="a"), "it does not queue there"
 
 
 async def test_what_cannot_end_in_time_is_not_begun() -> None:

@@ -156,6 +156,23 @@ async def test_a_canary_is_taken_and_computed_first_however_long_the_queue() -> 
         await node.stub.Release(ids(*range(12)))
 
 
+async def test_a_prompt_in_mid_stream_is_taken_and_computed_before_those_that_wait() -> None:
+    async with prefill_node() as node:
+        node.ranks.computes.clear()
+        for number in range(9):  # of which one runs
+            call = node.open(number, prompt=[number] * 500, end_token=499)
+            assert (await call.read()).HasField("accepted")
+            await until(lambda: node.core.stepping)
+        moved = node.open(9, prompt=[9] * 500, end_token=499, mid_stream=True)
+        assert (await moved.read()).HasField("accepted")
+        node.ranks.computes.set()
+        until_sent = 3 * RANKS  # as for a canary
+        while not [send for send in node.ranks.of(OpenSend) if send.transfer_id == 9]:
+            assert len(node.ranks.of(OpenSend)) < until_sent
+            await asyncio.sleep(0)
+        await node.stub.Release(ids(*range(10)))
+
+
 async def test_an_expired_lease_ends_the_attempt_and_renewed_ones_continue() -> None:
     async with prefill_node(lease_seconds=0.5) as node:
         node.ranks.computes.clear()

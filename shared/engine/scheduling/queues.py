@@ -8,8 +8,7 @@ from collections.abc import Callable
 from ...config.limits import BACKGROUND_PRIORITY
 from ..sequence import Phase, Sequence
 
-# A resumed sequence goes before all that arrive: its client is reading it already.
-_RESUMED_AHEAD = 1 << 62
+_MID_STREAM_AHEAD = 1 << 62
 
 # Shortest-first: how many tokens of advantage one arrival is worth. A later, shorter sequence can
 # pass an older one only a bounded number of times, so nothing starves.
@@ -49,7 +48,7 @@ class SequenceQueues:
     def arrive(self, sequence: Sequence) -> None:
         """Number a sequence by its arrival."""
         self._arrivals += 1
-        sequence.arrival = self._arrivals - (_RESUMED_AHEAD if sequence.resumed else 0)
+        sequence.arrival = self._arrivals - (_MID_STREAM_AHEAD if sequence.mid_stream else 0)
 
     def wait(self, sequence: Sequence) -> None:
         if sequence.phase is not Phase.WAITING:

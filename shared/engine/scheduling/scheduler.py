@@ -9,7 +9,7 @@ transfers whose owners hold a ``Reception``).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...errors import OverloadedError
 from ...kv.block_pool import BlockPool
@@ -116,9 +116,9 @@ class Scheduler:
     # ---- sequences come and go -------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence. Raises ``OverloadedError`` if the queue is full; it never is for a
-        private sequence, which goes first."""
-        if not sequence.work.private:
+        """Queue a new sequence. Raises ``OverloadedError`` if the queue is full; it never is for
+        one that goes before all others."""
+        if not (sequence.work.private or sequence.mid_stream):
             self.check_room()
         self.enqueue(sequence)
 
@@ -180,15 +180,17 @@ class Scheduler:
         return self._plan(budget) if budget.shares else None
 
     def _share_out(self, budget: StepBudget, prompt_tokens: int | None) -> None:
-        """Grant shares of the budget: to decodes, then to prompts."""
+        """Grant shares of the budget: to decodes, then to prompts, of which those whose client is
+        in the middle of reading go before the ones that run."""
         decodes = [s for s in self._queues.running if s.decoding]
         prompts = [s for s in self._queues.running if not s.decoding]
         for sequence in decodes:
             self._grant(sequence, budget)
         decoding = bool(budget.shares)
-        self._admit(budget, only_private=True)
+        self._admit(budget, lambda sequence: sequence.work.private)
         if decoding and prompt_tokens is not None:
             budget.prompts = prompt_tokens
+        self._admit(budget, lambda sequence: sequence.mid_stream)
         for sequence in prompts:
             self._grant(sequence, budget)
         self._admit(budget)
@@ -221,8 +223,10 @@ class Scheduler:
         # Alone, a prompt may be longer than a step.
         return missing if missing <= budget.left or not budget.shares else 0
 
-    def _admit(self, budget: StepBudget, *, only_private: bool = False) -> None:
-        """Start waiting sequences while slots, tokens and blocks last.
+    def _admit(
+        self, budget: StepBudget, wanted: Callable[[Sequence], bool] = lambda sequence: True
+    ) -> None:
+        """Start ``wanted`` waiting sequences while slots, tokens and blocks last.
 
         Stop at the first that does not fit, so that small sequences do not pass a large one for
         ever. Private ones, which never sample, need no slot. Background ones leave half of the
@@ -231,7 +235,9 @@ class Scheduler:
         while self._queues.waiting and budget.left > 0:
             sequence = self._queues.waiting[0]
             slots = max(1, self._max_seqs // 2) if is_background(sequence) else self._max_seqs
-            if not sequence.work.private and (only_private or self.running >= slots):
+            if not wanted(sequence):
+                return
+            if not sequence.work.private and self.running >= slots:
                 return
             if self.reservations.goes_before(sequence):
                 return  # it lacks blocks, and would never get them if others went first

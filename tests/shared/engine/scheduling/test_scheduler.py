@@ -180,6 +180,22 @@ def test_a_private_prompt_takes_blocks_from_the_one_that_runs_last() -> None:
     drain(scheduler)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_sequence_in_mid_stream_is_computed_before_prompts_that_run_or_wait(policy: str) -> None:
+    scheduler = make(policy=policy)
+    running, waiting, moved = sequence(1, 60), sequence(2, 60), sequence(3, 20)
+    for one in (running, waiting):
+        scheduler.add(one)
+    run_step(scheduler)
+    moved.mid_stream, moved.outputs = True, [7, 8, 9]
+    scheduler.add(moved)
+    run_step(scheduler)
+    assert (moved.computed, running.computed, waiting.computed) == (16, 16, 0)
+    run_step(scheduler)
+    assert len(moved.outputs) == 4 and running.computed == 16 + 16 - 7
+    drain(scheduler)
+
+
 def test_a_full_queue_takes_a_private_prompt() -> None:
     scheduler = make(max_waiting=1)
     scheduler.add(sequence(1, 3))
