@@ -42,10 +42,12 @@ def test_a_prefill_only_sequence_holds_its_blocks_until_released() -> None:
     one = sequence(1, 20)
     one.work = Compute(19)
     scheduler.add(one)
+    run_step(scheduler)
+    assert len(one.block_table) == 5, "all at once, though the step computes 16 tokens"
     drain(scheduler)
     assert one.finish_reason is FinishReason.COMPUTED and scheduler.pool.counts().owned == 5
     scheduler.release_held(one)
-    assert scheduler.pool.counts().owned == 0
+    assert scheduler.pool.counts().owned == 0 and scheduler.pool.counts().cached == 4
 
 
 def test_received_prompts_that_wait_give_way_to_streams_that_run() -> None:
