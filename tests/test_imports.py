@@ -174,7 +174,17 @@ ROUTER = {
         "surface",
         "usage",
     ),
-    "beams": ("calls", "choice", "cluster", "dispatch", "echo", "errors", "generation", "usage"),
+    "beams": (
+        "calls",
+        "choice",
+        "cluster",
+        "dispatch",
+        "echo",
+        "errors",
+        "generation",
+        "node_request",
+        "usage",
+    ),
     # The routes are above everything but the application.
     "routes": (
         "access",
