@@ -148,10 +148,11 @@ class NodeTable:
         if pause:
             self.ejections.labels(reason).inc()
             log.warning(
-                "node %s gets requests last for %g s, although its heartbeats arrive: %s",
+                "node %s gets requests last for %g s: %s, %.1f s after its last heartbeat",
                 node.node_id,
                 pause,
                 reason,
+                self._clock() - node.last_seen,
             )
         self.on_doubt(node)
 

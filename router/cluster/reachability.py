@@ -28,12 +28,20 @@ FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 3.0
 
 
-class UnreachedError(Exception):
-    """Nobody answers at the address of a node, or not as a node does. ``gone`` if no connection can
-    be made: no process listens there."""
+# For a node that no router has called yet.
+REMEDY = (
+    "let it listen where the router can call it (--host), or name the address that leads there "
+    "(--advertise)"
+)
 
-    def __init__(self, message: str, *, gone: bool) -> None:
-        super().__init__(message)
+
+class UnreachedError(Exception):
+    """Nobody answers at the address of a node, or not as a node does: the ``problem``. ``gone`` if
+    no connection can be made: no process listens there."""
+
+    def __init__(self, problem: str, *, gone: bool) -> None:
+        super().__init__(f"{problem}; {REMEDY}")
+        self.problem = problem
         self.gone = gone
 
 
@@ -78,7 +86,9 @@ class Reachability:
                 await self.meet(node.node_id, node.epoch, node.role, node.address)
             except (UnreachedError, PeerRefusedError) as error:
                 if not node.lost:
-                    self._nodes.found_unreachable(node, str(error))
+                    # It was called before, so its address is right.
+                    problem = error.problem if isinstance(error, UnreachedError) else str(error)
+                    self._nodes.found_unreachable(node, problem)
                 await asyncio.sleep(pauses.pause())
             else:
                 self._nodes.found_unreachable(node, "")
@@ -93,9 +103,7 @@ class Reachability:
                 reply: pb.StatusReply = await stub.Status(request, timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise UnreachedError(
-                    f"the router cannot call this node at {address}: {self._reason(error)}; "
-                    f"let it listen where the router can call it (--host), or name the address "
-                    f"that leads there (--advertise)",
+                    f"the router cannot call this node at {address}: {self._reason(error)}",
                     gone=error.code() is grpc.StatusCode.UNAVAILABLE,
                 ) from None
         return reply

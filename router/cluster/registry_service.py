@@ -68,8 +68,9 @@ class Registry(RegistryServicer):
 
     def model(self) -> ServedModel:
         """The served model. Raises ``UnavailableError`` while no decode node takes work."""
+        self.check_started()
         if self._model is None or not self._nodes.decode_ready():
-            raise UnavailableError("No decode node has joined this router yet; try again soon.")
+            raise UnavailableError("No decode node takes requests at the moment; try again soon.")
         return self._model
 
     def served_name(self) -> str:

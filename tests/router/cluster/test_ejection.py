@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import grpc
@@ -95,9 +96,8 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        assert (
-            "decode-0 gets requests last for 3600 s, although its heartbeats arrive" in caplog.text
-        )
+        told = r"decode-0 gets requests last for 3600 s: no answer, [0-9.]+ s after its last heart"
+        assert re.search(told, caplog.text)
 
 
 async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
