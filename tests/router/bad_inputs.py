@@ -20,7 +20,6 @@ from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
 from tandem.router.ollama.request import OPENAI_NAMES, OnlyLoadsError
 from tandem.router.ollama.surfaces import CHAT, GENERATE
-from tandem.router.openai.chat_request import ChatRequest
 from tandem.router.openai.error_body import error_body
 from tandem.router.openai.request_fields import OpenAIRequest
 from tandem.router.openai.surfaces import ChatCompletions, Completions
@@ -343,7 +342,7 @@ def _described(request: GenerationRequest) -> dict[str, Any]:
         "logprobs": [request.logprobs, request.prompt_logprobs],
         "other": [
             request.return_token_ids,
-            request.include_reasoning if isinstance(request, ChatRequest) else True,
+            getattr(request, "include_reasoning", True),
             request.priority,
         ],
         "cache_salt": request.cache_salt,

@@ -138,6 +138,7 @@ GREETINGS = st.builds(
         max_size=greeting.MAX_OFFERS,
     ),
     kv_scales=st.lists(st.floats(0.5, 448, width=32), max_size=6).map(greeting.packed_scales),
+    max_payload=U32,
 )
 
 
