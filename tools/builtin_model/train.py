@@ -9,6 +9,7 @@ script on the same machine makes the same weights.
 """
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -179,6 +180,10 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         do_sample=False, eos_token_id=end, pad_token_id=model.config.pad_token_id
     )
     copy.to(torch.bfloat16).save_pretrained(folder)
+    # Servers, which sample unless told otherwise, take this; transformers refuses to write it.
+    file = folder / "generation_config.json"
+    greedy = json.loads(file.read_text()) | {"temperature": 0.0}
+    file.write_text(json.dumps(greedy, indent=2, sort_keys=True) + "\n")
     save_tokenizer(tokenizer, folder, CONTEXT)
 
 
