@@ -167,16 +167,17 @@ class Transfers:
         if peer is not None and self._end(sequence, peer) <= sequence.computed:
             return LocalReason.NOTHING_MISSING if sequence.computed else LocalReason.SHORT
         link = peer.link if peer is not None else MeasuredLink()
-        load, queued = core.load(), not sequence.mid_stream  # which goes before the others
+        load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
             at_least=core.least_prefill_tokens_per_second,
-            queued_tokens=load.queued_prefill_tokens if queued else 0,
+            # One in mid-stream goes first; there it would wait for a step in flight, which is long.
+            queued_tokens=0 if sequence.mid_stream else load.queued_prefill_tokens,
             running=load.running,
         )
         there = RemoteEstimate(
             tokens_per_second=node.prefill_tokens_per_second,
-            queued_tokens=node.queued_prefill_tokens if queued else 0,
+            queued_tokens=node.queued_prefill_tokens,
             round_trip=link.round_trip,
             link_tokens_per_second=link.tokens_per_second,
         )

@@ -287,8 +287,18 @@ async def test_a_node_with_a_long_queue_is_passed_over() -> None:
     assert await world.run(busy, B) == PrefillSource(node="b")
     world.sequence = Sequence(2, list(range(200, 300)), Generate(SamplingParams()))
     assert (await world.run(busy)).reason == "faster here"
-    world.sequence = Sequence(3, list(range(300, 400)), Generate(SamplingParams()), mid_stream=True)
-    assert await world.run(busy) == PrefillSource(node="a"), "it does not queue there"
+
+
+async def test_a_prompt_in_mid_stream_does_not_queue_here() -> None:
+    world = TransferWorld({"a": None}, threshold=None)
+    world.node.core._prefill_rate.tokens_per_second = 1000.0
+    for number in range(9):
+        waiting = Sequence(10 + number, list(range(100)), Generate(SamplingParams()))
+        world.node.core.enqueue(waiting)
+    busy = pb.PrefillCandidate(node_id="a", address="a", queued_prefill_tokens=400)
+    assert await world.run(busy) == PrefillSource(node="a")
+    world.sequence = Sequence(2, list(range(200, 300)), Generate(SamplingParams()), mid_stream=True)
+    assert (await world.run(busy)).reason == "faster here"
 
 
 async def test_what_cannot_end_in_time_is_not_begun() -> None:
