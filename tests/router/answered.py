@@ -28,7 +28,7 @@ from tandem.router.dispatch import Dispatcher
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
 from tandem.router.http.access_log import AccessRecord
-from tandem.router.http.encoding import dump, encode
+from tandem.router.http.encoding import dump, encode, pieces_of
 from tandem.router.http.json_body import parse_json
 from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.openai.surfaces import ChatCompletions, Completions
@@ -139,7 +139,7 @@ class InProcess:
             self._unknown.note(ignored)
         except Exception as error:
             return _failed(error, _errors_of(CHAT))
-        return Answered(200, dump(made).decode())
+        return Answered(200, b"".join(pieces_of(made)).decode())
 
     async def _answer(self, surface: Surface, body: Any) -> Answered:
         sink = _Sink(AccessRecord("POST", surface.path))
