@@ -312,6 +312,11 @@ class Cluster:
     def encode(self, text: str) -> list[int]:
         return Tokenizer.from_file(str(self.model / "tokenizer.json")).encode(text).ids
 
+    def prompt(self) -> str:
+        """The prompt that the first node got last, as text."""
+        tokenizer = self.router.registry.model().tokenizer
+        return tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
+
     async def add(
         self,
         node_id: str = "decode-0",
