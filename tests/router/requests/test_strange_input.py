@@ -215,6 +215,7 @@ def test_any_completion_body_is_understood_or_refused(body: dict[str, Any]) -> N
     _parsed(parse_completion, body)
 
 
+@FEWER
 @given(_bodies(MessagesRequest, model="m", max_tokens=9, messages=[HI]))
 def test_any_body_of_anthropics_is_understood_or_refused(body: dict[str, Any]) -> None:
     _parsed(parse_messages, body)
@@ -223,6 +224,7 @@ def test_any_body_of_anthropics_is_understood_or_refused(body: dict[str, Any]) -
 OPTIONS = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPENAI_NAMES, "num_ctx", "x"), VALUES))
 
 
+@FEWER
 @given(_bodies(OllamaChatRequest, model="m", messages=[HI]), OPTIONS)
 def test_any_chat_body_of_ollamas_is_understood_or_refused(
     body: dict[str, Any], options: dict[str, Any]
@@ -230,6 +232,7 @@ def test_any_chat_body_of_ollamas_is_understood_or_refused(
     _parsed(read_chat, {"options": options} | body)
 
 
+@FEWER
 @given(_bodies(OllamaGenerateRequest, model="m", prompt="hi"), OPTIONS)
 def test_any_prompt_of_ollamas_is_understood_or_refused(
     body: dict[str, Any], options: dict[str, Any]
