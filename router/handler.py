@@ -15,6 +15,7 @@ from ..shared.telemetry.tracing import Tracer, Value, serving
 from .access.rate_limits import LimitedRequest, RateLimits
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
+from .dispatch import Dispatcher
 from .errors import DeadlineError, DrainingError
 from .generation import GenerationRequest, Outputs
 from .http.access_log import AccessRecord
@@ -277,8 +278,11 @@ class GenerateHandler:
         access: AccessRecord,
         deadline: float,
     ) -> Outputs:
+        def new_dispatcher() -> Dispatcher:
+            return Dispatcher(self._nodes, self._options, deadline)
+
         def generate(one: GenerationRequest) -> Outputs:
-            return serve(one, self._nodes, self._options, access.usage, deadline)
+            return serve(one, new_dispatcher, access.usage)
 
         return surface.outputs(request, generate)
 

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from ..shared.errors import OverloadedError, UnavailableError
-from .beams.serve_beams import serve_beams
-from .cluster.node_table import NodeTable
+from .beams.serve_beams import NewDispatcher, serve_beams
 from .dispatch import Dispatcher
 from .errors import DrainingError, NodeError
 from .generation import GenerationRequest, Output, Outputs, RequestAdmitted
 from .node_request import node_request
-from .options import RouterOptions
 from .prompt_outputs import PromptOutputs
 from .usage import Usage
 
@@ -32,21 +30,11 @@ QUEUED_OUTPUTS = 256  # of all prompts, each time those that arrived together
 Queue = asyncio.Queue[Sequence[Output] | Exception | None]
 
 
-def serve(
-    request: GenerationRequest,
-    nodes: NodeTable,
-    options: RouterOptions,
-    usage: Usage,
-    deadline: float,
-) -> Outputs:
+def serve(request: GenerationRequest, new_dispatcher: NewDispatcher, usage: Usage) -> Outputs:
     """``RequestAdmitted``, then the deltas of all choices in any order, until all have finished.
 
-    ``usage`` is filled on the way. ``deadline`` is by the loop's clock.
+    ``usage`` is filled on the way. Each prompt, or step of a beam, has a dispatcher of its own.
     """
-
-    def new_dispatcher() -> Dispatcher:
-        return Dispatcher(nodes, options, deadline)
-
     runs = [
         _serve_prompt(request, number, new_dispatcher(), usage)
         if request.beams is None

@@ -196,8 +196,7 @@ class FakeDecodeNode(DecodeServicer):
         self.requests.append(request)
         self.active += 1
         try:
-            script = self.script or self._talk
-            async for event in script(request, StreamedContext(caller)):
+            async for event in self.events(request, StreamedContext(caller)):
                 tokens = event.tokens
                 if tokens.tokens and not tokens.logprobs:
                     out.tokens(tokens.index, tokens.tokens)
@@ -209,6 +208,10 @@ class FakeDecodeNode(DecodeServicer):
             raise
         finally:
             self.active -= 1
+
+    def events(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
+        """What the node sends for a request."""
+        return (self.script or self._talk)(request, context)
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
         self.calls += 1
@@ -308,6 +311,11 @@ class Cluster:
 
     def encode(self, text: str) -> list[int]:
         return Tokenizer.from_file(str(self.model / "tokenizer.json")).encode(text).ids
+
+    def prompt(self) -> str:
+        """The prompt that the first node got last, as text."""
+        tokenizer = self.router.registry.model().tokenizer
+        return tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
     async def add(
         self,

@@ -60,6 +60,8 @@ async def test_answers_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
             c.node.reply = c.encode(reply)
             answer = await c.client.post(path, json=body)
             assert answer.status_code == 200, answer.text
+            kind = "text/event-stream" if "stream" in body else "application/json"
+            assert answer.headers["content-type"].startswith(kind)
             check_golden(name, answer.text)
 
 

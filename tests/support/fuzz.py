@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 M = TypeVar("M", bound=Message)
 
-# For properties whose examples each start a service.
+# For properties whose examples each start a service, or are read by code that others try as well.
 FEWER = settings(max_examples=settings.default.max_examples // 4)  # type: ignore[union-attr]
 
 EXTREMES = [0, 1, 2**7, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1]

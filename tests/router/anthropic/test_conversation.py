@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.anthropic.test_messages import HI, ask, official_client
+from tandem.tests.router.answered import InProcess, tiny
+from tandem.tests.router.anthropic.test_messages import HI, official_client
 from tandem.tests.router.anthropic.test_thinking import prompts
 from tandem.tests.router.support import cluster, make_model
 
@@ -68,12 +69,11 @@ FOLDED = BEFORE + "\n\n5 left<cat toolu_2\nassistant=so\nuser=4 left\n\ngo\non\n
 
 
 @pytest.mark.parametrize(("template", "prompt"), [(TOOLS, IN_PLACE), (STRICT, FOLDED)])
-async def test_the_prompt_of_an_agent(tmp_path: Path, template: str, prompt: str) -> None:
-    make_model(tmp_path / "model", template)
+def test_the_prompt_of_an_agent(template: str, prompt: str) -> None:
     hoisted = {"messages": [{"role": "system", "content": "be brief"}, *AGENT]}
-    async with cluster(tmp_path) as c:
-        plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
-        made = await prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
+    c = InProcess(tiny(template))
+    plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
+    made = prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
     assert made == [prompt] * 3
 
 
@@ -109,7 +109,7 @@ async def test_tokens_are_counted(tmp_path: Path) -> None:
     body = {"model": "tiny", "system": SYSTEM, "messages": AGENT}
     path = "/v1/messages/count_tokens"
     async with cluster(tmp_path) as c, official_client(c) as client:
-        assert (await ask(c, **body)).status_code == 200
+        assert (await c.client.post("/v1/messages", json=HI | body)).status_code == 200
         counted = await client.messages.count_tokens(**body)
         assert counted.input_tokens == len(c.node.requests[0].prompt)
         beta = await client.beta.messages.count_tokens(**body, betas=["token-counting-2024-11-01"])

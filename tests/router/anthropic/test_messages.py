@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.anthropic.count_tokens import count_prompt_tokens
 from tandem.router.http import keep_alive
+from tandem.tests.router.answered import CHAT, MESSAGES, Answered, InProcess
 from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
 
 HI: dict[str, Any] = {
@@ -31,9 +32,13 @@ def prefilled(text: str) -> list[dict[str, Any]]:
     return [*HI["messages"], {"role": "assistant", "content": text}]
 
 
-async def ask(c: Cluster, **fields: Any) -> httpx.Response:
-    body = {name: value for name, value in (HI | fields).items() if value is not ...}
-    return await c.client.post("/v1/messages", json=body)
+def body(**fields: Any) -> dict[str, Any]:
+    """A body with these fields, without those that are ``...``."""
+    return {name: value for name, value in (HI | fields).items() if value is not ...}
+
+
+def ask(c: InProcess, **fields: Any) -> Answered:
+    return c.answered(MESSAGES, body(**fields))
 
 
 def named_events(text: str) -> list[dict[str, Any]]:
@@ -71,30 +76,29 @@ def usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
     }
 
 
-async def test_a_message(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        body = (await ask(c)).json()
-        assert body.pop("id").startswith("msg_")
-        (request,) = c.node.requests
-        assert body == {
-            "type": "message",
-            "role": "assistant",
-            "model": "tiny",
-            "content": [text_block("hello world")],
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "stop_details": None,
-            "container": None,
-            "usage": usage(len(request.prompt), cached=3, output=3),
-        }
+def test_a_message() -> None:
+    c = InProcess()
+    made = ask(c).json()
+    assert made.pop("id").startswith("msg_")
+    (request,) = c.node.requests
+    assert made == {
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [text_block("hello world")],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+        "usage": usage(len(request.prompt), cached=3, output=3),
+    }
 
 
-async def test_the_events_of_a_stream(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        answer = await ask(c, stream=True)
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        start, ping, block, *deltas, end_of_block, end, last = named_events(answer.text)
-        tokens = len(c.node.requests[0].prompt)
+def test_the_events_of_a_stream() -> None:
+    c = InProcess()
+    answer = ask(c, stream=True)
+    start, ping, block, *deltas, end_of_block, end, last = named_events(answer.text)
+    tokens = len(c.node.requests[0].prompt)
     assert start["message"].pop("id").startswith("msg_")
     assert start == {
         "type": "message_start",
@@ -131,48 +135,48 @@ STOPS: list[tuple[dict[str, Any], str, str | None, str]] = [
 ]
 
 
-async def test_stop_reasons(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        for fields, reason, sequence, text in STOPS:
-            events = named_events((await ask(c, stream=True, **fields)).text)
-            said = "".join(event.get("delta", {}).get("text", "") for event in events)
-            whole = (await ask(c, **fields)).json()
-            assert said == whole["content"][0]["text"] == text
-            for stop in (whole, events[-2]["delta"]):
-                assert (stop["stop_reason"], stop["stop_sequence"]) == (reason, sequence)
+def test_stop_reasons() -> None:
+    c = InProcess()
+    for fields, reason, sequence, text in STOPS:
+        events = named_events(ask(c, stream=True, **fields).text)
+        said = "".join(event.get("delta", {}).get("text", "") for event in events)
+        whole = ask(c, **fields).json()
+        assert said == whole["content"][0]["text"] == text
+        for stop in (whole, events[-2]["delta"]):
+            assert (stop["stop_reason"], stop["stop_sequence"]) == (reason, sequence)
 
 
-async def test_the_prompt_has_the_system_prompt_and_all_blocks(tmp_path: Path) -> None:
+def test_the_prompt_has_the_system_prompt_and_all_blocks() -> None:
     turns = [
         {"role": "user", "content": [{"type": "text", "text": "one"}]},
         {"role": "assistant", "content": "two"},
         {"role": "user", "content": [{"type": "text", "text": t} for t in ("three", "dog")]},
     ]
     cached = {"type": "text", "text": "stop", "cache_control": {"type": "ephemeral"}}
-    async with cluster(tmp_path) as c:
-        for system in ("stop", [cached]):
-            assert (await ask(c, system=system, messages=turns)).status_code == 200
-        await c.client.post(
-            "/v1/chat/completions",
-            json={
-                "messages": [
-                    {"role": "system", "content": "stop"},
-                    {"role": "user", "content": "one"},
-                    {"role": "assistant", "content": "two"},
-                    {"role": "user", "content": "three\ndog"},
-                ]
-            },
-        )
-        first, second, chat = (list(request.prompt) for request in c.node.requests)
+    c = InProcess()
+    for system in ("stop", [cached]):
+        assert ask(c, system=system, messages=turns).status_code == 200
+    c.answered(
+        CHAT,
+        {
+            "messages": [
+                {"role": "system", "content": "stop"},
+                {"role": "user", "content": "one"},
+                {"role": "assistant", "content": "two"},
+                {"role": "user", "content": "three\ndog"},
+            ]
+        },
+    )
+    first, second, chat = (list(request.prompt) for request in c.node.requests)
     assert first == second == chat
 
 
-async def test_sampling_parameters_reach_the_node(tmp_path: Path) -> None:
+def test_sampling_parameters_reach_the_node() -> None:
     asked = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "max_tokens": 9}
     ignored = {"metadata": {"user_id": "u"}, "service_tier": "auto"}
-    async with cluster(tmp_path) as c:
-        assert (await ask(c, **asked, **ignored)).status_code == 200
-        sampling = c.node.requests[0].sampling
+    c = InProcess()
+    assert ask(c, **asked, **ignored).status_code == 200
+    sampling = c.node.requests[0].sampling
     assert {name: getattr(sampling, name) for name in asked} == asked
 
 
@@ -183,10 +187,10 @@ NO_EFFECT: list[dict[str, Any]] = [
 ]
 
 
-async def test_fields_without_effect(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        for fields in NO_EFFECT:
-            assert (await ask(c, **fields)).status_code == 200
+def test_fields_without_effect() -> None:
+    c = InProcess()
+    for fields in NO_EFFECT:
+        assert ask(c, **fields).status_code == 200
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -260,19 +264,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_invalid_requests(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        for fields, message in WRONG:
-            answer = await ask(c, **fields)
-            assert answer.status_code == 400, fields
-            body = answer.json()
-            assert [*body] == ["type", "error", "request_id"] and body["type"] == "error"
-            assert body["request_id"] == answer.headers["request-id"]
-            assert [*body["error"]] == ["type", "message"]
-            assert body["error"]["type"] == "invalid_request_error"
-            assert message in body["error"]["message"]
-        assert answer.headers["request-id"] == answer.headers["x-request-id"]
-        assert not c.node.requests
+def test_invalid_requests() -> None:
+    c = InProcess()
+    for fields, message in WRONG:
+        answer = ask(c, **fields)
+        assert answer.status_code == 400, fields
+        refused = answer.json()
+        assert [*refused] == ["type", "error", "request_id"] and refused["type"] == "error"
+        assert [*refused["error"]] == ["type", "message"]
+        assert refused["error"]["type"] == "invalid_request_error"
+        assert message in refused["error"]["message"]
+    assert not c.node.requests
 
 
 async def test_every_error_of_the_path_has_anthropics_shape(tmp_path: Path) -> None:
@@ -290,6 +292,8 @@ async def test_every_error_of_the_path_has_anthropics_shape(tmp_path: Path) -> N
         ]
         for answer, status, kind in answers:
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
+            given_id = answer.json()["request_id"]
+            assert given_id == answer.headers["request-id"] == answer.headers["x-request-id"]
         await c.add()
         other = await c.client.post("/v1/messages", json=HI | {"model": "other"}, headers=given)
         assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
@@ -303,15 +307,14 @@ async def test_a_stream_that_fails_ends_with_an_error_event(tmp_path: Path) -> N
 
     async with cluster(tmp_path) as c:
         c.node.script = fail
-        *_, last = named_events((await ask(c, stream=True)).text)
+        *_, last = named_events((await c.client.post("/v1/messages", json=body(stream=True))).text)
     assert last["type"] == "error" and last["error"]["type"] == "api_error"
 
 
-async def test_the_reasoning_of_a_model_is_left_out(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        c.node.reply = c.encode("<think>one two</think>three")
-        assert (await ask(c)).json()["content"] == [text_block("three")]
-        events = named_events((await ask(c, stream=True)).text)
+def test_the_reasoning_of_a_model_is_left_out() -> None:
+    c = InProcess(reply="<think>one two</think>three", reasoning_parser="qwen3")
+    assert ask(c).json()["content"] == [text_block("three")]
+    events = named_events(ask(c, stream=True).text)
     said = [event["delta"].get("text", "") for event in events if "delta" in event]
     assert "".join(said) == "three"
 
@@ -350,28 +353,24 @@ async def test_the_official_client_with_keys(tmp_path: Path) -> None:
                 await client.messages.create(**HI)
 
 
-async def test_answers_follow_a_format(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        for fields in ({"output_config": {"format": JSON}}, {"output_format": JSON}):
-            assert (await ask(c, **fields)).status_code == 200
-            made = c.node.requests[-1].sampling.structured_outputs
-            assert json.loads(made.json) == JSON["schema"] and made.reasoning_end == "</think>"
-        assert (await ask(c, output_format={"type": "text"})).status_code == 200
-        assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+def test_answers_follow_a_format() -> None:
+    c = InProcess(reasoning_parser="qwen3")
+    for fields in ({"output_config": {"format": JSON}}, {"output_format": JSON}):
+        assert ask(c, **fields).status_code == 200
+        made = c.node.requests[-1].sampling.structured_outputs
+        assert json.loads(made.json) == JSON["schema"] and made.reasoning_end == "</think>"
+    assert ask(c, output_format={"type": "text"}).status_code == 200
+    assert not c.node.requests[-1].sampling.HasField("structured_outputs")
 
 
-async def test_an_answer_continues_the_last_message(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="deepseek_r1") as c:
-        body = (await ask(c, messages=prefilled("one two"))).json()
-        prompt = c.router.registry.model().tokenizer.decode(
-            c.node.requests[-1].prompt, skip_special_tokens=False
-        )
-        count = await c.client.post(
-            "/v1/messages/count_tokens", json={"model": "tiny", "messages": prefilled("one two")}
-        )
-        assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
-    assert prompt.endswith("<|start|>assistant\none two")
-    assert body["content"] == [text_block("hello world")]
+def test_an_answer_continues_the_last_message() -> None:
+    c = InProcess(reasoning_parser="deepseek_r1")
+    made = ask(c, messages=prefilled("one two")).json()
+    asked = {"model": "tiny", "messages": prefilled("one two")}
+    count = c.computed(count_prompt_tokens, asked)
+    assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
+    assert c.prompt().endswith("<|start|>assistant\none two")
+    assert made["content"] == [text_block("hello world")]
 
 
 async def test_pings_while_a_long_prompt_is_computed(

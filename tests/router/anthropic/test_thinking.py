@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.tests.router.answered import InProcess, tiny
 from tandem.tests.router.anthropic.test_messages import (
     HI,
     ask,
@@ -14,7 +15,7 @@ from tandem.tests.router.anthropic.test_messages import (
     text_block,
 )
 from tandem.tests.router.golden import check_golden
-from tandem.tests.router.support import Cluster, cluster, make_model
+from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
 REASONED = "<think>one two</think>\n\nthree"
@@ -25,26 +26,26 @@ SHOWING = (
 )
 
 
-async def prompts(c: Cluster, bodies: Sequence[dict[str, Any]]) -> list[str]:
+def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
     """What the template makes of each body."""
+    made = []
     for body in bodies:
-        answer = await ask(c, **body)
+        answer = ask(c, **body)
         assert answer.status_code == 200, answer.text
-    tokenizer = c.router.registry.model().tokenizer
-    return [tokenizer.decode(r.prompt, skip_special_tokens=False) for r in c.node.requests]
+        made.append(c.prompt())
+    return made
 
 
-async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        c.node.reply = c.encode(REASONED)
-        whole = (await ask(c, **THINKING)).json()
-        stream = (await ask(c, **THINKING, stream=True)).text
-        budget = c.node.requests[-1].sampling.thinking
-        assert (budget.tokens, budget.param) == (10, "thinking.budget_tokens")
-        omitted = THINKING | {"thinking": {"type": "adaptive", "display": "omitted"}}
-        unseen = (await ask(c, **omitted)).json()
-        unseen_stream = (await ask(c, **omitted, stream=True)).text
-        blank = (await ask(c, **THINKING, stop_sequences=["three"])).json()
+def test_reasoning_is_a_block_of_its_own() -> None:
+    c = InProcess(reply=REASONED, reasoning_parser="qwen3")
+    whole = ask(c, **THINKING).json()
+    stream = ask(c, **THINKING, stream=True).text
+    budget = c.node.requests[-1].sampling.thinking
+    assert (budget.tokens, budget.param) == (10, "thinking.budget_tokens")
+    omitted = THINKING | {"thinking": {"type": "adaptive", "display": "omitted"}}
+    unseen = ask(c, **omitted).json()
+    unseen_stream = ask(c, **omitted, stream=True).text
+    blank = ask(c, **THINKING, stop_sequences=["three"]).json()
     thought, said = whole["content"]
     assert thought.pop("signature")
     assert thought == {"type": "thinking", "thinking": "one two"}
@@ -58,11 +59,11 @@ async def test_reasoning_is_a_block_of_its_own(tmp_path: Path) -> None:
     assert [block["type"] for block in blank["content"]] == ["thinking"]
 
 
-async def test_an_answer_without_text_has_an_empty_block(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        c.node.reply = []
-        assert (await ask(c)).json()["content"] == [text_block("")]
-        check_golden("anthropic_empty", (await ask(c, stream=True)).text)
+def test_an_answer_without_text_has_an_empty_block() -> None:
+    c = InProcess()
+    c.node.reply = []
+    assert ask(c).json()["content"] == [text_block("")]
+    check_golden("anthropic_empty", ask(c, stream=True).text)
 
 
 async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
@@ -81,8 +82,7 @@ async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
         assert beta.content[0].thinking == "one two"
 
 
-async def test_templates_are_asked_for_reasoning(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", SHOWING)
+def test_templates_are_asked_for_reasoning() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({}, "False False  "),
         ({"thinking": {"type": "disabled"}}, "False False  "),
@@ -91,13 +91,12 @@ async def test_templates_are_asked_for_reasoning(tmp_path: Path) -> None:
         ({"output_config": {"effort": "max"}}, "False False high "),
         ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
     ]
-    async with cluster(tmp_path) as c:
-        made = await prompts(c, [body for body, _ in bodies])
+    c = InProcess(tiny(SHOWING))
+    made = prompts(c, [body for body, _ in bodies])
     assert made == [f"user::hi\n{shown}" for _, shown in bodies]
 
 
-async def test_reasoning_of_earlier_turns_is_kept_or_cleared(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", SHOWING)
+def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     secret = {"type": "redacted_thinking", "data": "x"}
     turns: list[dict[str, Any]] = []
     for number in "123":
@@ -115,12 +114,12 @@ async def test_reasoning_of_earlier_turns_is_kept_or_cleared(tmp_path: Path) -> 
         (None, "t3"),
     ]
     edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
-    async with cluster(tmp_path) as c:
-        made = await prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
-        for prompt, (_, kept) in zip(made, keeps, strict=True):
-            assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
-        applied = await ask(c, messages=turns, context_management=edits[-1])
-        stream = await ask(c, messages=turns, context_management=edits[0], stream=True)
+    c = InProcess(tiny(SHOWING))
+    made = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+    for prompt, (_, kept) in zip(made, keeps, strict=True):
+        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
+    applied = ask(c, messages=turns, context_management=edits[-1])
+    stream = ask(c, messages=turns, context_management=edits[0], stream=True)
     (edit,) = applied.json()["context_management"]["applied_edits"]
     assert edit["cleared_thinking_turns"] == 2 and edit["cleared_input_tokens"] == 5
     assert named_events(stream.text)[-2]["context_management"] == {"applied_edits": []}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from tandem.tests.router.answered import InProcess, tiny
 from tandem.tests.router.anthropic.test_conversation import TOOLS
 from tandem.tests.router.anthropic.test_messages import HI, ask, official_client, text_block
 from tandem.tests.router.golden import check_golden
-from tandem.tests.router.support import Cluster, cluster, make_model
+from tandem.tests.router.support import cluster, make_model
 
 LS: dict[str, Any] = {
     "name": "ls",
@@ -25,22 +28,23 @@ def offering(tmp_path: Path) -> None:
     make_model(tmp_path / "model", OFFERING)
 
 
-def shown(c: Cluster) -> str:
-    tokenizer = c.router.registry.model().tokenizer
-    return tokenizer.decode(c.node.requests[-1].prompt)
-
-
 async def test_a_call_is_a_block_after_the_text(tmp_path: Path) -> None:
     offering(tmp_path)
     async with cluster(tmp_path, **ON) as c, official_client(c) as client:
         c.node.reply = c.encode(f"hello\n{CALL}\n{CALL}")
-        whole = (await ask(c, **ASKED)).json()
-        assert shown(c).startswith("ls!user=hi")
-        check_golden("anthropic_tool_use", (await ask(c, **ASKED, stream=True)).text)
+
+        async def post(**fields: Any) -> httpx.Response:
+            return await c.client.post("/v1/messages", json=HI | ASKED | fields)
+
+        whole = (await post()).json()
+        assert c.prompt().startswith("ls!user=hi")
+        streamed = await post(stream=True)
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        check_golden("anthropic_tool_use", streamed.text)
         async with client.messages.stream(**(HI | ASKED)) as stream:
             final = await stream.get_final_message()
         alone = {"type": "auto", "disable_parallel_tool_use": True}
-        single = (await ask(c, **ASKED, tool_choice=alone)).json()
+        single = (await post(tool_choice=alone)).json()
     assert whole["stop_reason"] == final.stop_reason == "tool_use"
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
     call, other = whole["content"][1:]
@@ -51,18 +55,14 @@ async def test_a_call_is_a_block_after_the_text(tmp_path: Path) -> None:
     assert [block["type"] for block in single["content"]] == ["text", "tool_use"]
 
 
-async def test_a_call_that_is_cut_off_ends_with_max_tokens(tmp_path: Path) -> None:
-    offering(tmp_path)
-    async with cluster(tmp_path, **ON) as c:
-        c.node.reply = c.encode(CALL)
-        cut = ASKED | {"max_tokens": len(c.node.reply) - 15}
-        assert (await ask(c, **cut)).json()["stop_reason"] == "max_tokens"
+def test_a_call_that_is_cut_off_ends_with_max_tokens() -> None:
+    c = InProcess(tiny(OFFERING), reply=CALL, **ON)
+    cut = ASKED | {"max_tokens": len(c.node.reply) - 15}
+    assert ask(c, **cut).json()["stop_reason"] == "max_tokens"
 
 
-async def test_tools_that_must_not_be_used_are_not_offered(tmp_path: Path) -> None:
-    offering(tmp_path)
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode(CALL)
-        body = (await ask(c, **ASKED, tool_choice={"type": "none"})).json()
-        assert shown(c).startswith("user=hi")
+def test_tools_that_must_not_be_used_are_not_offered() -> None:
+    c = InProcess(tiny(OFFERING), reply=CALL)
+    body = ask(c, **ASKED, tool_choice={"type": "none"}).json()
+    assert c.prompt().startswith("user=hi")
     assert body["content"] == [text_block(CALL)]

@@ -20,59 +20,141 @@ async def c(tmp_path: Path) -> Any:
         yield running
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
+NO_OBJECT = "The request body must be a JSON object."
+NO_TEXT = "The body is not valid UTF-8, or has an unpaired surrogate."
+NO_JSON = "The body is not valid JSON: "
+NESTED = NO_JSON + "it is nested too deeply."
+JSON = {"content-type": "application/json"}
+BODIES: tuple[tuple[bytes, str], ...] = (
+    (b"", NO_JSON + "Expecting value: line 1 column 1 (char 0)."),
+    (
         b"{",
-        b"[]",
-        b"5",
-        b'"x"',
-        b"null",
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": Infinity}',
-        b'{"prompt": "x", "temperature": 1e999}',
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "\xff"}',
-        b'{"prompt": "\xed\xa0\x80"}',
-        b'{"prompt": ' + b"[" * 100_000,
-        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        NO_JSON + "Expecting property name enclosed in double quotes: line 1 column 2 (char 1).",
+    ),
+    (b"[]", NO_OBJECT),
+    (b"5", NO_OBJECT),
+    (b'"x"', NO_OBJECT),
+    (b"null", NO_OBJECT),
+    (b'{"prompt": "x", "temperature": NaN}', NO_JSON + "NaN is not a JSON number."),
+    (b'{"prompt": "x", "temperature": Infinity}', NO_JSON + "Infinity is not a JSON number."),
+    (
+        b'{"prompt": "x", "messages": [], "temperature": 1e999}',
+        "Invalid value for 'temperature': must be a finite number.",
+    ),
+    (b'{"prompt": "\\ud800"}', NO_TEXT),
+    (b'{"prompt": "\xff"}', NO_TEXT),
+    (b'{"prompt": "\xed\xa0\x80"}', NO_TEXT),
+    (b'{"prompt": ' + b"[" * 100_000, NESTED),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", NESTED),
+    (
         b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
-    ],
+        NO_JSON + "Exceeds the limit (4300 digits) for integer string conversion",
+    ),
 )
-async def test_bodies_that_are_not_json(c: Cluster, body: bytes) -> None:
-    kind = {"content-type": "application/json"}
-    for path in ("/v1/completions", "/v1/chat/completions"):
-        check(await c.client.post(path, content=body, headers=kind), 400)
 
 
-async def test_wrong_routes_methods_and_types(c: Cluster) -> None:
-    check(await c.client.get("/nowhere"), 404)
-    check(await c.client.post("/v1/nowhere", json={}), 404)
-    assert check(await c.client.get("/v1/models/other"), 404)["code"] == "model_not_found"
-    response = await c.client.get("/v1/completions")
-    check(response, 405)
-    assert response.headers["allow"] == "POST"
-    check(await c.client.delete("/health"), 405)
-    check(await c.client.post("/v1/completions", content=b"{}"), 415)
+async def test_bodies_that_are_not_json(c: Cluster) -> None:
+    for body, message in BODIES:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            answer = await c.client.post(path, content=body, headers=JSON)
+            assert check(answer, 400)["message"].startswith(message), body[:50]
+
+
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+# Method, path, status, message, code.
+ROUTES: tuple[tuple[str, str, int, str, str | None], ...] = (
+    *(
+        (
+            method,
+            path,
+            405,
+            f"Not allowed to {method} on {path}; use {use}.",
+            "method_not_supported",
+        )
+        for path, use, methods in (
+            (COMPLETIONS, "POST", ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
+            ("/", "GET", ("POST", "PUT", "DELETE", "OPTIONS")),
+            ("/health", "GET", ("POST", "DELETE")),
+            ("/metrics", "GET", ("POST",)),
+            (f"{MODELS}/tiny", "GET", ("POST", "DELETE")),
+        )
+        for method in methods
+    ),
+    *(
+        (method, path, 404, f"Invalid URL ({method} {path[:200]})", "unknown_url")
+        for path in ("/nowhere", "/v1", "/v1/", "/V1/models", "/health/", "/x" * 300)
+        for method in ("GET", "POST")
+    ),
+    ("POST", f"{COMPLETIONS}/", 404, f"Invalid URL (POST {COMPLETIONS}/)", "unknown_url"),
+    *(
+        ("GET", f"{MODELS}/{name}", 404, f"The model '{shown}' does not exist;", "model_not_found")
+        for name, shown in (
+            ("other", "other"),
+            ("tiny/x", "tiny/x"),
+            ("%2e%2e", ".."),
+            ("a%2Fb", "a/b"),
+            ("", "?"),
+            ("x" * 300, "x" * 128 + "..."),
+        )
+    ),
+)
+
+
+async def test_wrong_routes_and_methods(c: Cluster) -> None:
+    for method, path, status, message, code in ROUTES:
+        answer = await c.client.request(method, path, content=b"{}", headers=JSON)
+        error = check(answer, status)
+        assert error["message"].startswith(message) and error["code"] == code, (method, path)
+        if status == 405:
+            assert message.endswith(f"use {answer.headers['allow']}.")
     check(await c.complete(model="other"), 404)
     assert (await c.client.get("/v1/models/tiny")).json()["id"] == "tiny"
 
 
+@pytest.mark.parametrize("kind", [{}, {"content-type": "text/plain"}])
+async def test_bodies_of_other_types(c: Cluster, kind: dict[str, str]) -> None:
+    answer = await c.client.post(COMPLETIONS, content=b"{}", headers=kind)
+    assert check(answer, 415)["message"] == "The content type must be 'application/json'."
+    assert answer.headers["connection"] == "close"
+
+
+async def test_other_hosts_are_refused_wherever_they_ask(c: Cluster) -> None:
+    for path in ("/", MODELS, "/nowhere", "/metrics", COMPLETIONS):
+        answer = await c.client.get(path, headers={"host": "evil.example"})
+        error = check(answer, 403)
+        assert "'evil.example' is not allowed; start the router with" in error["message"]
+        assert error["code"] == "host_not_allowed"
+
+
+async def test_without_a_node_clients_are_told_to_come_again(tmp_path: Path) -> None:
+    async with cluster(tmp_path, nodes=0) as c:
+        for path in ("/health", "/ready", MODELS, f"{MODELS}/tiny", f"{MODELS}/other"):
+            _check_waiting(await c.client.get(path))
+        for path in (COMPLETIONS, "/v1/chat/completions"):
+            _check_waiting(await c.client.post(path, json={}))
+
+
+def _check_waiting(answer: Any) -> None:
+    error = check(answer, 503)
+    assert error["message"] == "No decode node has joined this router yet; try again soon."
+    assert (error["type"], error["code"]) == ("server_error", "unavailable")
+    assert answer.headers["retry-after"] == "1"
+
+
 async def test_a_body_over_the_limit_is_not_read(c: Cluster) -> None:
-    check(await c.complete("x" * 3_000_000), 413)
+    answer = await c.complete("x" * 3_000_000)
+    assert check(answer, 413)["message"] == "The body is over the limit of 2000000 bytes."
+    assert answer.headers["connection"] == "close"
 
     async def endless() -> Any:
         for _ in range(100):
             yield b" " * 100_000
 
-    kind = {"content-type": "application/json"}
-    check(await c.client.post("/v1/completions", content=endless(), headers=kind), 413)
+    check(await c.client.post("/v1/completions", content=endless(), headers=JSON), 413)
     assert (await c.complete()).status_code == 200
 
 
 async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
-    kind = {"content-type": "application/json"}
     limits = {"max_body_bytes": 2_000_000, "max_held_body_bytes": 2_000_000}
     async with cluster(tmp_path, body_timeout=10, **limits) as c:
         arrived, release = asyncio.Event(), asyncio.Event()
@@ -83,7 +165,7 @@ async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
             await release.wait()
             yield b'{"prompt": "x"}'
 
-        first = asyncio.create_task(c.client.post("/v1/completions", content=slow(), headers=kind))
+        first = asyncio.create_task(c.client.post("/v1/completions", content=slow(), headers=JSON))
         await arrived.wait()
         while c.router.app.handler.bodies.held < 1_500_000:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0.01)
@@ -102,8 +184,7 @@ async def test_a_slow_body_frees_its_slot(c: Cluster) -> None:
         await asyncio.sleep(1.5)
         yield b'"x"}'
 
-    kind = {"content-type": "application/json"}
-    check(await c.client.post("/v1/completions", content=slow(), headers=kind), 408)
+    check(await c.client.post("/v1/completions", content=slow(), headers=JSON), 408)
 
 
 async def _raw(c: Cluster, data: bytes, timeout: float = 3.0) -> bytes:
@@ -198,7 +279,18 @@ async def test_keys_are_asked_for_on_every_route_but_those_of_machines(tmp_path:
                     [] if key is None else [(b"authorization", f"Bearer {key}".strip().encode())]
                 )
                 response = await c.client.get(path, headers=headers)
-                assert check(response, 401)["code"] == "invalid_api_key"
+                error = check(response, 401)
+                assert error["code"] == "invalid_api_key"
+                missing = "You did not provide an API key."
+                assert error["message"] == ("Incorrect API key provided." if key else missing)
+                scheme = "Basic" if path == "/docs" else "Bearer"
+                assert response.headers["www-authenticate"] == f'{scheme} realm="tandem"'
+        for scheme in ("Digest secret", "Basic !"):
+            response = await c.client.get("/version", headers={"authorization": scheme})
+            assert check(response, 401)["message"] == "You did not provide an API key."
+        hidden = check(await c.client.get("/metrics"), 404)
+        assert hidden["message"].startswith("Metrics are not on this port;")
+        check(await c.client.delete("/version"), 401)
         check(await c.complete(), 401)
         for key in ("secret", "other"):
             headers = [(b"authorization", f"Bearer {key}".encode())]

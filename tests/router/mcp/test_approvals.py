@@ -15,7 +15,6 @@ from tandem.router.mcp import approvals as approvals_module
 from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
 from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
-from tandem.tests.router.openai.test_tools import prompt
 from tandem.tests.router.support import Cluster, until
 
 GUARDED = SERVER | {"require_approval": "always"}
@@ -85,7 +84,7 @@ async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, store
             "response.mcp_call.failed", "response.output_item.done",
         ]  # fmt: skip
         assert servers.called == [("s", "drop", '{"a": 1}')]
-        text = prompt(c)
+        text = c.prompt()
         assert text.index("I try.[s__drop][s__drop]") < text.index("Error: not allowed")
         assert (
             text.index("Error: not allowed") < text.index("denied this call") < text.index("dear")
@@ -97,7 +96,7 @@ async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, store
             following = {"input": [*history["input"], *told, {"role": "user", "content": "x"}]}
         last = await client.responses.create(**following, tools=[GUARDED], store=stored)
         assert last.output_text == "Done." and len(servers.called) == 1
-        assert prompt(c).count("[s__drop]") == 2 and prompt(c).count("not allowed") == 1
+        assert c.prompt().count("[s__drop]") == 2 and c.prompt().count("not allowed") == 1
 
 
 async def test_only_tools_that_need_it_wait_for_an_approval(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tandem.router.mcp.mcp_chat import McpChat
 from tandem.router.mcp.rounds import MAX_CALLS_IN_ROUND
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
 from tandem.router.requests import call_arguments
-from tandem.tests.router.openai.test_tools import NOW, TEMPLATE, prompt
+from tandem.tests.router.openai.test_tools import NOW, TEMPLATE
 from tandem.tests.router.support import (
     Cluster,
     admitted,
@@ -119,7 +119,7 @@ async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bo
         ]
         assert calls[1]["error"]["content"][0]["text"] == "not allowed"
         assert [arguments for _, _, arguments in servers.called] == ['{"a": 1}', "{}", '{"a": 2}']
-        shown = prompt(c)
+        shown = c.prompt()
         assert "I add.[s__add]" in shown and "tool\nresult 1" in shown
         assert "Error: not allowed" in shown and len(c.node.requests) == 3
 
@@ -130,7 +130,7 @@ async def test_calls_of_a_chat_go_back_with_its_answer(tmp_path: Path) -> None:
         history = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "x"}]
         answer = await c.client.post("/v1/chat/completions", json={"messages": history})
         assert answer.status_code == 200, answer.text
-        shown = prompt(c)
+        shown = c.prompt()
         assert "[s__add][s__drop][s__add]" in shown and "tool\nresult 3" in shown
         assert shown.index("result 3") < shown.index("I add.More.Done.")
         for wrong in ([5], [{"id": "x"}], [{**message["mcp_calls"][0], "name": ""}]):
@@ -174,11 +174,11 @@ async def test_a_response_has_items_and_events_of_each_call(tmp_path: Path) -> N
         again = await client.responses.create(
             input="again", previous_response_id=last.id, tools=[SERVER]
         )
-        assert "tool\nresult 3" in prompt(c) and again.output_text == "Done."
+        assert "tool\nresult 3" in c.prompt() and again.output_text == "Done."
         whole = await client.responses.create(
             input=[*last.output, {"role": "user", "content": "x"}]
         )
-        assert "tool\nresult 1" in prompt(c) and whole.status == "completed"
+        assert "tool\nresult 1" in c.prompt() and whole.status == "completed"
 
 
 async def test_a_result_that_does_not_fit_ends_the_rounds(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ async def test_tool_choice_names_tools_of_servers(tmp_path: Path) -> None:
         assert not second.sampling.HasField("structured_outputs")
         only = SERVER | {"allowed_tools": {"read_only": True}}
         await c.chat(tools=[only], tool_choice="none")
-        assert "s__add" in prompt(c) and "s__drop" not in prompt(c)
+        assert "s__add" in c.prompt() and "s__drop" not in c.prompt()
 
 
 INVALID: tuple[tuple[dict[str, Any], str], ...] = (
@@ -297,7 +297,7 @@ async def test_tools_are_offered_to_chats_without_any_if_the_router_says_so(tmp_
         message = (await c.chat()).json()["choices"][0]["message"]
         assert message["tool_calls"][0]["function"]["name"] == "s__add" and not servers.called
         await c.chat(tools=[NOW])
-        assert "s__add" not in prompt(c)
+        assert "s__add" not in c.prompt()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tandem.tests.router.answered import CHAT, COMPLETIONS, InProcess, tiny
 from tandem.tests.router.openai.openai_errors import check
-from tandem.tests.router.support import CONTEXT, Cluster, cluster, make_model
+from tandem.tests.router.support import CONTEXT, cluster
 
 NAN, INF = float("nan"), float("inf")
 
@@ -167,81 +168,77 @@ BAD_COMPLETION: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-async def c(tmp_path: Path) -> Any:
-    async with cluster(tmp_path, max_body_bytes=2_000_000, body_timeout=0.5) as running:
-        yield running
+def c() -> InProcess:
+    return InProcess()
 
 
-async def test_parameters_out_of_range_or_of_the_wrong_type(c: Cluster) -> None:
+def test_parameters_out_of_range_or_of_the_wrong_type(c: InProcess) -> None:
     for fields in BAD_SAMPLING:
-        error = check(await c.chat(**fields), 400)
+        error = check(c.chat(**fields), 400)
         assert error["type"] == "invalid_request_error", fields
-        check(await c.complete(**fields), 400)
+        check(c.complete(**fields), 400)
     assert not c.node.requests
-    assert (await c.chat()).status_code == 200
+    assert c.chat().status_code == 200
 
 
-async def test_chats_that_make_no_sense(c: Cluster) -> None:
+def test_chats_that_make_no_sense(c: InProcess) -> None:
     for fields in BAD_CHAT:
         body = {"messages": [{"role": "user", "content": "hi"}]} | fields
-        check(await c.client.post("/v1/chat/completions", json=body), 400)
+        check(c.answered(CHAT, body), 400)
     assert not c.node.requests
 
 
-async def test_completions_that_make_no_sense(c: Cluster) -> None:
+def test_completions_that_make_no_sense(c: InProcess) -> None:
     for fields in BAD_COMPLETION:
         body = {"prompt": "hi"} | fields
-        check(await c.client.post("/v1/completions", json=body), 400)
+        check(c.answered(COMPLETIONS, body), 400)
     assert not c.node.requests
 
 
-async def test_the_context_limit_names_both_numbers(c: Cluster) -> None:
-    error = check(await c.complete([1] * 500, max_tokens=100), 400)
+def test_the_context_limit_names_both_numbers(c: InProcess) -> None:
+    error = check(c.complete([1] * 500, max_tokens=100), 400)
     assert error["code"] == "context_length_exceeded"
     assert "512" in error["message"] and "600" in error["message"]
-    error = check(await c.chat("word " * 2000), 400)
+    error = check(c.chat("word " * 2000), 400)
     assert error["code"] == "context_length_exceeded"
-    assert (await c.complete([1] * (CONTEXT - 1))).status_code == 200
+    assert c.complete([1] * (CONTEXT - 1)).status_code == 200
 
 
-async def test_a_template_that_refuses_or_runs_away_is_the_requests_error(tmp_path: Path) -> None:
+def test_a_template_that_refuses_or_runs_away_is_the_requests_error() -> None:
     template = (
         "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) "
         "%}{% endfor %}{% endfor %}{% elif messages[0].content == 'reach' %}"
         "{{ ''.__class__.__mro__ }}{% else %}{{ raise_exception('users only') }}{% endif %}"
     )
-    make_model(tmp_path / "model", template)
-    async with cluster(tmp_path) as c:
-        assert "users only" in check(await c.chat("x"), 400)["message"]
-        check(await c.chat("loop"), 400)
-        check(await c.chat("reach"), 400)
+    c = InProcess(tiny(template))
+    assert "users only" in check(c.chat("x"), 400)["message"]
+    check(c.chat("loop"), 400)
+    check(c.chat("reach"), 400)
 
 
-async def test_no_template_sends_the_client_to_completions(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", None)
-    async with cluster(tmp_path) as c:
-        assert "/v1/completions" in check(await c.chat("x"), 400)["message"]
-        assert (await c.complete("x")).status_code == 200
+def test_no_template_sends_the_client_to_completions() -> None:
+    c = InProcess(tiny(None))
+    assert "/v1/completions" in check(c.chat("x"), 400)["message"]
+    assert c.complete("x").status_code == 200
 
 
-async def test_the_models_own_defaults_are_used(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", temperature=0.25, top_k=7)
-    async with cluster(tmp_path) as c:
-        await c.complete("x")
-        await c.complete("x", temperature=1, top_k=0)
-        first, second = (request.sampling for request in c.node.requests)
-        assert (first.temperature, first.top_k) == (0.25, 7)
-        assert (second.temperature, second.top_k) == (1, 0)
+def test_the_models_own_defaults_are_used() -> None:
+    c = InProcess(tiny(temperature=0.25, top_k=7))
+    c.complete("x")
+    c.complete("x", temperature=1, top_k=0)
+    first, second = (request.sampling for request in c.node.requests)
+    assert (first.temperature, first.top_k) == (0.25, 7)
+    assert (second.temperature, second.top_k) == (1, 0)
 
 
-async def test_a_hopeless_prompt_is_not_even_encoded(c: Cluster) -> None:
-    for answer in (await c.complete("a" * 1_900_000), await c.chat("a" * 1_900_000)):
+def test_a_hopeless_prompt_is_not_even_encoded(c: InProcess) -> None:
+    for answer in (c.complete("a" * 1_900_000), c.chat("a" * 1_900_000)):
         error = check(answer, 400)
         assert error["code"] == "context_length_exceeded"
         assert "512" in error["message"] and " 19000" in error["message"]
 
 
-async def test_all_that_a_template_may_show_counts(c: Cluster) -> None:
+def test_all_that_a_template_may_show_counts(c: InProcess) -> None:
     long = "a" * 1_000_000
     hello = {"role": "user", "content": "hi"}
     for body in (
@@ -250,11 +247,14 @@ async def test_all_that_a_template_may_show_counts(c: Cluster) -> None:
         {"messages": [hello], "chat_template_kwargs": {"x": {"y": [long]}}},
         {"messages": [hello], "chat_template_kwargs": {long: 1}},
     ):
-        error = check(await c.client.post("/v1/chat/completions", json=body), 400)
+        error = check(c.answered(CHAT, body), 400)
         assert error["code"] == "context_length_exceeded", body.keys()
     assert not c.node.requests
 
 
-async def test_the_tokenizer_for_quoted_control_tokens_exists_from_the_start(c: Cluster) -> None:
+async def test_the_tokenizer_for_quoted_control_tokens_exists_from_the_start(
+    tmp_path: Path,
+) -> None:
     """A second tokenizer reads it as text, and takes a while to create."""
-    assert c.router.registry.model().tokenizer._literal is not None
+    async with cluster(tmp_path) as c:
+        assert c.router.registry.model().tokenizer._literal is not None

@@ -9,124 +9,116 @@ from typing import Any
 import openai
 import pytest
 
+from tandem.tests.router.answered import InProcess
 from tandem.tests.router.support import cluster, events
 
 
-async def test_a_chat_is_answered_in_openais_shape(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        response = await c.chat("hi")
-        assert response.status_code == 200, response.text
-        body = response.json()
-        assert body["id"].startswith("chatcmpl-")
-        assert body["object"] == "chat.completion"
-        assert body["model"] == "tiny"
-        choice = body["choices"][0]
-        assert choice["message"] == {
-            "role": "assistant",
-            "content": "hello world",
-            "refusal": None,
-            "annotations": [],
-        }
-        assert choice["finish_reason"] == "stop"
-        usage = body["usage"]
-        prompt = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\n")
-        assert list(c.node.requests[0].prompt) == prompt
-        assert usage["prompt_tokens"] == len(prompt)
-        assert usage["completion_tokens"] == len(c.node.reply) + 1
-        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+def test_a_chat_is_answered_in_openais_shape() -> None:
+    c = InProcess()
+    response = c.chat("hi")
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert body["id"].startswith("chatcmpl-")
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "tiny"
+    choice = body["choices"][0]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "hello world",
+        "refusal": None,
+        "annotations": [],
+    }
+    assert choice["finish_reason"] == "stop"
+    usage = body["usage"]
+    prompt = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\n")
+    assert list(c.node.requests[0].prompt) == prompt
+    assert usage["prompt_tokens"] == len(prompt)
+    assert usage["completion_tokens"] == len(c.node.reply) + 1
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
-async def test_a_stream_has_the_role_first_and_one_finish_reason(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        response = await c.chat(stream=True, stream_options={"include_usage": True})
-        assert response.headers["content-type"].startswith("text/event-stream")
-        *chunks, last, done = events(response.text)
-        assert done == "[DONE]"
-        assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-        assert all(chunk["usage"] is None for chunk in chunks)
-        assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
-        reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-        assert [reason for reason in reasons if reason] == ["stop"]
-        assert chunks[-1]["choices"][0]["delta"] == {}
-        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-        assert text == "hello world"
+def test_a_stream_has_the_role_first_and_one_finish_reason() -> None:
+    c = InProcess()
+    response = c.chat(stream=True, stream_options={"include_usage": True})
+    *chunks, last, done = events(response.text)
+    assert done == "[DONE]"
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert [reason for reason in reasons if reason] == ["stop"]
+    assert chunks[-1]["choices"][0]["delta"] == {}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == "hello world"
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7])
 @pytest.mark.parametrize(
     "fields", [{}, {"n": 3}, {"stop": "wor"}, {"stop": ["o w", "zz"]}, {"logprobs": True}]
 )
-async def test_deltas_add_up_to_the_unary_answer(
-    tmp_path: Path, chunk: int, fields: dict[str, Any]
-) -> None:
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode("hello wörld 🙂 日本 the end")
-        c.node.chunk = chunk
-        whole = (await c.chat(**fields)).json()["choices"]
-        chunks = events((await c.chat(stream=True, **fields)).text)[:-1]
-        for choice in whole:
-            mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
-            text = "".join(x["delta"].get("content", "") for x in mine)
-            assert text == choice["message"]["content"]
-            scored = [token for x in mine if x["logprobs"] for token in x["logprobs"]["content"]]
-            assert scored == ((choice["logprobs"] or {}).get("content") or [])
-            assert [x["finish_reason"] for x in mine if x["finish_reason"]] == [
-                choice["finish_reason"]
-            ]
+def test_deltas_add_up_to_the_unary_answer(chunk: int, fields: dict[str, Any]) -> None:
+    c = InProcess(reply="hello wörld 🙂 日本 the end")
+    c.node.chunk = chunk
+    whole = c.chat(**fields).json()["choices"]
+    chunks = events(c.chat(stream=True, **fields).text)[:-1]
+    for choice in whole:
+        mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
+        text = "".join(x["delta"].get("content", "") for x in mine)
+        assert text == choice["message"]["content"]
+        scored = [token for x in mine if x["logprobs"] for token in x["logprobs"]["content"]]
+        assert scored == ((choice["logprobs"] or {}).get("content") or [])
+        assert [x["finish_reason"] for x in mine if x["finish_reason"]] == [choice["finish_reason"]]
 
 
-async def test_logprobs_carry_bytes_and_alternatives(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode("é")
-        body = (await c.chat(logprobs=True, top_logprobs=2)).json()
-        content = body["choices"][0]["logprobs"]["content"]
-        assert bytes(b for token in content for b in token["bytes"]).decode() == "é"
-        assert all(len(token["top_logprobs"]) == 2 for token in content)
-        assert content[0]["logprob"] == pytest.approx(-0.5)
-        assert c.node.requests[0].sampling.logprobs == 2
+def test_logprobs_carry_bytes_and_alternatives() -> None:
+    c = InProcess(reply="é")
+    body = c.chat(logprobs=True, top_logprobs=2).json()
+    content = body["choices"][0]["logprobs"]["content"]
+    assert bytes(b for token in content for b in token["bytes"]).decode() == "é"
+    assert all(len(token["top_logprobs"]) == 2 for token in content)
+    assert content[0]["logprob"] == pytest.approx(-0.5)
+    assert c.node.requests[0].sampling.logprobs == 2
 
 
-async def test_token_ids_are_returned_as_in_vllm(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        body = (await c.chat(return_token_ids=True)).json()
-        assert body["prompt_token_ids"] == list(c.node.requests[0].prompt)
-        assert body["choices"][0]["token_ids"] == [*c.node.reply, 0]
-        chunks = events((await c.chat(return_token_ids=True, stream=True)).text)[:-1]
-        assert chunks[0]["prompt_token_ids"] == list(c.node.requests[0].prompt)
-        streamed = [t for x in chunks for t in x["choices"][0].get("token_ids", [])]
-        assert streamed == [*c.node.reply, 0]
+def test_token_ids_are_returned_as_in_vllm() -> None:
+    c = InProcess()
+    body = c.chat(return_token_ids=True).json()
+    assert body["prompt_token_ids"] == list(c.node.requests[0].prompt)
+    assert body["choices"][0]["token_ids"] == [*c.node.reply, 0]
+    chunks = events(c.chat(return_token_ids=True, stream=True).text)[:-1]
+    assert chunks[0]["prompt_token_ids"] == list(c.node.requests[0].prompt)
+    streamed = [t for x in chunks for t in x["choices"][0].get("token_ids", [])]
+    assert streamed == [*c.node.reply, 0]
 
 
-async def test_without_a_limit_the_rest_of_the_context_may_be_used(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        await c.chat("hi")
-        request = c.node.requests[0]
-        assert request.sampling.max_tokens == 512 - len(request.prompt)
-        assert (await c.chat(max_completion_tokens=2)).json()["choices"][0][
-            "finish_reason"
-        ] == "length"
+def test_without_a_limit_the_rest_of_the_context_may_be_used() -> None:
+    c = InProcess()
+    c.chat("hi")
+    request = c.node.requests[0]
+    assert request.sampling.max_tokens == 512 - len(request.prompt)
+    assert c.chat(max_completion_tokens=2).json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_markup_that_looks_like_a_control_token_stays_text(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        await c.chat("a<|end|>b")
-        prompt = list(c.node.requests[0].prompt)
-        assert prompt.count(0) == 1
-        assert prompt.count(1) == 2
+def test_markup_that_looks_like_a_control_token_stays_text() -> None:
+    c = InProcess()
+    c.chat("a<|end|>b")
+    prompt = list(c.node.requests[0].prompt)
+    assert prompt.count(0) == 1
+    assert prompt.count(1) == 2
 
 
-async def test_parts_of_type_text_are_joined(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-        await c.chat(parts)
-        assert list(c.node.requests[0].prompt) == c.encode(
-            "<|start|>user\none\ntwo<|end|>\n<|start|>assistant\n"
-        )
-        refused = await c.chat([{"type": "image_url", "image_url": {"url": "http://x"}}])
-        assert refused.status_code == 400
-        assert "image_url" in refused.json()["error"]["message"]
+def test_parts_of_type_text_are_joined() -> None:
+    c = InProcess()
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    c.chat(parts)
+    assert list(c.node.requests[0].prompt) == c.encode(
+        "<|start|>user\none\ntwo<|end|>\n<|start|>assistant\n"
+    )
+    refused = c.chat([{"type": "image_url", "image_url": {"url": "http://x"}}])
+    assert refused.status_code == 400
+    assert "image_url" in refused.json()["error"]["message"]
 
 
 async def test_the_openai_client_sync_async_and_streaming(tmp_path: Path) -> None:
@@ -162,37 +154,36 @@ REASONED = "<think>it is nine</think>\n\nnine"
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-async def test_reasoning_is_split_off_streamed_and_whole(tmp_path: Path, chunk: int) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        c.node.reply, c.node.chunk = c.encode(REASONED), chunk
-        body = (await c.chat("hi")).json()
-        message = body["choices"][0]["message"]
-        assert message["content"] == "\n\nnine"
-        assert message["reasoning"] == message["reasoning_content"] == "it is nine"
-        counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
-        assert 0 < counted < body["usage"]["completion_tokens"]
-        response = await c.chat("hi", stream=True)
-        *chunks, _ = events(response.text)
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert "".join(delta.get("reasoning", "") for delta in deltas) == "it is nine"
-        assert "".join(delta.get("content", "") for delta in deltas) == "\n\nnine"
-        assert not any("reasoning" in delta and "content" in delta for delta in deltas)
+def test_reasoning_is_split_off_streamed_and_whole(chunk: int) -> None:
+    c = InProcess(reasoning_parser="qwen3")
+    c.node.reply, c.node.chunk = c.encode(REASONED), chunk
+    body = c.chat("hi").json()
+    message = body["choices"][0]["message"]
+    assert message["content"] == "\n\nnine"
+    assert message["reasoning"] == message["reasoning_content"] == "it is nine"
+    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < counted < body["usage"]["completion_tokens"]
+    response = c.chat("hi", stream=True)
+    *chunks, _ = events(response.text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "it is nine"
+    assert "".join(delta.get("content", "") for delta in deltas) == "\n\nnine"
+    assert not any("reasoning" in delta and "content" in delta for delta in deltas)
 
 
-async def test_reasoning_can_be_left_out(tmp_path: Path) -> None:
-    async with cluster(tmp_path, reasoning_parser="deepseek_r1") as c:
-        c.node.reply = c.encode("it is nine</think>nine")
-        message = (await c.chat("hi", include_reasoning=False)).json()["choices"][0]["message"]
-        assert (message["content"], message["reasoning"]) == ("nine", None)
-        response = await c.chat("hi", stream=True, include_reasoning=False)
-        *chunks, _ = events(response.text)
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert "".join(delta.get("content", "") for delta in deltas) == "nine"
-        assert not any("reasoning" in delta for delta in deltas)
+def test_reasoning_can_be_left_out() -> None:
+    c = InProcess(reply="it is nine</think>nine", reasoning_parser="deepseek_r1")
+    message = c.chat("hi", include_reasoning=False).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning"]) == ("nine", None)
+    response = c.chat("hi", stream=True, include_reasoning=False)
+    *chunks, _ = events(response.text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "nine"
+    assert not any("reasoning" in delta for delta in deltas)
 
 
-async def test_a_router_without_a_parser_refuses_to_leave_reasoning_out(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        response = await c.chat("hi", include_reasoning=False)
-        assert response.status_code == 400
-        assert "--reasoning-parser" in response.json()["error"]["message"]
+def test_a_router_without_a_parser_refuses_to_leave_reasoning_out() -> None:
+    c = InProcess()
+    response = c.chat("hi", include_reasoning=False)
+    assert response.status_code == 400
+    assert "--reasoning-parser" in response.json()["error"]["message"]

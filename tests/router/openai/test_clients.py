@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
-from tandem.tests.router.support import Cluster, cluster, make_model
+from tandem.tests.router.answered import CHAT, InProcess, tiny
+from tandem.tests.router.support import cluster
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.
 TOOLS = (
@@ -68,47 +69,36 @@ TAKEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-async def c(tmp_path: Path) -> Any:
-    async with cluster(tmp_path) as running:
-        yield running
+def c() -> InProcess:
+    return InProcess()
 
 
-def prompt(c: Cluster) -> str:
-    """The prompt of the last request, as text."""
-    tokenizer = c.router.registry.model().tokenizer
-    return tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
-
-
-async def test_what_asks_for_nothing_is_taken(c: Cluster) -> None:
+def test_what_asks_for_nothing_is_taken(c: InProcess) -> None:
     for case, fields in TAKEN.items():
-        response = await c.chat(**fields)
+        response = c.chat(**fields)
         assert response.status_code == 200, (case, response.text)
     completion = {name: value for name, value in NULLS.items() if name != "top_logprobs"}
-    assert (await c.complete(**completion)).status_code == 200
-    assert (await c.complete(cache_prompt=True, suffix=None)).status_code == 200
+    assert c.complete(**completion).status_code == 200
+    assert c.complete(cache_prompt=True, suffix=None).status_code == 200
 
 
-async def test_an_unknown_field_is_logged_once(
-    c: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_field_is_logged_once(c: InProcess, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         return [r.getMessage() for r in caplog.records if "unknown and ignored" in r.getMessage()]
 
     message = {"role": "user", "content": "hi", "id": 5}
     for _ in range(3):
-        response = await c.client.post(
-            "/v1/chat/completions", json={"messages": [message], "tempreature": 1}
-        )
+        response = c.answered(CHAT, {"messages": [message], "tempreature": 1})
         assert response.status_code == 200
     assert len(told()) == 2
     assert "'messages[].id'" in told()[0] and "'tempreature'" in told()[1]
     assert all(r.levelno == logging.WARNING for r in caplog.records if "ignored" in r.message)
     for number in range(2 * MAX_NAMED_FIELDS):
-        await c.complete(**{f"x{number}": 1, "y" * 100_000: 2})
+        c.complete(**{f"x{number}": 1, "y" * 100_000: 2})
     assert len(told()) == MAX_NAMED_FIELDS and max(map(len, told())) < 200
 
 
-async def test_an_assistants_empty_content_is_an_empty_text(c: Cluster) -> None:
+def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     hello = {"role": "user", "content": "hi"}
     wanted = c.encode("<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n")
     # An answer of ours that the client sends back with all its fields.
@@ -119,13 +109,12 @@ async def test_an_assistants_empty_content_is_an_empty_text(c: Cluster) -> None:
     ]
     for silent in silents:
         messages = [{"role": "assistant"} | silent, hello]
-        response = await c.client.post("/v1/chat/completions", json={"messages": messages})
+        response = c.answered(CHAT, {"messages": messages})
         assert response.status_code == 200, response.text
         assert list(c.node.requests[-1].prompt) == wanted
 
 
-async def test_tool_calls_of_the_history_go_to_a_template_that_shows_them(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TOOLS)
+def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
     function = {"name": "f", "arguments": json.dumps({"x": 3})}
     call = {"id": "1", "type": "function", "function": function}
     messages = [
@@ -133,20 +122,23 @@ async def test_tool_calls_of_the_history_go_to_a_template_that_shows_them(tmp_pa
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "r", "tool_call_id": "1"},
     ]
-    async with cluster(tmp_path) as c:
-        response = await c.client.post(
-            "/v1/chat/completions",
-            json={"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
-        )
-        assert response.status_code == 200, response.text
-        assert "[f(3)]" in prompt(c) and "result of 1: r" in prompt(c)
-        assert prompt(c).endswith("False nonelow")
+    c = InProcess(tiny(TOOLS))
+    response = c.answered(
+        CHAT,
+        {"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
+    )
+    assert response.status_code == 200, response.text
+    assert "[f(3)]" in c.prompt() and "result of 1: r" in c.prompt()
+    assert c.prompt().endswith("False nonelow")
 
 
-async def test_the_openai_client_finds_vllms_fields(c: Cluster) -> None:
+async def test_the_openai_client_finds_vllms_fields(tmp_path: Path) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     ask: Any = {"extra_body": {"prompt_logprobs": 1, "return_token_ids": True}}
-    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+    async with (
+        cluster(tmp_path) as c,
+        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
         chat: Any = await client.chat.completions.create(model="tiny", messages=messages, **ask)
         ids = list(c.node.requests[-1].prompt)
         assert chat.prompt_token_ids == ids and len(chat.prompt_logprobs) == len(ids)
@@ -168,9 +160,12 @@ async def test_the_openai_client_finds_vllms_fields(c: Cluster) -> None:
         assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 
 
-async def test_the_openai_client_takes_its_own_answers_back(c: Cluster) -> None:
+async def test_the_openai_client_takes_its_own_answers_back(tmp_path: Path) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
-    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+    async with (
+        cluster(tmp_path) as c,
+        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
         for _ in range(2):
             made = await client.chat.completions.create(
                 model="tiny",
@@ -182,4 +177,4 @@ async def test_the_openai_client_takes_its_own_answers_back(c: Cluster) -> None:
             )
             answer = made.choices[0].message
             messages += [answer.model_dump(), answer, {"role": "user", "content": "more"}]
-    assert len(c.node.requests) == 2
+        assert len(c.node.requests) == 2

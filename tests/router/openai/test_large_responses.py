@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
 from tandem.router.options import RouterOptions
 from tandem.router.requests.response_size import ResponseSize
+from tandem.tests.router.answered import COMPLETIONS, InProcess
 from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import (
     Cluster,
@@ -82,17 +83,17 @@ def _check_answer(body: dict[str, Any], asked: dict[str, Any], c: Cluster) -> No
                 assert choice["text"][offset:].startswith(token)
 
 
-async def test_an_echo_is_streamed_in_pieces(tmp_path: Path) -> None:
-    async with cluster(tmp_path, context=CONTEXT) as c:
-        fields = {"max_tokens": 1, "echo": True, "logprobs": 1, "stream": True}
-        response = await c.complete("one two " * 1000, **fields)
-        chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
-        text = "".join(chunk["text"] for chunk in chunks)
-        assert text == "one two " * 1000 + "hello"[: len(text) - 8000]
-        assert max(len(chunk["text"]) for chunk in chunks) < 1000
-        offsets = [o for x in chunks if x["logprobs"] for o in x["logprobs"]["text_offset"]]
-        tokens = [t for x in chunks if x["logprobs"] for t in x["logprobs"]["tokens"]]
-        assert all(text[o:].startswith(t) for o, t in zip(offsets, tokens, strict=True))
+def test_an_echo_is_streamed_in_pieces() -> None:
+    c = InProcess(context=CONTEXT)
+    fields = {"max_tokens": 1, "echo": True, "logprobs": 1, "stream": True}
+    response = c.complete("one two " * 1000, **fields)
+    chunks = [chunk["choices"][0] for chunk in events(response.text)[:-1]]
+    text = "".join(chunk["text"] for chunk in chunks)
+    assert text == "one two " * 1000 + "hello"[: len(text) - 8000]
+    assert max(len(chunk["text"]) for chunk in chunks) < 1000
+    offsets = [o for x in chunks if x["logprobs"] for o in x["logprobs"]["text_offset"]]
+    tokens = [t for x in chunks if x["logprobs"] for t in x["logprobs"]["tokens"]]
+    assert all(text[o:].startswith(t) for o, t in zip(offsets, tokens, strict=True))
 
 
 # ---- bounds --------------------------------------------------------------------------------------
@@ -116,29 +117,26 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-async def test_an_answer_out_of_all_proportion_is_refused(tmp_path: Path) -> None:
-    async with cluster(tmp_path, context=CONTEXT) as c:
-        for case, (fields, words) in TOO_LARGE.items():
-            error = check(
-                await c.client.post("/v1/completions", json={"prompt": "x"} | fields), 400
-            )
-            assert error["code"] == "answer_too_large", case
-            assert all(word in error["message"] for word in words), error["message"]
-            assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
-        error = check(await c.chat(logprobs=True, top_logprobs=20, max_tokens=130_000), 400)
-        assert "'max_tokens'" in error["message"]
-        assert not c.node.requests
-        fields = TOO_LARGE["logprobs"][0] | {"stream": True}
-        async with c.client.stream("POST", "/v1/completions", json={"prompt": "x"} | fields) as r:
-            assert r.status_code == 200
+def test_an_answer_out_of_all_proportion_is_refused() -> None:
+    c = InProcess(context=CONTEXT)
+    for case, (fields, words) in TOO_LARGE.items():
+        error = check(c.answered(COMPLETIONS, {"prompt": "x"} | fields), 400)
+        assert error["code"] == "answer_too_large", case
+        assert all(word in error["message"] for word in words), error["message"]
+        assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
+    error = check(c.chat(logprobs=True, top_logprobs=20, max_tokens=130_000), 400)
+    assert "'max_tokens'" in error["message"]
+    assert not c.node.requests
+    fields = TOO_LARGE["logprobs"][0] | {"stream": True}
+    assert c.answered(COMPLETIONS, {"prompt": "x"} | fields).status_code == 200
 
 
-async def test_a_default_limit_is_cut_to_what_fits(tmp_path: Path) -> None:
-    async with cluster(tmp_path, context=CONTEXT) as c:
-        assert (await c.chat(logprobs=True, top_logprobs=20)).status_code == 200
-        assert c.node.requests[-1].sampling.max_tokens == (1 << 19) // 21
-        assert (await c.chat(logprobs=True, top_logprobs=20, stream=True)).status_code == 200
-        assert c.node.requests[-1].sampling.max_tokens > 131_000
+def test_a_default_limit_is_cut_to_what_fits() -> None:
+    c = InProcess(context=CONTEXT)
+    assert c.chat(logprobs=True, top_logprobs=20).status_code == 200
+    assert c.node.requests[-1].sampling.max_tokens == (1 << 19) // 21
+    assert c.chat(logprobs=True, top_logprobs=20, stream=True).status_code == 200
+    assert c.node.requests[-1].sampling.max_tokens > 131_000
 
 
 @given(

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.tests.router.answered import InProcess
 from tandem.tests.router.support import (
     admitted,
     cluster,
@@ -124,35 +125,33 @@ WRONG: list[tuple[dict[str, Any], str, str | None]] = [
 ]
 
 
-async def test_nodes_get_constraints(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=1) as c:
-        for fields, expected in TAKEN:
-            for send in (c.chat, c.complete):
-                answer = await send(**fields)
-                assert answer.status_code == 200, answer.text
-                sampling = c.node.requests[-1].sampling
-                assert sampling.HasField("structured_outputs") == (expected is not None)
-                assert expected is None or sampling.structured_outputs == expected
+def test_nodes_get_constraints() -> None:
+    c = InProcess()
+    for fields, expected in TAKEN:
+        for send in (c.chat, c.complete):
+            answer = send(**fields)
+            assert answer.status_code == 200, answer.text
+            sampling = c.node.requests[-1].sampling
+            assert sampling.HasField("structured_outputs") == (expected is not None)
+            assert expected is None or sampling.structured_outputs == expected
 
 
-async def test_wrong_constraints_name_their_field(tmp_path: Path) -> None:
-    async with cluster(tmp_path, nodes=1) as c:
-        for fields, param, code in WRONG:
-            for send in (c.chat, c.complete):
-                answer = await send(**fields)
-                error = answer.json()["error"]
-                assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
-        assert c.node.requests == []
+def test_wrong_constraints_name_their_field() -> None:
+    c = InProcess()
+    for fields, param, code in WRONG:
+        for send in (c.chat, c.complete):
+            answer = send(**fields)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+    assert c.node.requests == []
 
 
 @pytest.mark.parametrize(("parser", "start"), [("qwen3", "<think>"), ("deepseek_r1", "")])
-async def test_constraints_hold_behind_the_reasoning(
-    tmp_path: Path, parser: str, start: str
-) -> None:
-    async with cluster(tmp_path, nodes=1, reasoning_parser=parser) as c:
-        assert (await c.chat(guided_regex="a")).status_code == 200
-        wanted = c.node.requests[-1].sampling.structured_outputs
-        assert (wanted.reasoning_start, wanted.reasoning_end) == (start, "</think>")
+def test_constraints_hold_behind_the_reasoning(parser: str, start: str) -> None:
+    c = InProcess(reasoning_parser=parser)
+    assert c.chat(guided_regex="a").status_code == 200
+    wanted = c.node.requests[-1].sampling.structured_outputs
+    assert (wanted.reasoning_start, wanted.reasoning_end) == (start, "</think>")
 
 
 async def test_a_grammar_that_a_node_refuses_is_the_clients_error(tmp_path: Path) -> None:
@@ -210,20 +209,20 @@ async def test_a_grammar_that_fails_in_the_only_choice_is_the_requests_error(
         assert sum(len(node.requests) for node in c.nodes) == 2, "tried once each"
 
 
-async def test_a_grammar_that_fails_in_one_of_several_choices_ends_that_one(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        c.node.script = cut_short
-        for send in (c.chat, c.complete):
-            whole = (await send(guided_regex="a", n=3)).json()["choices"]
-            reasons = [choice["finish_reason"] for choice in whole]
-            assert reasons == ["error", "stop", "stop"]
-            assert [choice.get("error", {}).get("code") for choice in whole] == [CODE, None, None]
-            streamed = events((await send(guided_regex="a", n=3, stream=True)).text)
-            assert streamed.pop() == "[DONE]"
-            ends = [e["choices"][0] for e in streamed if e["choices"][0]["finish_reason"]]
-            assert [end.get("error", {}).get("code") for end in ends] == [CODE, None, None]
-            # Of the best choices none may fail.
-        assert (await c.complete(guided_regex="a", n=1, best_of=2)).status_code == 400
+def test_a_grammar_that_fails_in_one_of_several_choices_ends_that_one() -> None:
+    c = InProcess()
+    c.node.script = cut_short
+    for send in (c.chat, c.complete):
+        whole = send(guided_regex="a", n=3).json()["choices"]
+        reasons = [choice["finish_reason"] for choice in whole]
+        assert reasons == ["error", "stop", "stop"]
+        assert [choice.get("error", {}).get("code") for choice in whole] == [CODE, None, None]
+        streamed = events(send(guided_regex="a", n=3, stream=True).text)
+        assert streamed.pop() == "[DONE]"
+        ends = [e["choices"][0] for e in streamed if e["choices"][0]["finish_reason"]]
+        assert [end.get("error", {}).get("code") for end in ends] == [CODE, None, None]
+        # Of the best choices none may fail.
+    assert c.complete(guided_regex="a", n=1, best_of=2).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tandem.router.requests.written_tools import with_written_tools
+from tandem.router.tokenization.to_tokens import tokenize
+from tandem.tests.router.answered import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
     ANSWER,
     CALL,
     NOW,
     TEMPLATE,
     WEATHER,
-    prompt,
     streamed_calls,
     unary_calls,
 )
-from tandem.tests.router.support import cluster, events, make_model
+from tandem.tests.router.support import events
 
 ALLOWED = {"type": "allowed_tools"}
 
@@ -27,31 +27,27 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return ALLOWED | {"allowed_tools": {"mode": mode, "tools": tools}}
 
 
-async def test_functions_are_answered_by_their_former_names(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode(ANSWER)
-        functions = [WEATHER["function"], NOW["function"]]
-        [choice] = (await c.chat(functions=functions)).json()["choices"]
-        assert choice["finish_reason"] == "function_call"
-        call = {"name": "weather", "arguments": '{"city": "Öl"}'}
-        message = choice["message"]
-        assert message["function_call"] == call and "tool_calls" not in message
-        streamed = events((await c.chat(functions=functions, stream=True)).text)[:-1]
-        deltas = [chunk["choices"][0]["delta"].get("function_call") for chunk in streamed]
-        first, *others = [delta for delta in deltas if delta]
-        assert first["name"] == "weather" and all("name" not in other for other in others)
-        assert "".join(d["arguments"] for d in (first, *others)) == call["arguments"]
-        c.node.reply = c.encode('{"city":"Ys"}')
-        answer = await c.chat(functions=functions, function_call={"name": "weather"})
-        assert (
-            answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
-        )
-        result = {"role": "function", "name": "weather", "content": "warm"}
-        history = [{"role": "user", "content": "hi"}, message, result]
-        answer = await c.client.post("/v1/chat/completions", json={"messages": history})
-        assert answer.status_code == 200, answer.text
-        assert "[weather]" in prompt(c) and "tool\nwarm" in prompt(c)
+def test_functions_are_answered_by_their_former_names() -> None:
+    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    functions = [WEATHER["function"], NOW["function"]]
+    [choice] = c.chat(functions=functions).json()["choices"]
+    assert choice["finish_reason"] == "function_call"
+    call = {"name": "weather", "arguments": '{"city": "Öl"}'}
+    message = choice["message"]
+    assert message["function_call"] == call and "tool_calls" not in message
+    streamed = events(c.chat(functions=functions, stream=True).text)[:-1]
+    deltas = [chunk["choices"][0]["delta"].get("function_call") for chunk in streamed]
+    first, *others = [delta for delta in deltas if delta]
+    assert first["name"] == "weather" and all("name" not in other for other in others)
+    assert "".join(d["arguments"] for d in (first, *others)) == call["arguments"]
+    c.node.reply = c.encode('{"city":"Ys"}')
+    answer = c.chat(functions=functions, function_call={"name": "weather"})
+    assert answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
+    result = {"role": "function", "name": "weather", "content": "warm"}
+    history = [{"role": "user", "content": "hi"}, message, result]
+    answer = c.answered(CHAT, {"messages": history})
+    assert answer.status_code == 200, answer.text
+    assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
 INVALID: list[tuple[dict[str, Any], str]] = [
@@ -71,38 +67,35 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_wrong_ones_are_named(tmp_path: Path) -> None:
-    async with cluster(tmp_path) as c:
-        for fields, param in INVALID:
-            answer = await c.chat(**fields)
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
-            assert error["param"] == param and f"'{param}'" in error["message"]
+def test_wrong_ones_are_named() -> None:
+    c = InProcess()
+    for fields, param in INVALID:
+        answer = c.chat(**fields)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == param and f"'{param}'" in error["message"]
 
 
-async def test_only_allowed_tools_are_shown_and_called(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode(CALL)
-        both = [WEATHER, NOW]
-        answer = await c.chat(tools=both, tool_choice=allowed("auto", "weather"))
-        assert unary_calls(answer.json())[0] == [("weather", '{"city": "Öl"}')]
-        assert '"weather"' in prompt(c) and '"now"' not in prompt(c)
-        c.node.reply = c.encode('[{"name":"now","parameters":{}}]')
-        answer = await c.chat(tools=both, tool_choice=allowed("required", "now"))
-        assert unary_calls(answer.json())[0] == [("now", "{}")]
-        assert "weather" not in c.node.requests[-1].sampling.structured_outputs.json
+def test_only_allowed_tools_are_shown_and_called() -> None:
+    c = InProcess(tiny(TEMPLATE), reply=CALL)
+    both = [WEATHER, NOW]
+    answer = c.chat(tools=both, tool_choice=allowed("auto", "weather"))
+    assert unary_calls(answer.json())[0] == [("weather", '{"city": "Öl"}')]
+    assert '"weather"' in c.prompt() and '"now"' not in c.prompt()
+    c.node.reply = c.encode('[{"name":"now","parameters":{}}]')
+    answer = c.chat(tools=both, tool_choice=allowed("required", "now"))
+    assert unary_calls(answer.json())[0] == [("now", "{}")]
+    assert "weather" not in c.node.requests[-1].sampling.structured_outputs.json
 
 
-async def test_a_template_without_tools_gets_them_as_text(tmp_path: Path) -> None:
-    async with cluster(tmp_path, tool_call_parser="mistral") as c:
-        c.node.reply = c.encode(CALL)
-        answer = await c.chat(tools=[WEATHER], stream=True)
-        assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
-        assert '{"name": "weather", "description": "d"' in prompt(c)
-        body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-        counted = (await c.client.post("/tokenize", json=body)).json()["tokens"]
-        assert counted == list(c.node.requests[-1].prompt)
+def test_a_template_without_tools_gets_them_as_text() -> None:
+    c = InProcess(reply=CALL, tool_call_parser="mistral")
+    answer = c.chat(tools=[WEATHER], stream=True)
+    assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
+    assert '{"name": "weather", "description": "d"' in c.prompt()
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
+    counted = c.computed(tokenize, body).json()["tokens"]
+    assert counted == list(c.node.requests[-1].prompt)
 
 
 def test_calls_and_results_become_messages_of_any_template() -> None:
@@ -127,43 +120,40 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
     assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
-async def test_strict_schemas_are_followed_unless_the_format_cannot(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
+def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     city = {"type": "string", "pattern": "x"}
     strict = {"name": "weather", "strict": True, "parameters": {"properties": {"city": city}}}
     tools = [NOW, {"type": "function", "function": strict}]
-    async with cluster(tmp_path) as c:
-        c.node.reply = c.encode(ANSWER)
-        assert (await c.chat(tools=tools)).status_code == 200
-        wanted = c.node.requests[-1].sampling.structured_outputs
-        assert wanted.param == "tools[1].function.parameters"
-        assert json.loads(wanted.tool_calls)["schemas"]["weather"] == strict["parameters"]
-        assert (await c.chat(tools=[NOW])).status_code == 200
-        assert not c.node.requests[-1].sampling.HasField("structured_outputs")
-        tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
-        asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-        await c.client.post("/v1/messages", json={"model": "tiny"} | asked)
-        assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
-    async with cluster(tmp_path, tool_call_parser="qwen3_xml") as c:
-        refused = await c.chat(tools=tools)
-        assert refused.status_code == 400 and "'qwen3_xml'" in refused.json()["error"]["message"]
-        assert refused.json()["error"]["param"] == "tools[1].function.parameters"
-        required = await c.chat(tools=tools, tool_choice="required")
-        assert required.status_code == 200 and c.node.requests[-1].sampling.structured_outputs.json
+    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    assert c.chat(tools=tools).status_code == 200
+    wanted = c.node.requests[-1].sampling.structured_outputs
+    assert wanted.param == "tools[1].function.parameters"
+    assert json.loads(wanted.tool_calls)["schemas"]["weather"] == strict["parameters"]
+    assert c.chat(tools=[NOW]).status_code == 200
+    assert not c.node.requests[-1].sampling.HasField("structured_outputs")
+    tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
+    asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    c.answered(MESSAGES, {"model": "tiny"} | asked)
+    assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
+    c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
+    refused = c.chat(tools=tools)
+    assert refused.status_code == 400 and "'qwen3_xml'" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "tools[1].function.parameters"
+    required = c.chat(tools=tools, tool_choice="required")
+    assert required.status_code == 200 and c.node.requests[-1].sampling.structured_outputs.json
 
 
-async def test_models_that_write_channels_make_forced_calls(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path, tool_call_parser="openai", reasoning_parser="openai_gptoss") as c:
-        c.node.reply = c.encode(
-            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
-            "to=functions.now <|constrain|>json<|message|>{}"
-        )
-        named = {"type": "function", "function": {"name": "now"}}
-        for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
-            answer = await c.chat(tools=[WEATHER, NOW], tool_choice=choice)
-            [call] = answer.json()["choices"][0]["message"]["tool_calls"]
-            assert call["function"] == {"name": "now", "arguments": "{}"}
-            wanted = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
-            assert wanted["channels"]["required"]
-            assert [call["name"] for call in wanted["channels"]["calls"]] == names
+def test_models_that_write_channels_make_forced_calls() -> None:
+    c = InProcess(tiny(TEMPLATE), tool_call_parser="openai", reasoning_parser="openai_gptoss")
+    c.node.reply = c.encode(
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+        "to=functions.now <|constrain|>json<|message|>{}"
+    )
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
+        answer = c.chat(tools=[WEATHER, NOW], tool_choice=choice)
+        [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "now", "arguments": "{}"}
+        wanted = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
+        assert wanted["channels"]["required"]
+        assert [call["name"] for call in wanted["channels"]["calls"]] == names

@@ -10,7 +10,9 @@ import jsonschema
 import openai
 import pytest
 
-from tandem.tests.router.support import Cluster, cluster, events, make_model
+from tandem.router.tokenization.to_tokens import tokenize
+from tandem.tests.router.answered import InProcess, tiny
+from tandem.tests.router.support import cluster, events, make_model
 
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call> {{ t | tojson }}\n{% endfor %}"
@@ -29,20 +31,12 @@ ANSWER = f"I look.\n{CALL}\n{CALL.replace('Öl', 'Ys')}"
 
 
 @pytest.fixture
-async def c(tmp_path: Path) -> Any:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path) as running:
-        running.node.reply = running.encode(ANSWER)
-        yield running
+def c() -> InProcess:
+    return InProcess(tiny(TEMPLATE), reply=ANSWER)
 
 
-def prompt(c: Cluster) -> str:
-    tokenizer = c.router.registry.model().tokenizer
-    return tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
-
-
-async def test_calls_are_answered_in_openais_shape(c: Cluster) -> None:
-    [choice] = (await c.chat(tools=[WEATHER, NOW])).json()["choices"]
+def test_calls_are_answered_in_openais_shape(c: InProcess) -> None:
+    [choice] = c.chat(tools=[WEATHER, NOW]).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert message["content"] == "I look."
@@ -54,15 +48,15 @@ async def test_calls_are_answered_in_openais_shape(c: Cluster) -> None:
     assert first["id"] != second["id"] and first["id"].startswith("call_")
     assert first["type"] == "function" and first["function"]["name"] == "weather"
     shown = {"name": "weather", "description": "d", "parameters": PARAMETERS}
-    assert json.dumps({"type": "function", "function": shown}) in prompt(c)
+    assert json.dumps({"type": "function", "function": shown}) in c.prompt()
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 500])
-async def test_streamed_calls_add_up_to_the_unary_ones(c: Cluster, chunk: int) -> None:
+def test_streamed_calls_add_up_to_the_unary_ones(c: InProcess, chunk: int) -> None:
     c.node.chunk = chunk
     fields: dict[str, Any] = {"tools": [WEATHER], "n": 2}
-    whole = (await c.chat(**fields)).json()["choices"]
-    chunks = events((await c.chat(stream=True, **fields)).text)[:-1]
+    whole = c.chat(**fields).json()["choices"]
+    chunks = events(c.chat(stream=True, **fields).text)[:-1]
     for choice in whole:
         mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
         assert [x["finish_reason"] for x in mine if x["finish_reason"]] == ["tool_calls"]
@@ -80,10 +74,15 @@ async def test_streamed_calls_add_up_to_the_unary_ones(c: Cluster, chunk: int) -
         assert calls == [call["function"] for call in choice["message"]["tool_calls"]]
 
 
-async def test_the_openai_clients_stream_helper_collects_calls(c: Cluster) -> None:
+async def test_the_openai_clients_stream_helper_collects_calls(tmp_path: Path) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     tools: Any = [WEATHER | {"function": WEATHER["function"] | {"parameters": _strict()}}]
-    async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with (
+        cluster(tmp_path) as c,
+        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
+    ):
+        c.node.reply = c.encode(ANSWER)
         async with client.chat.completions.stream(
             model="tiny", messages=messages, tools=tools
         ) as stream:
@@ -99,32 +98,32 @@ async def test_the_openai_clients_stream_helper_collects_calls(c: Cluster) -> No
         messages += [final.choices[0].message]
         messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
         await client.chat.completions.create(model="tiny", messages=messages, tools=tools)
-    assert "[weather][weather]" in prompt(c) and "tool\nwarm" in prompt(c)
+        assert "[weather][weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
 def _strict() -> dict[str, Any]:
     return PARAMETERS | {"required": ["city"], "additionalProperties": False}
 
 
-async def test_one_call_at_a_time(c: Cluster) -> None:
-    answer = await c.chat(tools=[WEATHER], parallel_tool_calls=False)
+def test_one_call_at_a_time(c: InProcess) -> None:
+    answer = c.chat(tools=[WEATHER], parallel_tool_calls=False)
     [call] = answer.json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Öl"}
 
 
-async def test_without_tools_or_with_none_calls_are_text(c: Cluster) -> None:
+def test_without_tools_or_with_none_calls_are_text(c: InProcess) -> None:
     asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
     for fields in asked:
-        [choice] = (await c.chat(**fields)).json()["choices"]
+        [choice] = c.chat(**fields).json()["choices"]
         assert choice["message"]["content"] == ANSWER
         assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
-    assert '"now"' in prompt(c)  # as in vLLM
+    assert '"now"' in c.prompt()  # as in vLLM
 
 
-async def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: Cluster) -> None:
+def test_a_call_that_is_cut_off_ends_with_length_and_what_there_is(c: InProcess) -> None:
     tokens = len(c.encode(CALL[: CALL.index("Öl")]))
     c.node.reply = c.encode(CALL)
-    [choice] = (await c.chat(tools=[WEATHER], max_tokens=tokens)).json()["choices"]
+    [choice] = c.chat(tools=[WEATHER], max_tokens=tokens).json()["choices"]
     assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
     [call] = choice["message"]["tool_calls"]
     assert call["function"]["arguments"].startswith('{"city"')
@@ -137,12 +136,12 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
     ("reply", "choice"),
     [(" {", NAMED), ("1", NAMED), ('[{"name":"weather","parameters":{"', "required")],
 )
-async def test_a_call_that_is_cut_off_before_its_arguments_is_none(
-    c: Cluster, reply: str, choice: Any
+def test_a_call_that_is_cut_off_before_its_arguments_is_none(
+    c: InProcess, reply: str, choice: Any
 ) -> None:
     c.node.reply = c.encode(reply)
     most = max(1, len(c.node.reply) - 2)
-    answer = await c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=most)
+    answer = c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=most)
     [made] = answer.json()["choices"]
     assert (made["finish_reason"], made["message"].get("tool_calls")) == ("length", None)
 
@@ -151,9 +150,9 @@ REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","para
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_required_calls_are_the_output(c: Cluster, stream: bool) -> None:
+def test_required_calls_are_the_output(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode(REQUIRED), 3
-    answer = await c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
+    answer = c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
     calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
     assert calls == [("weather", '{"city":"Öl"}'), ("now", "{}")] and reason == "tool_calls"
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
@@ -164,10 +163,10 @@ async def test_required_calls_are_the_output(c: Cluster, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_named_function_is_called(c: Cluster, stream: bool) -> None:
+def test_a_named_function_is_called(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode('{"city":"Ys"}'), 3
     named = {"type": "function", "function": {"name": "weather"}}
-    answer = await c.chat(
+    answer = c.chat(
         tools=[NOW, WEATHER], tool_choice=named, stream=stream, response_format={"type": "text"}
     )
     calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
@@ -194,7 +193,7 @@ def streamed_calls(text: str) -> tuple[list[tuple[str, str]], str]:
     return calls, reason
 
 
-async def test_required_calls_have_their_own_definitions(c: Cluster) -> None:
+def test_required_calls_have_their_own_definitions(c: InProcess) -> None:
     def tool(name: str, kind: str) -> dict[str, Any]:
         parameters = {
             "$schema": "s",
@@ -206,7 +205,7 @@ async def test_required_calls_have_their_own_definitions(c: Cluster) -> None:
 
     c.node.reply = c.encode('[{"name":"g","parameters":{"at":5}}]')
     both = [tool("f", "string"), tool("g", "number")]
-    answer = await c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
+    answer = c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
     assert unary_calls(answer.json())[0] == [("g", '{"at":5}')]
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
     assert schema["maxItems"] == 1
@@ -240,78 +239,73 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_invalid_tools_are_rejected_by_name(c: Cluster) -> None:
+def test_invalid_tools_are_rejected_by_name(c: InProcess) -> None:
     for case, (fields, param) in INVALID.items():
-        answer = await c.chat(**fields)
+        answer = c.chat(**fields)
         assert answer.status_code == 400, (case, answer.text)
         assert answer.json()["error"]["param"] == param, (case, answer.text)
     assert c.node.requests == []
 
 
-async def test_automatic_choice_can_be_switched_off(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with cluster(tmp_path, enable_auto_tool_choice=False) as c:
-        answer = await c.chat(tools=[NOW])
-        assert answer.status_code == 400
-        assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
-        assert (await c.chat(tools=[NOW], tool_choice="none")).status_code == 200
+def test_automatic_choice_can_be_switched_off() -> None:
+    c = InProcess(tiny(TEMPLATE), enable_auto_tool_choice=False)
+    answer = c.chat(tools=[NOW])
+    assert answer.status_code == 400
+    assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
+    assert c.chat(tools=[NOW], tool_choice="none").status_code == 200
 
 
-async def test_tokenize_counts_tools(c: Cluster) -> None:
-    await c.chat("hi", tools=[NOW])
+def test_tokenize_counts_tools(c: InProcess) -> None:
+    c.chat("hi", tools=[NOW])
     asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    answer = (await c.client.post("/tokenize", json=asked)).json()
+    answer = c.computed(tokenize, asked).json()
     assert answer["tokens"] == list(c.node.requests[-1].prompt)
 
 
-async def test_special_tokens_reach_the_parser_that_needs_them(tmp_path: Path) -> None:
+def test_special_tokens_reach_the_parser_that_needs_them() -> None:
     """<|end|> is a special token of the tokenizer, and a marker of harmony."""
-    make_model(tmp_path / "model", TEMPLATE)
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
-    async with cluster(tmp_path, **options) as c:
-        c.node.reply = c.encode(
-            "<|channel|>analysis<|message|>I think<|end|><|start|>assistant<|channel|>commentary "
-            'to=functions.weather <|constrain|>json<|message|>{"city": "Ys"}'
-        )
-        assert {0, 1} < set(c.node.reply)
-        message = (await c.chat(tools=[WEATHER])).json()["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == ("I think", None)
-        assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Ys"}'
-        # Without tools the call is text, and without a parser special tokens are not.
-        message = (await c.chat()).json()["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == ("I think", '{"city": "Ys"}')
-
-
-async def test_a_prompt_that_ends_the_reasoning_has_content_only(tmp_path: Path) -> None:
-    make_model(
-        tmp_path / "model",
-        TEMPLATE + "<think>\n{% if enable_thinking == false %}\n</think>\n\n{% endif %}",
+    c = InProcess(tiny(TEMPLATE), **options)
+    c.node.reply = c.encode(
+        "<|channel|>analysis<|message|>I think<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.weather <|constrain|>json<|message|>{"city": "Ys"}'
     )
-    async with cluster(tmp_path, reasoning_parser="auto") as c:
-        c.node.reply = c.encode("a</think>b")
-        message = (await c.chat()).json()["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == ("a", "b")
-        c.node.reply = c.encode("a")
-        message = (await c.chat(reasoning_effort="none")).json()["choices"][0]["message"]
-        assert (message["reasoning"], message["content"]) == (None, "a")
+    assert {0, 1} < set(c.node.reply)
+    message = c.chat(tools=[WEATHER]).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("I think", None)
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Ys"}'
+    # Without tools the call is text, and without a parser special tokens are not.
+    message = c.chat().json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("I think", '{"city": "Ys"}')
 
 
-async def test_a_call_in_the_reasoning_is_one_and_prose_about_it_is_none(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE + "<think>\n", special=["<tool_call>"])
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        tokenizer = c.router.registry.model().tokenizer
-        prose = tokenizer.encode("I write <tool_call>. ", add_special_tokens=False, literally=True)
-        c.node.reply = [*prose, *c.encode(f"{CALL}</think>")]
-        asked: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
-        [choice] = (await c.chat(**asked)).json()["choices"]
-        assert choice["finish_reason"] == "tool_calls"
-        message = choice["message"]
-        assert (message["reasoning"], message["content"]) == ("I write <tool_call>. ", None)
-        assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Öl"}'
-        assert c.node.requests[-1].sampling.thinking.calls == ["<tool_call>"]
-        calls, reason = streamed_calls((await c.chat(stream=True, **asked)).text)
-        assert calls == [("weather", '{"city": "Öl"}')] and reason == "tool_calls"
-        # Without tools there is no call, and with a forced one no marker.
-        for fields in ({}, {"tools": [WEATHER], "tool_choice": NAMED}):
-            assert (await c.chat(thinking_token_budget=50, **fields)).status_code == 200
-            assert c.node.requests[-1].sampling.thinking.calls == []
+def test_a_prompt_that_ends_the_reasoning_has_content_only() -> None:
+    c = InProcess(
+        tiny(TEMPLATE + "<think>\n{% if enable_thinking == false %}\n</think>\n\n{% endif %}"),
+        reasoning_parser="auto",
+    )
+    c.node.reply = c.encode("a</think>b")
+    message = c.chat().json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("a", "b")
+    c.node.reply = c.encode("a")
+    message = c.chat(reasoning_effort="none").json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (None, "a")
+
+
+def test_a_call_in_the_reasoning_is_one_and_prose_about_it_is_none() -> None:
+    c = InProcess(tiny(TEMPLATE + "<think>\n", special=("<tool_call>",)), reasoning_parser="qwen3")
+    prose = c.tokenizer.encode("I write <tool_call>. ", add_special_tokens=False, literally=True)
+    c.node.reply = [*prose, *c.encode(f"{CALL}</think>")]
+    asked: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
+    [choice] = c.chat(**asked).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["reasoning"], message["content"]) == ("I write <tool_call>. ", None)
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Öl"}'
+    assert c.node.requests[-1].sampling.thinking.calls == ["<tool_call>"]
+    calls, reason = streamed_calls(c.chat(stream=True, **asked).text)
+    assert calls == [("weather", '{"city": "Öl"}')] and reason == "tool_calls"
+    # Without tools there is no call, and with a forced one no marker.
+    for fields in ({}, {"tools": [WEATHER], "tool_choice": NAMED}):
+        assert c.chat(thinking_token_budget=50, **fields).status_code == 200
+        assert c.node.requests[-1].sampling.thinking.calls == []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tandem.router.requests import call_arguments
-from tandem.tests.router.openai.test_tools import prompt
 from tandem.tests.router.support import Cluster, cluster, make_model
 from tandem.tests.shared.text.test_dialect import CHECK, GEMMA, IDS, LATE, ONLY_FIRST, PLAIN, TEXT
 
@@ -47,7 +46,7 @@ async def asked(c: Cluster, messages: list[dict[str, Any]]) -> dict[str, str]:
     prompts = {}
     for path, body in bodies:
         await post(c, path, **body)
-        prompts[path] = prompt(c)
+        prompts[path] = c.prompt()
     tokens = (await post(c, "/tokenize", messages=messages))["tokens"]
     prompts["/tokenize"] = c.router.registry.model().tokenizer.decode(tokens)
     counted = await post(c, "/v1/messages/count_tokens", messages=messages)
@@ -148,7 +147,7 @@ async def _sent(c: Cluster, path: str, arguments: Any) -> str:
     limit = {MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}.get(path)
     body = {name: history(arguments)[path], **({limit: 2} if limit else {})}
     await post(c, path.partition("?")[0], **body)
-    return prompt(c)
+    return c.prompt()
 
 
 async def test_ids_of_other_servers_and_none_reach_templates_that_are_strict(
@@ -171,10 +170,10 @@ async def test_chats_with_tools_have_the_template_for_them(tmp_path: Path) -> No
     messages = [{"role": "user", "content": "hi"}]
     async with cluster(tmp_path) as c:
         await post(c, CHAT, messages=messages)
-        assert prompt(c) == "plain hi"
+        assert c.prompt() == "plain hi"
         c.node.reply = c.encode('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
         answer = await post(c, CHAT, messages=messages, tools=[tool])
-        assert prompt(c) == "tools f<tool_call>"
+        assert c.prompt() == "tools f<tool_call>"
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
         tokens = (await post(c, "/tokenize", messages=messages, tools=[tool]))["tokens"]
         assert tokens == list(c.node.requests[-1].prompt)

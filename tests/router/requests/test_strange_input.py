@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.anthropic.message_request import MessagesRequest, parse_messages
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.reachability import Reachability
 from tandem.router.cluster.registry_service import Registry
@@ -23,6 +24,14 @@ from tandem.router.generation import GenerationRequest
 from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
 from tandem.router.node_call import request_error
+from tandem.router.ollama.request import (
+    OPENAI_NAMES,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OnlyLoadsError,
+    read_chat,
+    read_generate,
+)
 from tandem.router.openai.chat_request import ChatCompletionRequest, parse_chat
 from tandem.router.openai.completion_request import CompletionRequest, parse_completion
 from tandem.router.options import RouterOptions
@@ -180,14 +189,17 @@ def _parsed(parse: Any, body: Any) -> None:
     with cheap(20):
         try:
             generation = parse(body, model(), RouterOptions())
-        except (RequestError, ApiError) as error:
-            assert 0 < len(str(error)) < 2000
+        except (RequestError, ApiError, OnlyLoadsError) as error:
+            assert isinstance(error, OnlyLoadsError) or 0 < len(str(error)) < 2000
             return
     assert isinstance(generation, GenerationRequest)
     assert all(granted >= 1 for granted in generation.max_tokens)
 
 
-@given(_bodies(ChatCompletionRequest, messages=[{"role": "user", "content": "hi"}]))
+HI = {"role": "user", "content": "hi"}
+
+
+@given(_bodies(ChatCompletionRequest, messages=[HI]))
 def test_any_chat_body_is_understood_or_refused(body: dict[str, Any]) -> None:
     _parsed(parse_chat, body)
 
@@ -201,6 +213,31 @@ def test_any_messages_are_understood_or_refused(value: Any) -> None:
 @given(_bodies(CompletionRequest, prompt="hi"))
 def test_any_completion_body_is_understood_or_refused(body: dict[str, Any]) -> None:
     _parsed(parse_completion, body)
+
+
+@FEWER
+@given(_bodies(MessagesRequest, model="m", max_tokens=9, messages=[HI]))
+def test_any_body_of_anthropics_is_understood_or_refused(body: dict[str, Any]) -> None:
+    _parsed(parse_messages, body)
+
+
+OPTIONS = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPENAI_NAMES, "num_ctx", "x"), VALUES))
+
+
+@FEWER
+@given(_bodies(OllamaChatRequest, model="m", messages=[HI]), OPTIONS)
+def test_any_chat_body_of_ollamas_is_understood_or_refused(
+    body: dict[str, Any], options: dict[str, Any]
+) -> None:
+    _parsed(read_chat, {"options": options} | body)
+
+
+@FEWER
+@given(_bodies(OllamaGenerateRequest, model="m", prompt="hi"), OPTIONS)
+def test_any_prompt_of_ollamas_is_understood_or_refused(
+    body: dict[str, Any], options: dict[str, Any]
+) -> None:
+    _parsed(read_generate, {"options": options} | body)
 
 
 @given(strange(st.builds(dump, st.dictionaries(st.text(), VALUES, max_size=3))))
