@@ -122,7 +122,7 @@ class CreatedResponse(GenerationResponse):
         surface = Responses(services.chat, conversations)
         super().__init__(exchange, services.handler, surface)
         self._responses = surface
-        self._runs = conversations.runs
+        self._runs = services.runs
         self._owner = conversations.owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +137,7 @@ class CreatedResponse(GenerationResponse):
 
 
 async def _conversations(services: RouterServices, owner: Owner) -> Conversations:
-    return Conversations(services.responses, services.runs, services.approvals, owner)
+    return Conversations(services.responses, services.approvals, owner)
 
 
 OwnConversations = Annotated[Conversations, Depends(_conversations)]
@@ -166,11 +166,11 @@ async def show_response(
 ) -> Response:
     """A response that was stored, or is computed in the background."""
     run = services.runs.find(response_id, owner)
-    found = services.responses.get(response_id, owner) if run is None else run
+    body = (await services.responses.get(response_id, owner)).body if run is None else run.body
     if request.query_params.get("stream", "false") != "false":
         message = "A response cannot be streamed again; leave 'stream' out, which returns it whole."
         raise invalid(message, "stream", "unsupported_value")
-    return EncodedResponse(exchange, found.body)
+    return EncodedResponse(exchange, body)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -178,10 +178,8 @@ async def delete_response(
     response_id: str, services: RouterServices, owner: Owner
 ) -> ResponseDeletion:
     """Forget a response; one in progress ends."""
-    run = services.runs.find(response_id, owner)
-    if run is not None:
-        await run.cancel()
-    services.responses.delete(response_id, owner)
+    await services.runs.cancel(response_id, owner)
+    await services.responses.delete(response_id, owner)
     return ResponseDeletion(id=response_id)
 
 
@@ -190,10 +188,8 @@ async def cancel_response(
     response_id: str, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
     """End a response in the background; one that has ended stays as it is."""
-    run = services.runs.find(response_id, owner)
-    if run is not None:
-        await run.cancel()
-    body = services.responses.get(response_id, owner).body
+    await services.runs.cancel(response_id, owner)
+    body = (await services.responses.get(response_id, owner)).body
     if not body["background"]:
         raise ApiError(400, "Cannot cancel a synchronous response.")
     assert body["status"] in ENDED
@@ -209,7 +205,7 @@ async def list_input_items(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
     """The input of a stored response, without that of earlier ones."""
-    items = services.responses.get(response_id, owner).items
+    items = (await services.responses.get(response_id, owner)).items
     page = page_of(request, most=MAX_LISTED, default=LISTED)
     ordered = items[::-1] if page.newest_first else items
     ids = [item["id"] for item in ordered]
