@@ -178,18 +178,6 @@ class InProcess:
         return b"".join(await encode(response.whole(collector.result(usage)))).decode()
 
 
-def answered(
-    surface: Surface,
-    body: Any,
-    reply: str = "hello world",
-    *,
-    tokenizer: Tokenizer | None = None,
-    **options: Any,
-) -> Answered:
-    """The answer of a surface to a body, from a model that says ``reply``."""
-    return InProcess(tokenizer, reply=reply, **options).answered(surface, body)
-
-
 class _Sink:
     """The connection of a client, as text."""
 
