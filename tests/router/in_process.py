@@ -3,8 +3,8 @@ connections, processes and the choice of nodes.
 
     body -> surface.parse -> serve, over the events of a scripted node -> the answer's text
 
-It is the router's own code, all but what writes to a socket, and takes a millisecond where a
-``cluster`` takes a hundred.
+It is the router's own code, all but what writes to a socket, and takes milliseconds where a
+``cluster`` takes a hundred of them.
 """
 
 from __future__ import annotations
