@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.answered import InProcess, tiny
 from tandem.tests.router.anthropic.test_messages import HI, official_client
 from tandem.tests.router.anthropic.test_thinking import prompts
+from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster, make_model
 
 TOOLS = (

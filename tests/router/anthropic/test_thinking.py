@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.tests.router.answered import InProcess, tiny
 from tandem.tests.router.anthropic.test_messages import (
     HI,
     ask,
@@ -15,6 +14,7 @@ from tandem.tests.router.anthropic.test_messages import (
     text_block,
 )
 from tandem.tests.router.golden import check_golden
+from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from tandem.tests.router.answered import InProcess, tiny
 from tandem.tests.router.anthropic.test_conversation import TOOLS
 from tandem.tests.router.anthropic.test_messages import HI, ask, official_client, text_block
 from tandem.tests.router.golden import check_golden
+from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster, make_model
 
 LS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.tests.router.answered import CHAT, COMPLETIONS, InProcess, tiny
+from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess, tiny
 from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import CONTEXT, cluster
 

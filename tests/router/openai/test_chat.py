@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.tests.router.answered import InProcess
+from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import cluster, events
 
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
-from tandem.tests.router.answered import CHAT, InProcess, tiny
+from tandem.tests.router.in_process import CHAT, InProcess, tiny
 from tandem.tests.router.support import cluster
 
 # A template that shows tool calls and thinking, as those of Qwen3 and others do.

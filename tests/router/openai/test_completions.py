@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.answered import InProcess
+from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import (
     Script,
     admitted,

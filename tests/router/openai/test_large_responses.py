@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tandem.router.http.encoding import TEXT_PIECE, EncodedArray, encode
 from tandem.router.options import RouterOptions
 from tandem.router.requests.response_size import ResponseSize
-from tandem.tests.router.answered import COMPLETIONS, InProcess
+from tandem.tests.router.in_process import COMPLETIONS, InProcess
 from tandem.tests.router.openai.openai_errors import check
 from tandem.tests.router.support import (
     Cluster,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.tests.router.answered import InProcess
+from tandem.tests.router.in_process import InProcess
 from tandem.tests.router.support import (
     admitted,
     cluster,

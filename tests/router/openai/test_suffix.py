@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.tests.router.answered import COMPLETIONS, InProcess, tiny
+from tandem.tests.router.in_process import COMPLETIONS, InProcess, tiny
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.router.requests.written_tools import with_written_tools
 from tandem.router.tokenization.to_tokens import tokenize
-from tandem.tests.router.answered import CHAT, MESSAGES, InProcess, tiny
+from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
     ANSWER,
     CALL,

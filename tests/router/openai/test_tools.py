@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tandem.router.tokenization.to_tokens import tokenize
-from tandem.tests.router.answered import InProcess, tiny
+from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster, events, make_model
 
 TEMPLATE = (

@@ -13,7 +13,7 @@ from tandem.router.served_model import system_fingerprint
 from tandem.router.surface import Surface
 from tandem.router.tokenization.to_tokens import tokenize
 from tandem.shared.version import version
-from tandem.tests.router.answered import CHAT, COMPLETIONS, InProcess
+from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess
 from tandem.tests.router.support import (
     CONTEXT,
     admitted,

@@ -27,7 +27,7 @@ from tandem.router.requests.body_model import BodyModel
 from tandem.router.surface import Surface
 from tandem.shared.config.sampling_fields import NUMBERS
 from tandem.shared.text.stop import StopStrings
-from tandem.tests.router.answered import CHAT, COMPLETIONS, HI, MESSAGES, InProcess
+from tandem.tests.router.in_process import CHAT, COMPLETIONS, HI, MESSAGES, InProcess
 from tandem.tests.router.support import CONTEXT
 
 NO_STOP = StopStrings()

@@ -3,8 +3,8 @@ connections, processes and the choice of nodes.
 
     body -> surface.parse -> serve, over the events of a scripted node -> the answer's text
 
-It is the router's own code, all but what writes to a socket, and takes a millisecond where a
-``cluster`` takes a hundred.
+It is the router's own code, all but what writes to a socket, and takes milliseconds where a
+``cluster`` takes a hundred of them.
 """
 
 from __future__ import annotations
@@ -176,18 +176,6 @@ class InProcess:
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         return b"".join(await encode(response.whole(collector.result(usage)))).decode()
-
-
-def answered(
-    surface: Surface,
-    body: Any,
-    reply: str = "hello world",
-    *,
-    tokenizer: Tokenizer | None = None,
-    **options: Any,
-) -> Answered:
-    """The answer of a surface to a body, from a model that says ``reply``."""
-    return InProcess(tokenizer, reply=reply, **options).answered(surface, body)
 
 
 class _Sink:
