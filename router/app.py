@@ -18,6 +18,7 @@ from ..shared.errors import StartupError
 from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
+from . import state
 from .access.access import Access
 from .access.cross_origin import with_cross_origin
 from .access.key_usage import KeyUsage
@@ -29,6 +30,7 @@ from .batches.batch_folder import batch_folder
 from .batches.batch_runner import Batches
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
+from .database import Database
 from .errors import ApiError, internal_error, to_api_error
 from .handler import GenerateHandler
 from .http.access_log import PROBES
@@ -139,6 +141,7 @@ class App:
     ) -> None:
         self._options = options
         self._batch_folder = batch_folder(options)
+        self._state = Database(state.SCHEMA)
         self.mcp = mcp_servers(options)
         self._usage = KeyUsage()
         self._access = Access(options)
@@ -159,7 +162,9 @@ class App:
             metrics=metrics,
             handler=self.handler,
             usage=self._usage,
-            responses=ResponseStore(options.max_stored_responses, options.response_lifetime),
+            responses=ResponseStore(
+                self._state, options.max_stored_responses, options.response_lifetime
+            ),
             runs=BackgroundRuns(self.handler, self._usage, options),
             approvals=Approvals(options.response_lifetime),
             chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
@@ -207,6 +212,7 @@ class App:
     async def close(self) -> None:
         self.handler.close()
         await self._limits.close()
+        await self._state.close()
 
     def _batches(self) -> Batches | None:
         options, folder = self._options, self._batch_folder.path
@@ -221,23 +227,26 @@ class App:
         )
         return Batches(folder, options, answers)
 
-    async def open_batches(self) -> Batches | None:
-        """The batches, whose folder is then open; ``None`` where they are off. Raises
+    async def open(self) -> None:
+        """Open what outlives a router, in memory where there is no folder for it. Raises
         ``StartupError`` for a folder that was asked for and cannot be used."""
-        services, batches = self.services, self.services.batches
-        if batches is None:
-            return None
-        try:
-            await batches.open()
-        except StartupError as error:
-            if self._batch_folder.required:
-                raise
-            await batches.close()
-            services.batches, services.batches_off = None, f"{error}"
-            log.warning("files and batches are off: %s", error)
-            return None
-        log.info("files and batches are kept in %s", self._batch_folder.path)
-        return batches
+        services, folder = self.services, self._batch_folder
+        if services.batches is not None and folder.path is not None:
+            try:
+                await services.batches.open()
+                await self._state.open(folder.path / state.FILE)
+            except StartupError as error:
+                if folder.required:
+                    raise
+                await services.batches.close()
+                services.batches, services.batches_off = None, f"{error}"
+                log.warning(
+                    "files and batches are off, and responses are stored in memory: %s", error
+                )
+            else:
+                log.info("files, batches and stored responses are kept in %s", folder.path)
+                return
+        await self._state.open_in_memory()
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:
         """Answer with an error, or end the stream with it."""

@@ -299,10 +299,13 @@ class GenerateHandler:
             metrics.finish(usage)
         result = collector.result(usage)
         if result.call_characters <= SHORT_CALLS and not result.vectors:
-            return response.whole(result)
-        # Some APIs have the arguments of calls as objects, which takes long for long ones, and
-        # scores are products of many vectors.
-        return await asyncio.to_thread(response.whole, result)
+            whole = response.whole(result)
+        else:
+            # Some APIs have the arguments of calls as objects, which takes long for long ones, and
+            # scores are products of many vectors.
+            whole = await asyncio.to_thread(response.whole, result)
+        await response.keep()
+        return whole
 
 
 async def _by(deadline: float, work: Coroutine[Any, Any, T]) -> T:

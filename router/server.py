@@ -89,7 +89,7 @@ class Router:
             raise
 
     async def _serve(self) -> None:
-        batches = await self.app.open_batches()
+        await self.app.open()
         self.registry_port = await self._registry_server.start(self.registry)
         self._loops = [
             asyncio.create_task(loop)
@@ -100,7 +100,7 @@ class Router:
                 log_rates(self.options.stats_interval, self.metrics.work, log),
             )
         ]
-        if batches is not None:
+        if (batches := self.app.services.batches) is not None:
             self._loops.append(asyncio.create_task(batches.run()))
         if self.options.router_workers > 1:
             await self._until_usable()

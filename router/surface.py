@@ -69,6 +69,10 @@ class Response(ABC):
         """The mark of a stream's regular end."""
         return b""
 
+    async def keep(self) -> None:  # noqa: B027
+        """Store what the client may ask for once it has the whole response; by default that is
+        nothing."""
+
     def ping(self) -> bytes:
         """An event without meaning, which keeps a stream alive."""
         return b""

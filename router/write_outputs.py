@@ -25,7 +25,9 @@ async def stream_outputs(
         else:
             await write_events(sink, await _events(arrived, metrics, response))
     metrics.finish(sink.access.usage)
-    await write_events(sink, response.closing(sink.access.usage))
+    closing = response.closing(sink.access.usage)
+    await response.keep()
+    await write_events(sink, closing)
     await sink.end_stream(response.end_of_stream())
 
 

@@ -113,6 +113,7 @@ ROUTER = {
     ),
     "batches": (
         "access",
+        "database",
         "errors",
         "generation",
         "handler",
@@ -150,8 +151,8 @@ ROUTER = {
         "usage",
     ),
     "mcp": (
-        *("errors", "generation", "http", "openai", "options", "requests", "result"),
-        "served_model",
+        *("database", "errors", "generation", "http", "openai", "options", "requests"),
+        *("result", "served_model"),
     ),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
@@ -161,6 +162,7 @@ ROUTER = {
     "requests": ("errors", "http", "options", "served_model"),
     "responses": (
         "access",
+        "database",
         "errors",
         "generation",
         "handler",

@@ -1,4 +1,4 @@
-"""Where a router keeps files and batches."""
+"""Where a router keeps files, batches and what it shares with other routers of its host."""
 
 from __future__ import annotations
 

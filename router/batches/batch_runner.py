@@ -13,13 +13,14 @@ from pathlib import Path
 from ...shared.errors import OverloadedError, StartupError
 from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
+from ..database import Database
 from ..errors import ApiError
 from ..options import RouterOptions
 from .batch_run import LONGEST_PAUSE, Answer, BatchRun
 from .batch_store import BatchStore
-from .database import Database
 from .file_store import FileLimits, FileStore
 from .stored_batch import BatchStatus, StoredBatch
+from .tables import SCHEMA
 
 log = logger("router")
 
@@ -58,7 +59,7 @@ class Batches:
             files=options.max_files,
             all_bytes=options.max_stored_bytes,
         )
-        self._database = Database(folder / "batches.sqlite3")
+        self._database = Database(SCHEMA)
         self.files = FileStore(self._database, limits)
         self.batches = BatchStore(self._database, limits)
         self._slots = asyncio.Semaphore(options.batch_concurrency)
@@ -70,7 +71,7 @@ class Batches:
 
     async def open(self) -> None:
         """Open the folder, or create it. Raises ``StartupError``."""
-        await self._database.open()
+        await self._database.open(self._folder / "batches.sqlite3")
         try:
             self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:

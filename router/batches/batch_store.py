@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..database import Database
 from ..errors import ApiError
-from .database import Database
 from .file_store import FileLimits, Page, find_file, list_body, new_file_id, read_page
 from .stored_batch import (
     UNFINISHED,

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from ..database import Database
 from ..errors import ApiError, invalid
-from .database import Database
 
 # No upload takes longer.
 UPLOAD_SECONDS = 3600

@@ -84,11 +84,13 @@ class BackgroundRuns:
                 await self._handler.answer(surface, request, events, access, memory, deadline)
             except asyncio.CancelledError:
                 events.abandoned(None)
+                await events.keep()
             except Exception as error:
                 failure = self._failure(error)
                 access.error = failure.code or failure.kind
                 self._handler.metrics.count_error(failure.status)
                 events.abandoned(failure)
+                await events.keep()
             finally:
                 self._usage.count_tokens(access)
                 del self._runs[request.request_id]

@@ -9,7 +9,7 @@ from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .background_runs import BackgroundRuns
-from .input_items import REFERENCE, Item, read_input, size_of
+from .input_items import REFERENCE, Item, read_input
 from .response_request import ContinuedConversation
 from .response_store import ResponseStore
 
@@ -39,16 +39,14 @@ class Conversations:
         """Read the input, if there is any, after the response with the id ``previous``. Raises
         ``RequestError`` or ``ApiError``."""
         items = [] if given is None else self._resolved(read_input(given, ignored))
-        earlier, size = [], sum(map(size_of, items))
+        earlier = list[Item]()
         if previous is not None:
             self.runs.check_ended(previous, self.owner, PREVIOUS)
-            stored = self.store.get(previous, self.owner, PREVIOUS)
-            earlier, size = stored.conversation, size + stored.size
+            earlier = self.store.get_in_thread(previous, self.owner, PREVIOUS).conversation
         _check_items(len(earlier) + len(items))
         return ContinuedConversation(
             earlier=earlier,
             items=items,
-            size=size,
             is_partial=_ends_in_partial_message(given),
         )
 
@@ -57,7 +55,7 @@ class Conversations:
         named = {item["id"] for item in items if item["type"] == REFERENCE}
         if not named:
             return items
-        found = self.store.items(named, self.owner)
+        found = self.store.items_in_thread(named, self.owner)
         for i, item in enumerate(items):
             if item["type"] == REFERENCE and item["id"] not in found:
                 message = (

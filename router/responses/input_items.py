@@ -21,8 +21,6 @@ REFERENCE = "item_reference"
 MAX_ITEMS = 16_384
 MAX_ID = 256
 MAX_REASON = 4096
-# Of an item without its texts.
-ITEM_BYTES = 256
 # Characters and values of the error of a call.
 MAX_ERROR = 64 * 1024
 
@@ -129,13 +127,6 @@ def read_input(given: Any, ignored: set[str]) -> list[Item]:
     if len(given) > MAX_ITEMS:
         raise too_long("input", given, MAX_ITEMS)
     return [_item(item, f"input[{i}]", ignored) for i, item in enumerate(given)]
-
-
-def size_of(item: Item) -> int:
-    """About as many bytes as an item takes."""
-    texts = [value for value in item.values() if isinstance(value, str)]
-    parts = [part.get("text", "") for part in item.get("content", ())]
-    return ITEM_BYTES + sum(map(len, (*texts, *parts)))
 
 
 def _item(item: Any, param: str, ignored: set[str]) -> Item:

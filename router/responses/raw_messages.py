@@ -49,11 +49,6 @@ class RawMessages:
             grown += TOKEN_BYTES + self._text.write(self._detokenizer.push(token))
         return grown
 
-    @property
-    def input_size(self) -> int:
-        """About as many bytes as the input takes."""
-        return sum(len(m["message"]) + TOKEN_BYTES * len(m["tokens"]) for m in self._input)
-
     def body(self) -> dict[str, Any]:
         """The fields of a response that has ended."""
         self._text.write(self._detokenizer.flush())

@@ -4,7 +4,7 @@ the model writes them."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...shared.text.output import CallDelta
@@ -27,8 +27,8 @@ from .response_body import ENDED, response_body
 from .response_request import ENCRYPTED_REASONING, ResponseRequest
 from .response_tools import CalledTool
 
-# Called with the body of a response that has ended, and the bytes that its output takes.
-Store = Callable[[dict[str, Any], int], None]
+# Called with the body of a response that has ended.
+Store = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ResponseEvents(Response):
@@ -56,7 +56,7 @@ class ResponseEvents(Response):
         self._running: dict[str, OutputItem] = {}  # calls whose results follow, by their ids
         self._held: list[ScoredToken] = []  # tokens without text so far
         self._deltas = StampedTemplates(self._delta_event)
-        self._bytes = self._raw.input_size if self._raw else 0
+        self._whole: dict[str, Any] | None = None  # once it has ended
 
     # ---- of any response ---------------------------------------------------------------------
 
@@ -84,12 +84,19 @@ class ResponseEvents(Response):
         return self._body(self._begun_status, self._output)
 
     def abandoned(self, error: ApiError | None) -> None:
-        """End a response in the background: with an error, or because it is cancelled."""
+        """End a response in the background: with an error, or because it is cancelled. No-op if it
+        has just ended."""
+        if self._whole is not None:
+            return
         self._finish = "length"  # no item is complete
         self._ended()
         self._unanswered()
-        body = self._body("cancelled" if error is None else "failed", self._output, error=error)
-        self._store(body, self._bytes)
+        status = "cancelled" if error is None else "failed"
+        self._whole = self._body(status, self._output, error=error)
+
+    async def keep(self) -> None:
+        assert self._whole is not None
+        await self._store(self._whole)
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return self._end(result.usage)[1]
@@ -142,8 +149,7 @@ class ResponseEvents(Response):
         events += [] if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
-        body = self._body(status, self._output, usage)
-        self._store(body, self._bytes)
+        self._whole = body = self._body(status, self._output, usage)
         return events, body
 
     def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> EventParts:
@@ -302,7 +308,6 @@ class ResponseEvents(Response):
         return [self._entries.scored(token) for token in held]
 
     def _take(self, size: int) -> None:
-        self._bytes += size
         if self._memory is not None:
             self._memory.take(size)
 

@@ -169,13 +169,11 @@ class CreateResponseRequest(SamplingBody):
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuedConversation:
-    """``items`` is the input of the request itself, after those of ``earlier`` responses; ``size``
-    is in bytes. The response of a conversation that ``is_partial`` is the rest of its last
-    message."""
+    """``items`` is the input of the request itself, after those of ``earlier`` responses. The
+    response of a conversation that ``is_partial`` is the rest of its last message."""
 
     earlier: list[Item]
     items: list[Item]
-    size: int
     is_partial: bool
 
     @property

@@ -2,90 +2,178 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from ..database import Database
 from ..errors import ApiError
+from ..http.encoding import pieces_of
 from .input_items import Item, as_input
 
-# Of all stored texts.
+# Of all stored responses.
 MAX_BYTES = 128 << 20
 # Of a response without its text.
 RESPONSE_BYTES = 4096
 
+_COLUMNS = "id, owner, expires, bytes, body, items, earlier"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response that has ended. ``conversation`` has the items that a following response
-    continues, ``items`` those of this response's own input; ``size`` is in bytes."""
+    """A response that has ended. ``items`` are those of its own input, ``earlier`` those of the
+    responses before it."""
 
     owner: str
     body: dict[str, Any]
     items: list[Item]
-    conversation: list[Item]
-    size: int
+    earlier: list[Item]
+
+    @property
+    def conversation(self) -> list[Item]:
+        """The items that a following response continues."""
+        return [*self.earlier, *self.items, *self.body["output"]]
 
 
 class ResponseStore:
-    """The last responses, for at most ``lifetime`` seconds. Those of one key do not exist for
-    others."""
+    """The last responses of all routers that share a database, for at most ``lifetime`` seconds.
+    Those of one key do not exist for others."""
 
     def __init__(
-        self, most: int, lifetime: float, clock: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        most: int,
+        lifetime: float,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._database = database
         self._most = most
         self._lifetime = lifetime
         self._clock = clock
-        self._stored: OrderedDict[str, tuple[StoredResponse, float]] = OrderedDict()
-        self._bytes = 0
 
     def new_id(self) -> str:
         """An id for a response that is to be stored."""
         return f"resp_{uuid.uuid4().hex}"
 
-    def add(self, response: StoredResponse) -> None:
-        """Store a response; the oldest make room."""
-        self._stored[response.body["id"]] = response, self._clock() + self._lifetime
-        self._bytes += response.size + RESPONSE_BYTES
-        while self._stored and self._is_oldest_in_the_way():
-            self._remove(next(iter(self._stored)))
+    async def add(self, response: StoredResponse) -> None:
+        """Store a response; the oldest make room. Raises ``ApiError`` 503."""
+        await self._database.run(lambda connection: self._add(connection, response))
 
-    def get(self, response_id: str, owner: str, param: str | None = None) -> StoredResponse:
+    async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises ``ApiError`` 404."""
-        found, expires = self._stored.get(response_id, (None, 0.0))
-        if found is None or found.owner != owner or expires <= self._clock():
-            message = f"Response with id '{response_id[:64]}' not found."
-            raise ApiError(404, message, param=param, code="response_not_found")
-        return found
+        return await self._database.run(
+            lambda connection: self._get(connection, response_id, owner)
+        )
 
-    def items(self, ids: Collection[str], owner: str) -> dict[str, Item]:
-        """The items of these ids, as far as they are stored; of several with one id, the newest.
-        Runs in a thread, since there may be many."""
-        wanted, found, now = set(ids), dict[str, Item](), self._clock()
-        for response, expires in reversed(list(self._stored.values())):
-            if not wanted or expires <= now:  # the older ones have expired as well
-                break
-            if response.owner == owner:
-                for item in chain(response.body["output"], reversed(response.items)):
+    def get_in_thread(self, response_id: str, owner: str, param: str) -> StoredResponse:
+        """As ``get``, for a thread that reads the parameter ``param``."""
+        return self._database.run_and_wait(
+            lambda connection: self._get(connection, response_id, owner, param)
+        )
+
+    def items_in_thread(self, ids: Collection[str], owner: str) -> dict[str, Item]:
+        """The items of these ids, as far as they are stored; of several with one id, the newest."""
+
+        def work(connection: sqlite3.Connection) -> dict[str, Item]:
+            rows = connection.execute(
+                "SELECT responses.body, responses.items FROM responses WHERE number IN ("
+                " SELECT max(number) FROM json_each(?) AS wanted"
+                " JOIN response_items AS item ON item.id = wanted.value"
+                " JOIN responses ON number = item.response"
+                " WHERE owner = ? AND expires > ? GROUP BY item.id"
+                ") ORDER BY number DESC",
+                (json.dumps(list(ids)), owner, self._clock()),
+            )
+            wanted, found = set(ids), dict[str, Item]()
+            for row in rows:
+                for item in _newest_first(json.loads(row["body"]), json.loads(row["items"])):
                     if item["id"] in wanted:
                         wanted.remove(item["id"])
                         found[item["id"]] = as_input(item)
-        return found
+            return found
 
-    def delete(self, response_id: str, owner: str) -> None:
+        return self._database.run_and_wait(work)
+
+    async def delete(self, response_id: str, owner: str) -> None:
         """Raises ``ApiError`` 404."""
-        self.get(response_id, owner)
-        self._remove(response_id)
 
-    def _is_oldest_in_the_way(self) -> bool:
-        _, expires = next(iter(self._stored.values()))
-        full = len(self._stored) > self._most or self._bytes > MAX_BYTES
-        return full or expires <= self._clock()
+        def work(connection: sqlite3.Connection) -> None:
+            row = self._row(connection, response_id, owner)
+            _remove(connection, row["number"])
 
-    def _remove(self, response_id: str) -> None:
-        self._bytes -= self._stored.pop(response_id)[0].size + RESPONSE_BYTES
+        await self._database.run(work)
+
+    def _add(self, connection: sqlite3.Connection, response: StoredResponse) -> None:
+        texts = [_encoded(each) for each in (response.body, response.items, response.earlier)]
+        size = RESPONSE_BYTES + sum(map(len, texts))
+        response_id, now = response.body["id"], self._clock()
+        values = (response_id, response.owner, now + self._lifetime, size, *texts)
+        marks = ", ".join("?" * len(values))
+        added = connection.execute(f"INSERT INTO responses ({_COLUMNS}) VALUES ({marks})", values)
+        ids = [item["id"] for item in _newest_first(response.body, response.items)]
+        connection.executemany(
+            "INSERT INTO response_items VALUES (?, ?) ON CONFLICT DO NOTHING",
+            ((item_id, added.lastrowid) for item_id in ids),
+        )
+        self._make_room(connection)
+
+    def _make_room(self, connection: sqlite3.Connection) -> None:
+        # Most expire at the same time after their creation, so that these are the oldest.
+        count, size = connection.execute(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM responses"
+        ).fetchone()
+        oldest = connection.execute("SELECT number, bytes, expires FROM responses ORDER BY number")
+        gone, now = [], self._clock()
+        for row in oldest:
+            if count <= self._most and size <= MAX_BYTES and row["expires"] > now:
+                break
+            gone.append(row["number"])
+            count, size = count - 1, size - row["bytes"]
+        for number in gone:
+            _remove(connection, number)
+
+    def _get(
+        self,
+        connection: sqlite3.Connection,
+        response_id: str,
+        owner: str,
+        param: str | None = None,
+    ) -> StoredResponse:
+        row = self._row(connection, response_id, owner, param)
+        body, items, earlier = (json.loads(row[name]) for name in ("body", "items", "earlier"))
+        return StoredResponse(owner=owner, body=body, items=items, earlier=earlier)
+
+    def _row(
+        self,
+        connection: sqlite3.Connection,
+        response_id: str,
+        owner: str,
+        param: str | None = None,
+    ) -> sqlite3.Row:
+        row: sqlite3.Row | None = connection.execute(
+            "SELECT * FROM responses WHERE id = ? AND owner = ? AND expires > ?",
+            (response_id, owner, self._clock()),
+        ).fetchone()
+        if row is None:
+            message = f"Response with id '{response_id[:64]}' not found."
+            raise ApiError(404, message, param=param, code="response_not_found")
+        return row
+
+
+def _remove(connection: sqlite3.Connection, number: int) -> None:
+    connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
+    connection.execute("DELETE FROM responses WHERE number = ?", (number,))
+
+
+def _newest_first(body: dict[str, Any], items: list[Item]) -> Iterable[Item]:
+    return chain(body["output"], reversed(items))
+
+
+def _encoded(value: Any) -> bytes:
+    """The JSON of a value in small pieces, between which other threads may run."""
+    return b"".join(pieces_of(value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -70,7 +71,7 @@ class Responses(Surface):
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._conversations.owner)
 
-    def _store(self, request: ResponseRequest, body: dict[str, Any], size: int) -> None:
+    async def _store(self, request: ResponseRequest, body: dict[str, Any]) -> None:
         """Keep a response that has ended, unless the client wants none of it kept."""
         if not request.asked.store:
             return
@@ -79,10 +80,10 @@ class Responses(Surface):
             owner=self._conversations.owner,
             body=body,
             items=conversation.items,
-            conversation=[*conversation.whole, *body["output"]],
-            size=conversation.size + 2 * size,
+            earlier=conversation.earlier,
         )
-        self._conversations.store.add(stored)
+        with suppress(ApiError):  # it has been logged, and the client gets its response
+            await self._conversations.store.add(stored)
 
 
 class BatchedResponses(Responses):

@@ -166,11 +166,11 @@ async def show_response(
 ) -> Response:
     """A response that was stored, or is computed in the background."""
     run = services.runs.find(response_id, owner)
-    found = services.responses.get(response_id, owner) if run is None else run
+    body = (await services.responses.get(response_id, owner)).body if run is None else run.body
     if request.query_params.get("stream", "false") != "false":
         message = "A response cannot be streamed again; leave 'stream' out, which returns it whole."
         raise invalid(message, "stream", "unsupported_value")
-    return EncodedResponse(exchange, found.body)
+    return EncodedResponse(exchange, body)
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -181,7 +181,7 @@ async def delete_response(
     run = services.runs.find(response_id, owner)
     if run is not None:
         await run.cancel()
-    services.responses.delete(response_id, owner)
+    await services.responses.delete(response_id, owner)
     return ResponseDeletion(id=response_id)
 
 
@@ -193,7 +193,7 @@ async def cancel_response(
     run = services.runs.find(response_id, owner)
     if run is not None:
         await run.cancel()
-    body = services.responses.get(response_id, owner).body
+    body = (await services.responses.get(response_id, owner)).body
     if not body["background"]:
         raise ApiError(400, "Cannot cancel a synchronous response.")
     assert body["status"] in ENDED
@@ -209,7 +209,7 @@ async def list_input_items(
     response_id: str, request: Request, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
     """The input of a stored response, without that of earlier ones."""
-    items = services.responses.get(response_id, owner).items
+    items = (await services.responses.get(response_id, owner)).items
     page = page_of(request, most=MAX_LISTED, default=LISTED)
     ordered = items[::-1] if page.newest_first else items
     ids = [item["id"] for item in ordered]

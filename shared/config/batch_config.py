@@ -16,7 +16,8 @@ class BatchConfig:
     max_stored_responses: int = option(
         4096,
         "--max-stored-responses",
-        "Responses of /v1/responses that are kept in memory; the oldest make room.",
+        "Responses of /v1/responses that are kept, in --batch-dir or else in memory; the oldest "
+        "make room.",
         minimum=1,
     )
     response_lifetime: float = option(
@@ -29,9 +30,9 @@ class BatchConfig:
     batch_dir: str | None = option(
         None,
         "--batch-dir",
-        "Folder for files, batches and their results; 'off' disables /v1/files and /v1/batches "
-        "(default: tandem/batches/HOST-PORT in $XDG_STATE_HOME, that is ~/.local/state; off with "
-        "--port 0).",
+        "Folder for files, batches and their results, and for stored responses; 'off' disables "
+        "/v1/files and /v1/batches, and keeps responses in memory (default: "
+        "tandem/batches/HOST-PORT in $XDG_STATE_HOME, that is ~/.local/state; off with --port 0).",
     )
     batch_concurrency: int = option(
         16,

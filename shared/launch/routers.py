@@ -100,7 +100,6 @@ def configs_of(front: RouterConfig) -> list[RouterConfig]:
         max_held_body_bytes=part(front.max_held_body_bytes, front.max_body_bytes),
         max_held_prompt_tokens=part(front.max_held_prompt_tokens, 1024),
         max_held_answer_bytes=part(front.max_held_answer_bytes, front.max_answer_bytes),
-        max_stored_responses=part(front.max_stored_responses),
         # As of one router at a port chosen at random.
         batch_dir=front.batch_dir or (OFF if front.port == 0 else None),
     )

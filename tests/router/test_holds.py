@@ -122,8 +122,7 @@ async def test_a_list_of_ten_thousand_files_holds_the_loop_for_milliseconds(
 ) -> None:
     folder = tmp_path / "batches"
     async with cluster(tmp_path, batch_dir=str(folder)) as c:
-        [store] = [path for path in folder.iterdir() if path.suffix == ".sqlite3"]
-        with closing(sqlite3.connect(store)) as connection, connection:
+        with closing(sqlite3.connect(folder / "batches.sqlite3")) as connection, connection:
             connection.executemany(
                 "INSERT INTO files (id, owner, purpose, filename, bytes, created_at, complete)"
                 " VALUES (?, '', 'batch', 'in.jsonl', 5, 1, 1)",

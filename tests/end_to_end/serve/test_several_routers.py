@@ -90,6 +90,27 @@ def complete(connection: Connection) -> int:
     return answer.status
 
 
+def ask(connection: Connection, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer to a GET, or to a POST with a ``body``."""
+    given = {"content-type": "application/json"}
+    sent = None if body is None else json.dumps(body)
+    connection.request("GET" if body is None else "POST", path, sent, given)
+    answer = connection.getresponse()
+    found: dict[str, Any] = json.loads(answer.read())
+    assert answer.status == 200, found
+    return found
+
+
+def share_responses(two: TwoRouters) -> None:
+    """One router makes a response, and the other reads and continues it."""
+    with two.connections() as (one, other):
+        first = ask(one, "/v1/responses", {"input": "hi", "max_output_tokens": 3})
+        assert ask(other, f"/v1/responses/{first['id']}") == first
+        after = {"input": "hi", "previous_response_id": first["id"], "max_output_tokens": 3}
+        second = ask(other, "/v1/responses", after)
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
 def survives_the_death_of_a_router(two: TwoRouters, serves_again: Callable[[], bool]) -> None:
     until(lambda: two.nodes(0) == two.nodes(1) == 1, "the node at both")
     with two.connections() as both:
@@ -118,13 +139,15 @@ def is_open(connection: Connection) -> bool:
 
 
 def test_serve_keeps_two_routers_on_one_port(tmp_path: Path, tiny_model: str) -> None:
-    flags = ("--router-workers=2", "--registry-port=0", "--metrics-port=0")
+    folder = f"--batch-dir={tmp_path / 'batches'}"
+    flags = ("--router-workers=2", "--registry-port=0", "--metrics-port=0", folder)
     served = ServedCluster(tmp_path, tiny_model, decode_nodes=1, prefill=flags)
     try:
         logs = [tmp_path / "latest" / f"router-{number}.log" for number in range(ROUTERS)]
         metrics = [int(re.findall(r"metrics on port (\d+)", log.read_text())[0]) for log in logs]
         two = TwoRouters(served.process.pid, served.url, metrics)
         survives_the_death_of_a_router(two, lambda: "router-0 serves again" in served.told())
+        share_responses(two)
         assert re.search(r"router-0 was killed \(SIGKILL\).* it is restarted in", served.told())
         served.stop()
     finally:

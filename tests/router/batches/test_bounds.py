@@ -9,11 +9,12 @@ import pytest
 from tandem.router.batches import batch_runner, batch_store
 from tandem.router.batches.batch_request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
 from tandem.router.batches.batch_store import BatchStore
-from tandem.router.batches.database import Database
 from tandem.router.batches.file_store import FileLimits, FileStore
 from tandem.router.batches.input_lines import MAX_CUSTOM_ID
 from tandem.router.batches.stored_batch import RequestResult
+from tandem.router.batches.tables import SCHEMA
 from tandem.router.batches.upload import MAX_FILENAME
+from tandem.router.database import Database
 from tandem.router.errors import ApiError
 from tandem.tests.router.batches.batch_client import CHAT, create, ended, jsonl, line, served
 
@@ -71,8 +72,8 @@ async def test_batches_and_uploads_at_once_are_bounded(
 
 
 async def test_results_over_the_size_of_the_store_are_not_entered(tmp_path: Path) -> None:
-    database = Database(tmp_path / "batches.sqlite3")
-    await database.open()
+    database = Database(SCHEMA)
+    await database.open(tmp_path / "batches.sqlite3")
     try:
         batches = BatchStore(database, FileLimits(file_bytes=100, files=9, all_bytes=100))
         large = RequestResult(succeeded=True, pieces=(b"x" * 101,))
@@ -84,8 +85,8 @@ async def test_results_over_the_size_of_the_store_are_not_entered(tmp_path: Path
 async def test_a_full_disk_stores_no_part_of_a_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(tmp_path / "batches.sqlite3")
-    await database.open()
+    database = Database(SCHEMA)
+    await database.open(tmp_path / "batches.sqlite3")
     files = FileStore(database, FileLimits(file_bytes=1 << 20, files=9, all_bytes=1 << 20))
     uploading = await files.begin()
 

@@ -12,10 +12,11 @@ import pytest
 
 from tandem.router.batches import file_store, input_lines
 from tandem.router.batches.batch_store import BatchStore
-from tandem.router.batches.database import Database
 from tandem.router.batches.file_store import FileLimits, FileStore, StoredFile
 from tandem.router.batches.input_lines import lines_of
 from tandem.router.batches.stored_batch import RequestResult
+from tandem.router.batches.tables import SCHEMA
+from tandem.router.database import Database
 
 FILE = StoredFile(
     number=1, id="f", owner="", purpose="batch_output", filename="f", bytes=0, created_at=0,
@@ -25,8 +26,8 @@ FILE = StoredFile(
 
 @asynccontextmanager
 async def stores(tmp_path: Path) -> AsyncIterator[tuple[BatchStore, FileStore]]:
-    database = Database(tmp_path / "batches.sqlite3")
-    await database.open()
+    database = Database(SCHEMA)
+    await database.open(tmp_path / "batches.sqlite3")
     limits = FileLimits(file_bytes=1 << 30, files=100, all_bytes=1 << 30)
     try:
         yield BatchStore(database, limits), FileStore(database, limits)

@@ -74,4 +74,5 @@ async def test_deleting_one_in_progress_ends_it_and_others_are_waited_for(tmp_pa
         c.node.delay = 0.01
         last = await client.responses.create(input="hi", background=True)
         await c.router._http.stop()
-    assert c.router.app.services.responses.get(last.id, "").body["status"] == "completed"
+        kept = await c.router.app.services.responses.get(last.id, "")
+        assert kept.body["status"] == "completed"

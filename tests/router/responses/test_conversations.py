@@ -9,9 +9,8 @@ import openai
 import pytest
 
 from tandem.router.responses import continued_conversation
-from tandem.router.responses.response_store import ResponseStore, StoredResponse
 from tandem.tests.router.openai.test_tools import PARAMETERS, TEMPLATE
-from tandem.tests.router.responses.test_responses import prompt, served
+from tandem.tests.router.responses.test_responses import ended, prompt, served, stored
 from tandem.tests.router.support import (
     CONTEXT,
     make_model,
@@ -50,27 +49,24 @@ async def test_references_stand_for_stored_items(tmp_path: Path) -> None:
             assert answer.status_code == status, answer.text
 
 
-def test_the_newest_of_several_items_with_one_id_counts() -> None:
+async def test_the_newest_of_several_items_with_one_id_counts() -> None:
     now = [0.0]
-    store = ResponseStore(2, 10.0, lambda: now[0])
-    for i, name in enumerate("abc"):
-        item = {"id": "x", "type": "message", "content": [{"text": name, "logprobs": [i]}]}
-        body: dict[str, Any] = {"id": name, "output": [] if i % 2 else [item]}
-        store.add(
-            StoredResponse(
-                owner="", body=body, items=[item] if i % 2 else [], conversation=[], size=1
-            )
-        )
+    async with stored(2, now) as store:
+        for i, name in enumerate("abc"):
+            item = {"id": "x", "type": "message", "content": [{"text": name, "logprobs": [i]}]}
+            body: dict[str, Any] = {"id": name, "output": [] if i % 2 else [item]}
+            await store.add(ended(name, body=body, items=[item] if i % 2 else []))
 
-    def found() -> list[str]:
-        return [item["content"][0]["text"] for item in store.items(["x", "y"], "").values()]
+        def found() -> list[str]:
+            items = store.items_in_thread(["x", "y"], "")
+            return [item["content"][0]["text"] for item in items.values()]
 
-    assert found() == ["c"] and store.items(["x"], "other") == {}
-    assert "logprobs" not in store.items(["x"], "")["x"]["content"][0]
-    store.delete("c", "")
-    assert found() == ["b"]
-    now[0] = 11.0
-    assert found() == []
+        assert found() == ["c"] and store.items_in_thread(["x"], "other") == {}
+        assert "logprobs" not in store.items_in_thread(["x"], "")["x"]["content"][0]
+        await store.delete("c", "")
+        assert found() == ["b"]
+        now[0] = 11.0
+        assert found() == []
 
 
 async def test_an_unfinished_message_is_continued(tmp_path: Path) -> None:

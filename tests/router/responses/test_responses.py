@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 import openai
 import pytest
 
+from tandem.router.database import Database
 from tandem.router.errors import ApiError
 from tandem.router.responses import response_store
 from tandem.router.responses.response_store import ResponseStore, StoredResponse
+from tandem.router.state import SCHEMA
 from tandem.tests.router.support import Cluster, cluster
 
 
@@ -139,29 +142,91 @@ async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None
         assert [item.type for item in hidden.output] == ["message"]
 
 
-def test_the_store_is_bounded_and_forgets() -> None:
+@asynccontextmanager
+async def stored(
+    most: int, now: list[float], path: Path | None = None
+) -> AsyncIterator[ResponseStore]:
+    """A store for ten seconds, in memory or in a file."""
+    database = Database(SCHEMA)
+    await (database.open_in_memory() if path is None else database.open(path))
+    try:
+        yield ResponseStore(database, most, 10.0, lambda: now[0])
+    finally:
+        await database.close()
+
+
+def ended(response_id: str, **fields: Any) -> StoredResponse:
+    body: dict[str, Any] = {"id": response_id, "output": []}
+    return StoredResponse(**({"owner": "", "body": body, "items": [], "earlier": []} | fields))
+
+
+async def test_the_store_is_bounded_and_forgets() -> None:
     now = [0.0]
-    store = ResponseStore(2, 10.0, lambda: now[0])
-    for name in "abc":
-        store.add(StoredResponse(owner="", body={"id": name}, items=[], conversation=[], size=1))
-    store.get("c", "")
-    for name, owner in (("a", ""), ("c", "other")):
+    async with stored(2, now) as store:
+        for name in "abc":
+            await store.add(ended(name))
+        await store.get("c", "")
+        for name, owner in (("a", ""), ("c", "other")):
+            with pytest.raises(ApiError):
+                await store.get(name, owner)
+        now[0] = 11.0
         with pytest.raises(ApiError):
-            store.get(name, owner)
-    now[0] = 11.0
-    with pytest.raises(ApiError):
-        store.get("c", "")
+            await store.get("c", "")
 
 
-def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_store, "MAX_BYTES", 3 * response_store.RESPONSE_BYTES)
-    store = ResponseStore(100, 10.0, lambda: 0.0)
-    for name in "ab":
-        store.add(StoredResponse(owner="", body={"id": name}, items=[], conversation=[], size=100))
-    store.get("a", "")
-    store.add(StoredResponse(owner="", body={"id": "c"}, items=[], conversation=[], size=100))
-    with pytest.raises(ApiError):
-        store.get("a", "")
-    store.delete("b", "")
-    store.add(StoredResponse(owner="", body={"id": "d"}, items=[], conversation=[], size=100))
-    store.get("c", "")  # the one that was deleted has left its room
+    async with stored(100, [0.0]) as store:
+        for name in "ab":
+            await store.add(ended(name, items=[{"id": "i", "text": "x" * 100}]))
+        await store.get("a", "")
+        await store.add(ended("c"))
+        with pytest.raises(ApiError):
+            await store.get("a", "")
+        await store.delete("b", "")
+        await store.add(ended("d"))
+        await store.get("c", "")  # the one that was deleted has left its room
+
+
+async def test_stores_of_one_file_are_one_and_outlive_their_routers(tmp_path: Path) -> None:
+    now, path = [0.0], tmp_path / "router.sqlite3"
+    async with stored(2, now, path) as one, stored(2, now, path) as other:
+        await one.add(ended("a", items=[{"id": "i", "type": "x"}]))
+        await other.add(ended("b"))
+        assert (await other.get("a", "")).items == [{"id": "i", "type": "x"}]
+        await one.delete("b", "")
+        with pytest.raises(ApiError):
+            await other.get("b", "")
+    async with stored(2, now, path) as later:
+        assert (await later.get("a", "")).body == {"id": "a", "output": []}
+        assert later.items_in_thread(["i"], "") == {"i": {"id": "i", "type": "x"}}
+
+
+async def test_routers_of_one_host_share_responses(tmp_path: Path) -> None:
+    async with (
+        served(tmp_path, batch_dir=str(tmp_path / "shared")) as (_, one),
+        served(tmp_path, batch_dir=str(tmp_path / "shared")) as (c, other),
+    ):
+        first = await one.responses.create(input="one two")
+        assert await other.responses.retrieve(first.id) == first
+        second = await other.responses.create(input="stop", previous_response_id=first.id)
+        shown = prompt(c)
+        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        await other.responses.delete(first.id)
+        for client in (one, other):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(first.id)
+        assert await one.responses.retrieve(second.id) == second
+
+
+async def test_a_storage_that_fails_takes_no_client_its_response(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+
+        def fail(connection: sqlite3.Connection) -> None:
+            connection.execute("DROP TABLE responses")
+
+        await c.router.app._state.run(fail)
+        made = await client.responses.create(input="hi")
+        assert made.output_text == "hello world"
+        with pytest.raises(openai.InternalServerError, match="storage failed"):
+            await client.responses.retrieve(made.id)

@@ -132,11 +132,10 @@ def test_ports_that_meet_are_refused(flags: list[str]) -> None:
 
 def test_what_all_may_hold_is_divided() -> None:
     flags = ["--router-workers=4", "--max-connections=10", "--max-concurrent-requests=8"]
-    flags += ["--max-held-body-bytes=4096", "--max-body-bytes=2048", "--max-stored-responses=2"]
+    flags += ["--max-held-body-bytes=4096", "--max-body-bytes=2048"]
     front = fill(RouterConfig, parse(flags))
     share = configs_of(front)[0]
     assert (share.max_connections, share.max_concurrent_requests) == (3, 2)
     assert share.max_held_body_bytes == 2048, "a request of the largest size fits"
-    assert share.max_stored_responses == 1
     assert share.max_held_prompt_tokens == front.max_held_prompt_tokens // 4
     assert share.router_workers == 4 and share.batch_dir is None
