@@ -148,6 +148,9 @@ class App:
         metrics.add(self._usage)
         self._limits = RateLimits(options, self._usage)
         self.handler = GenerateHandler(options, nodes, registry, metrics, tracer, self._limits)
+        responses = ResponseStore(
+            self._state, options.max_stored_responses, options.response_lifetime
+        )
         overview = Overview(
             nodes,
             options.heartbeat_period,
@@ -162,10 +165,8 @@ class App:
             metrics=metrics,
             handler=self.handler,
             usage=self._usage,
-            responses=ResponseStore(
-                self._state, options.max_stored_responses, options.response_lifetime
-            ),
-            runs=BackgroundRuns(self.handler, self._usage, options),
+            responses=responses,
+            runs=BackgroundRuns(responses, self.handler, self._usage, options),
             approvals=Approvals(options.response_lifetime),
             chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
             overview=overview,

@@ -97,6 +97,7 @@ class Router:
                 self.registry.watch(),
                 self._static.run(),
                 self._process.watch(),
+                self.app.services.runs.watch(),
                 log_rates(self.options.stats_interval, self.metrics.work, log),
             )
         ]

@@ -14,6 +14,9 @@ CREATE TABLE responses (
     owner TEXT NOT NULL,
     expires REAL NOT NULL,
     bytes INTEGER NOT NULL,
+    status TEXT,
+    seen REAL,
+    cancelled INTEGER NOT NULL DEFAULT 0,
     body BLOB NOT NULL,
     items BLOB NOT NULL,
     earlier BLOB NOT NULL

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from ...shared.telemetry.logs import logger
@@ -16,8 +16,14 @@ from ..http.memory_budget import MemoryShare
 from ..options import RouterOptions
 from ..surface import Surface
 from .response_events import ResponseEvents
+from .response_store import ResponseStore
+from .response_surface import Responses
 
 log = logger("router")
+
+TELL_SECONDS = 1.0
+# How often the end of a response that another router computes is looked for.
+POLL_SECONDS = 0.1
 
 
 class BackgroundRun:
@@ -35,16 +41,19 @@ class BackgroundRun:
         """The response as it is now."""
         return self.events.so_far()
 
-    async def cancel(self) -> None:
-        """End the response, unless it has just ended."""
-        self.task.cancel()
-        await asyncio.wait((self.task,))
-
 
 class BackgroundRuns:
-    """The responses in progress, within the same limits as all other requests."""
+    """The responses that this router computes, within the same limits as all other requests. Those
+    of other routers are in the ``store``, where they are cancelled."""
 
-    def __init__(self, handler: GenerateHandler, usage: KeyUsage, options: RouterOptions) -> None:
+    def __init__(
+        self,
+        store: ResponseStore,
+        handler: GenerateHandler,
+        usage: KeyUsage,
+        options: RouterOptions,
+    ) -> None:
+        self._store = store
         self._handler = handler
         self._usage = usage
         self._options = options
@@ -53,7 +62,7 @@ class BackgroundRuns:
     async def start(
         self,
         exchange: HttpExchange,
-        surface: Surface,
+        surface: Responses,
         events: ResponseEvents,
         owner: str,
         deadline: float,
@@ -65,6 +74,8 @@ class BackgroundRuns:
         async with AsyncExitStack() as entered:
             entered.enter_context(self._handler.slot())
             memory = await entered.enter_async_context(self._handler.room(client, events.request))
+            begun = surface.stored(events.request, events.so_far(), in_progress=True)
+            await self._store.add(begun)
             room = entered.pop_all()
         run = self._runs[events.request.request_id] = BackgroundRun(events, owner, access)
         run.task = self._handler.spawn(self._compute(run, surface, room, memory, deadline))
@@ -84,13 +95,13 @@ class BackgroundRuns:
                 await self._handler.answer(surface, request, events, access, memory, deadline)
             except asyncio.CancelledError:
                 events.abandoned(None)
-                await events.keep()
+                await asyncio.shield(events.keep())  # it may be cancelled twice
             except Exception as error:
                 failure = self._failure(error)
                 access.error = failure.code or failure.kind
                 self._handler.metrics.count_error(failure.status)
                 events.abandoned(failure)
-                await events.keep()
+                await asyncio.shield(events.keep())
             finally:
                 self._usage.count_tokens(access)
                 del self._runs[request.request_id]
@@ -109,8 +120,26 @@ class BackgroundRuns:
         run = self._runs.get(response_id)
         return run if run is not None and run.owner == owner else None
 
-    def check_ended(self, response_id: str, owner: str, param: str) -> None:
-        """Raise ``ApiError`` for a response that cannot be continued yet."""
-        if self.find(response_id, owner) is not None:
-            message = f"The response '{response_id[:64]}' is still in progress; wait for its end."
-            raise ApiError(400, message, param=param, code="response_in_progress")
+    async def cancel(self, response_id: str, owner: str) -> None:
+        """End a response in progress at any router. Raises ``ApiError`` 404."""
+        run = self.find(response_id, owner)
+        if run is not None:
+            run.task.cancel()
+            await asyncio.wait((run.task,))
+        elif (await self._store.get(response_id, owner)).in_progress:
+            await self._store.cancel(response_id, owner)
+            while (await self._store.get(response_id, owner)).in_progress:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def watch(self) -> None:
+        """Tell other routers what is in progress here, and end what was cancelled there, until
+        cancelled itself."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            if not self._runs:
+                continue
+            statuses = {name: run.events.begun_status for name, run in self._runs.items()}
+            with suppress(ApiError):  # it has been logged, and is tried again
+                for response_id in await self._store.tell(statuses):
+                    if (run := self._runs.get(response_id)) is not None:
+                        run.task.cancel()

@@ -8,10 +8,9 @@ from ..errors import ApiError, invalid
 from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
-from .background_runs import BackgroundRuns
 from .input_items import REFERENCE, Item, read_input
 from .response_request import ContinuedConversation
-from .response_store import ResponseStore
+from .response_store import ResponseStore, StoredResponse
 
 PREVIOUS = "previous_response_id"
 # Items, far more than fit into a prompt: those of some kinds are in none.
@@ -22,11 +21,8 @@ PARTIAL = ("in_progress", "incomplete")
 class Conversations:
     """Reads the conversations of one owner."""
 
-    def __init__(
-        self, store: ResponseStore, runs: BackgroundRuns, approvals: Approvals, owner: str
-    ) -> None:
+    def __init__(self, store: ResponseStore, approvals: Approvals, owner: str) -> None:
         self.store = store
-        self.runs = runs
         self.owner = owner
         self._approvals = approvals
 
@@ -41,8 +37,9 @@ class Conversations:
         items = [] if given is None else self._resolved(read_input(given, ignored))
         earlier = list[Item]()
         if previous is not None:
-            self.runs.check_ended(previous, self.owner, PREVIOUS)
-            earlier = self.store.get_in_thread(previous, self.owner, PREVIOUS).conversation
+            stored = self.store.get_in_thread(previous, self.owner, PREVIOUS)
+            _check_ended(stored)
+            earlier = stored.conversation
         _check_items(len(earlier) + len(items))
         return ContinuedConversation(
             earlier=earlier,
@@ -65,6 +62,12 @@ class Conversations:
                 )
                 raise ApiError(404, message, param="input", code="item_not_found")
         return [found[item["id"]] if item["type"] == REFERENCE else item for item in items]
+
+
+def _check_ended(response: StoredResponse) -> None:
+    if response.in_progress:
+        message = f"The response '{response.body['id']}' is still in progress; wait for its end."
+        raise ApiError(400, message, param=PREVIOUS, code="response_in_progress")
 
 
 def _check_items(count: int) -> None:

@@ -45,7 +45,7 @@ class ResponseEvents(Response):
         self._created = created
         self._asked = request.asked
         self._store = store
-        self._begun_status = "queued"
+        self.begun_status = "queued"
         self._entries = TokenEntries(request.model.tokenizer, token_names(request))
         self._memory: MemoryShare | None = None
         self._number = 0
@@ -69,8 +69,8 @@ class ResponseEvents(Response):
 
     def add(self, output: Output) -> None:
         match output:
-            case RequestAdmitted() if self._begun_status == "queued":  # by the first node
-                self._begun_status = "in_progress"
+            case RequestAdmitted() if self.begun_status == "queued":  # by the first node
+                self.begun_status = "in_progress"
                 self._listed()
             case ChoiceDelta():
                 self.chunk(output)
@@ -81,7 +81,7 @@ class ResponseEvents(Response):
 
     def so_far(self) -> dict[str, Any]:
         """The response in progress, with the items that are complete."""
-        return self._body(self._begun_status, self._output)
+        return self._body(self.begun_status, self._output)
 
     def abandoned(self, error: ApiError | None) -> None:
         """End a response in the background: with an error, or because it is cancelled. No-op if it

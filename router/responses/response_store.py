@@ -6,7 +6,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,19 +20,23 @@ from .input_items import Item, as_input
 MAX_BYTES = 128 << 20
 # Of a response without its text.
 RESPONSE_BYTES = 4096
+# After which a response that no router has told of is not computed any more.
+LOST_SECONDS = 30.0
+LOST = {"code": "server_error", "message": "The router that computed the response has ended."}
 
-_COLUMNS = "id, owner, expires, bytes, body, items, earlier"
+_COLUMNS = "id, owner, expires, bytes, status, seen, body, items, earlier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponse:
-    """A response that has ended. ``items`` are those of its own input, ``earlier`` those of the
-    responses before it."""
+    """A response that has ended, unless it is ``in_progress``. ``items`` are those of its own
+    input, ``earlier`` those of the responses before it."""
 
     owner: str
     body: dict[str, Any]
     items: list[Item]
     earlier: list[Item]
+    in_progress: bool = False
 
     @property
     def conversation(self) -> list[Item]:
@@ -61,8 +65,37 @@ class ResponseStore:
         return f"resp_{uuid.uuid4().hex}"
 
     async def add(self, response: StoredResponse) -> None:
-        """Store a response; the oldest make room. Raises ``ApiError`` 503."""
+        """Store a response, in place of an earlier state of it; the oldest make room. Raises
+        ``ApiError`` 503."""
         await self._database.run(lambda connection: self._add(connection, response))
+
+    async def tell(self, statuses: Mapping[str, str]) -> list[str]:
+        """Tell that responses are still in progress, and their statuses by their ids. Returns those
+        that are to be cancelled."""
+
+        def work(connection: sqlite3.Connection) -> list[str]:
+            now = self._clock()
+            connection.executemany(
+                "UPDATE responses SET status = ?, seen = ? WHERE id = ?",
+                ((status, now, response_id) for response_id, status in statuses.items()),
+            )
+            cancelled = connection.execute(
+                "SELECT id FROM responses"
+                " WHERE cancelled AND id IN (SELECT value FROM json_each(?))",
+                (json.dumps(list(statuses)),),
+            )
+            return [row["id"] for row in cancelled]
+
+        return await self._database.run(work)
+
+    async def cancel(self, response_id: str, owner: str) -> None:
+        """Have the router that computes a response end it. Raises ``ApiError`` 404."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            number = self._row(connection, response_id, owner)["number"]
+            connection.execute("UPDATE responses SET cancelled = 1 WHERE number = ?", (number,))
+
+        await self._database.run(work)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises ``ApiError`` 404."""
@@ -112,7 +145,11 @@ class ResponseStore:
         texts = [_encoded(each) for each in (response.body, response.items, response.earlier)]
         size = RESPONSE_BYTES + sum(map(len, texts))
         response_id, now = response.body["id"], self._clock()
-        values = (response_id, response.owner, now + self._lifetime, size, *texts)
+        state = (response.body["status"], now) if response.in_progress else (None, None)
+        values = (response_id, response.owner, now + self._lifetime, size, *state, *texts)
+        known = connection.execute("SELECT number FROM responses WHERE id = ?", (response_id,))
+        for row in known.fetchall():
+            _remove(connection, row["number"])
         marks = ", ".join("?" * len(values))
         added = connection.execute(f"INSERT INTO responses ({_COLUMNS}) VALUES ({marks})", values)
         ids = [item["id"] for item in _newest_first(response.body, response.items)]
@@ -146,7 +183,16 @@ class ResponseStore:
     ) -> StoredResponse:
         row = self._row(connection, response_id, owner, param)
         body, items, earlier = (json.loads(row[name]) for name in ("body", "items", "earlier"))
-        return StoredResponse(owner=owner, body=body, items=items, earlier=earlier)
+        in_progress = False
+        if row["status"] is not None:
+            in_progress = row["seen"] > self._clock() - LOST_SECONDS
+            state = (
+                {"status": row["status"]} if in_progress else {"status": "failed", "error": LOST}
+            )
+            body |= state
+        return StoredResponse(
+            owner=owner, body=body, items=items, earlier=earlier, in_progress=in_progress
+        )
 
     def _row(
         self,

@@ -71,19 +71,23 @@ class Responses(Surface):
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._conversations.owner)
 
-    async def _store(self, request: ResponseRequest, body: dict[str, Any]) -> None:
-        """Keep a response that has ended, unless the client wants none of it kept."""
-        if not request.asked.store:
-            return
-        conversation = request.conversation
-        stored = StoredResponse(
+    def stored(
+        self, request: ResponseRequest, body: dict[str, Any], *, in_progress: bool = False
+    ) -> StoredResponse:
+        """What is kept of a response, whose ``body`` is as it is now."""
+        return StoredResponse(
             owner=self._conversations.owner,
             body=body,
-            items=conversation.items,
-            earlier=conversation.earlier,
+            items=request.conversation.items,
+            earlier=request.conversation.earlier,
+            in_progress=in_progress,
         )
-        with suppress(ApiError):  # it has been logged, and the client gets its response
-            await self._conversations.store.add(stored)
+
+    async def _store(self, request: ResponseRequest, body: dict[str, Any]) -> None:
+        """Keep a response that has ended, unless the client wants none of it kept."""
+        if request.asked.store:
+            with suppress(ApiError):  # it has been logged, and the client gets its response
+                await self._conversations.store.add(self.stored(request, body))
 
 
 class BatchedResponses(Responses):

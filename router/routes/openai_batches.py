@@ -33,7 +33,7 @@ router = APIRouter(
 def surface_of(endpoint: str, owner: str, services: Services) -> Surface:
     """The surface of a line in a batch of ``owner``."""
     if endpoint == BatchedResponses.path:
-        conversations = Conversations(services.responses, services.runs, services.approvals, owner)
+        conversations = Conversations(services.responses, services.approvals, owner)
         return BatchedResponses(services.chat, conversations)
     return next(surface for surface in SURFACES if surface.path == endpoint)
 

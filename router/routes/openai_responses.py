@@ -122,7 +122,7 @@ class CreatedResponse(GenerationResponse):
         surface = Responses(services.chat, conversations)
         super().__init__(exchange, services.handler, surface)
         self._responses = surface
-        self._runs = conversations.runs
+        self._runs = services.runs
         self._owner = conversations.owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +137,7 @@ class CreatedResponse(GenerationResponse):
 
 
 async def _conversations(services: RouterServices, owner: Owner) -> Conversations:
-    return Conversations(services.responses, services.runs, services.approvals, owner)
+    return Conversations(services.responses, services.approvals, owner)
 
 
 OwnConversations = Annotated[Conversations, Depends(_conversations)]
@@ -178,9 +178,7 @@ async def delete_response(
     response_id: str, services: RouterServices, owner: Owner
 ) -> ResponseDeletion:
     """Forget a response; one in progress ends."""
-    run = services.runs.find(response_id, owner)
-    if run is not None:
-        await run.cancel()
+    await services.runs.cancel(response_id, owner)
     await services.responses.delete(response_id, owner)
     return ResponseDeletion(id=response_id)
 
@@ -190,9 +188,7 @@ async def cancel_response(
     response_id: str, exchange: Exchange, services: RouterServices, owner: Owner
 ) -> Response:
     """End a response in the background; one that has ended stays as it is."""
-    run = services.runs.find(response_id, owner)
-    if run is not None:
-        await run.cancel()
+    await services.runs.cancel(response_id, owner)
     body = (await services.responses.get(response_id, owner)).body
     if not body["background"]:
         raise ApiError(400, "Cannot cancel a synchronous response.")

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.tests.router.responses.test_responses import served
+from tandem.router.responses import background_runs, response_store
+from tandem.tests.router.responses.test_responses import ended, served, stored
 from tandem.tests.router.support import until
 
 
@@ -52,6 +53,47 @@ async def test_it_can_be_cancelled(tmp_path: Path) -> None:
         await until(lambda: c.node.active == 0)
         assert await client.responses.retrieve(made.id) == cancelled
         await until(lambda: c.router.app.handler.active == 0)
+
+
+async def test_other_routers_of_a_host_read_and_cancel_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_runs, "TELL_SECONDS", 0.02)
+    folder = str(tmp_path / "shared")
+    async with (
+        served(tmp_path, batch_dir=folder) as (c, one),
+        served(tmp_path, batch_dir=folder) as (_, other),
+    ):
+        c.node.delay = 60.0
+        made, deleted = [await one.responses.create(input="hi", background=True) for _ in "ab"]
+        await until(lambda: c.node.active == 2)
+        while (await other.responses.retrieve(made.id)).status == "queued":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with pytest.raises(openai.BadRequestError, match="still in progress"):
+            await other.responses.create(input="x", previous_response_id=made.id)
+        cancelled = await other.responses.cancel(made.id)
+        assert cancelled.status == "cancelled"
+        assert await one.responses.retrieve(made.id) == cancelled
+        await other.responses.delete(deleted.id)
+        await until(lambda: c.node.active == 0)
+        with pytest.raises(openai.NotFoundError):
+            await one.responses.retrieve(deleted.id)
+
+
+async def test_one_whose_router_is_gone_has_failed() -> None:
+    now = [0.0]
+    async with stored(2, now, lifetime=1000.0) as store:
+        body = {"id": "a", "status": "queued", "output": []}
+        await store.add(ended("a", body=body, in_progress=True))
+        now[0] = response_store.LOST_SECONDS - 1
+        assert (await store.get("a", "")).in_progress
+        assert await store.tell({"a": "in_progress"}) == []
+        now[0] *= 2
+        assert (await store.get("a", "")).body["status"] == "in_progress"
+        now[0] += 2
+        lost = await store.get("a", "")
+        assert not lost.in_progress and lost.body["status"] == "failed"
+        assert "has ended" in lost.body["error"]["message"]
 
 
 async def test_one_that_fails_says_why(tmp_path: Path) -> None:

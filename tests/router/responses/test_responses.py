@@ -144,13 +144,13 @@ async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None
 
 @asynccontextmanager
 async def stored(
-    most: int, now: list[float], path: Path | None = None
+    most: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
 ) -> AsyncIterator[ResponseStore]:
-    """A store for ten seconds, in memory or in a file."""
+    """A store in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
-        yield ResponseStore(database, most, 10.0, lambda: now[0])
+        yield ResponseStore(database, most, lifetime, lambda: now[0])
     finally:
         await database.close()
 
