@@ -167,7 +167,7 @@ class App:
             usage=self._usage,
             responses=responses,
             runs=BackgroundRuns(responses, self.handler, self._usage, options),
-            approvals=Approvals(options.response_lifetime),
+            approvals=Approvals(self._state, options.response_lifetime),
             chat=McpChat(self.mcp, self.handler.parsers, self.handler.prompts),
             overview=overview,
             batches=self._batches(),
@@ -213,6 +213,7 @@ class App:
     async def close(self) -> None:
         self.handler.close()
         await self._limits.close()
+        await self.services.approvals.close()
         await self._state.close()
 
     def _batches(self) -> Batches | None:

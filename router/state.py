@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 from .database import Schema
 
 FILE = "router.sqlite3"
@@ -13,7 +15,7 @@ CREATE TABLE responses (
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
     expires REAL NOT NULL,
-    bytes INTEGER NOT NULL,
+    size INTEGER NOT NULL,
     status TEXT,
     seen REAL,
     cancelled INTEGER NOT NULL DEFAULT 0,
@@ -21,12 +23,42 @@ CREATE TABLE responses (
     items BLOB NOT NULL,
     earlier BLOB NOT NULL
 );
-CREATE INDEX response_sizes ON responses (number, bytes);
+CREATE INDEX response_sizes ON responses (number, size);
 CREATE TABLE response_items (
     id TEXT NOT NULL,
     response INTEGER NOT NULL,
     PRIMARY KEY (id, response)
 ) WITHOUT ROWID;
 CREATE INDEX items_of_response ON response_items (response);
+CREATE TABLE approvals (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    expires REAL NOT NULL,
+    size INTEGER NOT NULL,
+    state TEXT NOT NULL,
+    label TEXT NOT NULL,
+    name TEXT NOT NULL,
+    arguments TEXT NOT NULL,
+    outcome TEXT
+);
+CREATE INDEX approval_sizes ON approvals (number, size);
 """,
 )
+
+
+def oldest_in_the_way(
+    connection: sqlite3.Connection, table: str, *, most: int, most_size: int, now: float
+) -> list[int]:
+    """The numbers of a table's oldest rows that have expired, or make room for the others. Rows
+    expire in the order of their numbers, as far as all routers have the same lifetime."""
+    count, size = connection.execute(
+        f"SELECT count(*), coalesce(sum(size), 0) FROM {table}"
+    ).fetchone()
+    found = []
+    for row in connection.execute(f"SELECT number, size, expires FROM {table} ORDER BY number"):
+        if count <= most and size <= most_size and row["expires"] > now:
+            break
+        found.append(row["number"])
+        count, size = count - 1, size - row["size"]
+    return found

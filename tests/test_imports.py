@@ -152,7 +152,7 @@ ROUTER = {
     ),
     "mcp": (
         *("database", "errors", "generation", "http", "openai", "options", "requests"),
-        *("result", "served_model"),
+        *("result", "served_model", "state"),
     ),
     "openai": (
         *("calls", "errors", "generation", "http", "options", "requests", "result"),
@@ -173,6 +173,7 @@ ROUTER = {
         "requests",
         "result",
         "served_model",
+        "state",
         "surface",
         "usage",
     ),

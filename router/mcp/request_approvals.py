@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
+from ..errors import ApiError
 from .approvals import ApprovalAnswer, Approvals
 from .server_tools import CallOutcome, ServerTool
 
@@ -28,19 +29,20 @@ class RequestApprovals:
         self._settled = False
 
     async def __aenter__(self) -> None:
+        claiming = asyncio.create_task(self._claim_all())
         try:
-            for answer in self.answers:
-                self._claimed[answer.id] = await self._approvals.claim(self._owner, answer)
+            await asyncio.shield(claiming)
         except BaseException:
-            self._release_all()
+            await asyncio.wait((claiming,))  # a request that is cancelled goes on claiming
+            await self._release_all()
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._release_all()
+        await asyncio.shield(self._release_all())
 
-    def ask(self, tool: ServerTool, arguments: str) -> str:
+    async def ask(self, tool: ServerTool, arguments: str) -> str:
         """Ask for the approval of a call. Returns the id of the request for it."""
-        return self._approvals.ask(self._owner, tool, arguments)
+        return await self._approvals.ask(self._owner, tool, arguments)
 
     async def run(
         self, approval_id: str, call: Callable[[], Coroutine[Any, Any, CallOutcome]]
@@ -56,17 +58,26 @@ class RequestApprovals:
         """The answers have had their effect: none of them can be given again."""
         self._settled = True
 
-    def _release_all(self) -> None:
+    async def _claim_all(self) -> None:
+        for answer in self.answers:
+            self._claimed[answer.id] = await self._approvals.claim(self._owner, answer)
+
+    async def _release_all(self) -> None:
         for approval_id in self._claimed:
             task = self._running.get(approval_id)
             if task is None or task.done():
-                self._release(approval_id, task)
+                await self._release(approval_id, task)
             else:
-                task.add_done_callback(partial(self._release, approval_id))
+                self._approvals.spawn(self._release_later(approval_id, task))
 
-    def _release(self, approval_id: str, task: asyncio.Task[CallOutcome] | None) -> None:
+    async def _release_later(self, approval_id: str, task: asyncio.Task[CallOutcome]) -> None:
+        await asyncio.wait((task,))
+        await self._release(approval_id, task)
+
+    async def _release(self, approval_id: str, task: asyncio.Task[CallOutcome] | None) -> None:
         outcome = self._claimed[approval_id]
         if task is not None:
             lost = task.cancelled() or task.exception() is not None
             outcome = CallOutcome(text=INTERRUPTED, failed=True) if lost else task.result()
-        self._approvals.release(approval_id, outcome, answered=self._settled)
+        with suppress(ApiError):  # it has been logged; the call is not run again
+            await self._approvals.release(approval_id, outcome, answered=self._settled)

@@ -81,7 +81,7 @@ class Rounds:
                     if not mine or last.finish_reason == "length":
                         break
                     executed = await self._run_all(mine, state)
-                    asked = [self._ask(call) for call in mine if call.name in self.guarded]
+                    asked = [await self._ask(call) for call in mine if call.name in self.guarded]
                     yield [RoundDelta(0, executed=executed, asked=asked)]
                     if asked or len(mine) < len(turn.calls):
                         break  # the client approves or runs the others
@@ -125,11 +125,11 @@ class Rounds:
         state.executed += taken
         return taken
 
-    def _ask(self, call: TurnCall) -> ApprovalRequest:
+    async def _ask(self, call: TurnCall) -> ApprovalRequest:
         assert self.approvals is not None
         tool, arguments = self.tools[call.name], call.arguments.getvalue()
         return ApprovalRequest(
-            id=self.approvals.ask(tool, arguments), tool=tool, arguments=arguments
+            id=await self.approvals.ask(tool, arguments), tool=tool, arguments=arguments
         )
 
     async def _following(

@@ -14,6 +14,7 @@ from typing import Any
 from ..database import Database
 from ..errors import ApiError
 from ..http.encoding import pieces_of
+from ..state import oldest_in_the_way
 from .input_items import Item, as_input
 
 # Of all stored responses.
@@ -24,7 +25,7 @@ RESPONSE_BYTES = 4096
 LOST_SECONDS = 30.0
 LOST = {"code": "server_error", "message": "The router that computed the response has ended."}
 
-_COLUMNS = "id, owner, expires, bytes, status, seen, body, items, earlier"
+_COLUMNS = "id, owner, expires, size, status, seen, body, items, earlier"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,17 +161,9 @@ class ResponseStore:
         self._make_room(connection)
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        # Most expire at the same time after their creation, so that these are the oldest.
-        count, size = connection.execute(
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM responses"
-        ).fetchone()
-        oldest = connection.execute("SELECT number, bytes, expires FROM responses ORDER BY number")
-        gone, now = [], self._clock()
-        for row in oldest:
-            if count <= self._most and size <= MAX_BYTES and row["expires"] > now:
-                break
-            gone.append(row["number"])
-            count, size = count - 1, size - row["bytes"]
+        gone = oldest_in_the_way(
+            connection, "responses", most=self._most, most_size=MAX_BYTES, now=self._clock()
+        )
         for number in gone:
             _remove(connection, number)
 

@@ -107,9 +107,8 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         "--router-workers",
         "Routers on one HTTP port, each a process for a core of its own. Nodes join all of them: "
         "each takes the next port after --registry-port, and after --metrics-port. Limits on "
-        "memory, connections and requests are divided among them. Requests for approval, limits of "
-        "keys (but see --limits-storage) and the counts of /v1/usage and /metrics are those of "
-        "each.",
+        "memory, connections and requests are divided among them. Limits of keys (but see "
+        "--limits-storage) and the counts of /v1/usage and /metrics are those of each.",
         minimum=1,
         maximum=64,
     )

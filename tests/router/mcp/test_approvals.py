@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ import httpx
 import openai
 import pytest
 
+from tandem.router.database import Database
 from tandem.router.errors import ApiError
 from tandem.router.mcp import approvals as approvals_module
 from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
+from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
+from tandem.router.state import SCHEMA
+from tandem.shared.errors import RequestError
 from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
 from tandem.tests.router.openai.test_tools import prompt
 from tandem.tests.router.support import Cluster, until
@@ -308,22 +314,67 @@ def answer_to(approval_id: str, **fields: Any) -> ApprovalAnswer:
     return ApprovalAnswer(id=approval_id, **(given | fields))
 
 
+@asynccontextmanager
+async def waiting(now: list[float], path: Path | None = None) -> AsyncIterator[Approvals]:
+    """Calls that wait for ten seconds, in memory or in a file."""
+    database = Database(SCHEMA)
+    await (database.open_in_memory() if path is None else database.open(path))
+    try:
+        yield Approvals(database, 10.0, lambda: now[0])
+    finally:
+        await database.close()
+
+
 async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    kept = Approvals(10.0, lambda: now[0])
     monkeypatch.setattr(approvals_module, "MAX_APPROVALS", 2)
-    monkeypatch.setattr(approvals_module, "MAX_CHARACTERS", 20)
-    ids = [kept.ask("", TOOL, "{}") for _ in range(3)]
-    assert len(kept._approvals) == 2
-    with pytest.raises(ApiError, match="not found"):
-        await kept.claim("", answer_to(ids[0]))
-    await kept.claim("", answer_to(ids[1]))
-    # An outcome counts; whoever is forgotten while it is claimed cannot run again.
-    kept.release(ids[1], CallOutcome(text="x" * 18), answered=False)
-    assert list(kept._approvals) == [ids[2]] and kept._characters == 2
-    kept.release(ids[1], None, answered=True)
-    now[0] = 11.0
-    with pytest.raises(ApiError, match="not found"):
+    monkeypatch.setattr(approvals_module, "MAX_CHARACTERS", 200)
+    async with waiting(now) as kept:
+        ids = [await kept.ask("", TOOL, "{}") for _ in range(3)]
+        with pytest.raises(ApiError, match="not found"):
+            await kept.claim("", answer_to(ids[0]))
+        await kept.claim("", answer_to(ids[1]))
+        # An outcome counts; whoever is forgotten while it is claimed cannot run again.
+        await kept.release(ids[1], CallOutcome(text="x" * 200), answered=False)
+        with pytest.raises(ApiError, match="not found"):
+            await kept.claim("", answer_to(ids[1]))
+        await kept.release(ids[1], None, answered=True)
         await kept.claim("", answer_to(ids[2]))
-    kept.ask("", TOOL, "{}")
-    assert len(kept._approvals) == 1
+        await kept.release(ids[2], CallOutcome(text="y", failed=True), answered=False)
+        outcome = await kept.claim("", answer_to(ids[2]))
+        assert outcome == CallOutcome(text="y", failed=True)
+        await kept.release(ids[2], None, answered=False)
+        now[0] = 11.0
+        with pytest.raises(ApiError, match="not found"):
+            await kept.claim("", answer_to(ids[2]))
+
+
+async def test_one_of_several_routers_answers(tmp_path: Path) -> None:
+    path = tmp_path / "router.sqlite3"
+    async with waiting([0.0], path) as one, waiting([0.0], path) as other:
+        approval_id = await one.ask("", TOOL, "{}")
+        claims = (router.claim("", answer_to(approval_id)) for router in (one, other))
+        claimed = await asyncio.gather(*claims, return_exceptions=True)
+        assert sorted(str(each)[:15] for each in claimed) == ["Another request", "None"]
+        await one.release(approval_id, CallOutcome(text="done"), answered=False)
+        assert await other.claim("", answer_to(approval_id)) == CallOutcome(text="done")
+        await other.release(approval_id, None, answered=True)
+        with pytest.raises(RequestError, match="already been answered"):
+            await one.claim("", answer_to(approval_id))
+
+
+async def test_a_request_that_is_cancelled_while_it_claims_gives_all_back() -> None:
+    async with waiting([0.0]) as kept:
+        answers = [answer_to(await kept.ask("", TOOL, "{}")) for _ in range(3)]
+
+        async def request() -> None:
+            async with RequestApprovals(kept, "", answers):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(request())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for answer in answers:
+            await kept.claim("", answer)
