@@ -78,9 +78,10 @@ class Database:
         return ApiError(503, message, kind=SERVER, code="storage_failed")
 
     async def close(self) -> None:
-        """Close the connection once the work in progress is done."""
+        """Close the connection once the work in progress is done. Idempotent."""
         if self._connection is not None:
             await self._in_thread(self._connection.close)
+            self._connection = None
         self._thread.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
