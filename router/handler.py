@@ -21,7 +21,7 @@ from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
 from .http.encoding import encode
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
-from .http.json_body import parse_pieces
+from .http.json_body import parse_json
 from .http.keep_alive import kept_alive
 from .http.key_owner import KeyOwner
 from .http.memory_budget import MemoryBudget, MemoryShare
@@ -222,7 +222,7 @@ class GenerateHandler:
             model = self._registry.model()
 
             def parsed() -> T:
-                return parse(parse_pieces(body, model.max_model_len), model)
+                return parse(parse_json(body), model)
 
             return await self.parsers.run(exchange.client, share.size, parsed)
 

@@ -107,7 +107,7 @@ class BackgroundAnswers:
 
 
 def _body(line: bytes, model: ServedModel) -> Any:
-    body = parse_json(line, model.max_model_len)["body"]
+    body = parse_json(line)["body"]
     if body.get("stream"):
         raise invalid("'stream' is not available in a batch.", "stream", "unsupported_value")
     return body

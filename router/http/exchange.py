@@ -21,8 +21,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
 MAX_SHOWN = 64  # characters of a header in an error
-# Of a body that is read.
-BODY_PIECE = 1 << 20
 
 
 class ClientGoneError(Exception):
@@ -79,9 +77,8 @@ class HttpExchange:
         self.owner = owner
         self.access.key = owner.name
 
-    async def body(self, share: MemoryShare) -> list[bytes]:
-        """Read the body, in pieces, within the limits of type, size and time; count it in
-        ``share``."""
+    async def body(self, share: MemoryShare) -> bytearray:
+        """Read the body within the limits of type, size and time; count it in ``share``."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         if kind != JSON_TYPE and not (self.any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
@@ -102,27 +99,19 @@ class HttpExchange:
             overloaded.headers += CLOSE  # the rest of the body is not read
             raise overloaded from None
 
-    async def _read(self, limit: int, share: MemoryShare) -> list[bytes]:
-        # A single buffer would be copied whole as it grows.
-        pieces: list[bytes] = []
-        buffer = bytearray()
-        size = 0
+    async def _read(self, limit: int, share: MemoryShare) -> bytearray:
+        body = bytearray()
         while True:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise ClientGoneError
             part = event.get("body", b"")
             share.take(len(part))
-            buffer += part
-            size += len(part)
-            if size > limit:
+            body += part
+            if len(body) > limit:
                 raise self._too_large(limit)
-            more = event.get("more_body")
-            if len(buffer) >= BODY_PIECE or not more:
-                pieces.append(bytes(buffer))
-                buffer.clear()
-            if not more:
-                return pieces
+            if not event.get("more_body"):
+                return body
 
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
