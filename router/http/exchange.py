@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable
 from typing import Any
 
 from ...shared.errors import OverloadedError
@@ -21,6 +21,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
 MAX_SHOWN = 64  # characters of a header in an error
+# Of a response, at once.
+WRITE_BYTES = 64 * 1024
 
 
 class ClientGoneError(Exception):
@@ -71,6 +73,11 @@ class HttpExchange:
         return self.header(b"content-length") not in (b"", b"0") or bool(
             self.header(b"transfer-encoding")
         )
+
+    @property
+    def writing(self) -> bool:
+        """True while the client takes what has been written."""
+        return self._writing_since is not None
 
     def own(self, owner: KeyOwner) -> None:
         """Attribute the request to the owner of its key."""
@@ -171,17 +178,9 @@ class HttpExchange:
 
     async def respond(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
         """Send a whole response."""
-        await self.respond_in_pieces(status, [body], kind, headers)
-
-    async def respond_in_pieces(
-        self, status: int, pieces: Sequence[bytes], kind: bytes, headers: Headers = ()
-    ) -> None:
-        """Send a whole response piece by piece, as fast as the client reads."""
-        length = (b"content-length", str(sum(map(len, pieces))).encode())
+        length = (b"content-length", str(len(body)).encode())
         await self._start(status, [(b"content-type", kind), length, *headers])
-        for piece in pieces[:-1]:
-            await self._write(piece, more=True)
-        await self._write(pieces[-1], more=False)
+        await self._write(body, more=False)
 
     async def start_stream(self) -> None:
         """Send the head of a stream."""
@@ -194,7 +193,7 @@ class HttpExchange:
         await self._start(200, headers)
 
     async def write(self, events: bytes) -> None:
-        """Send events of a stream in one write; nothing if there are none."""
+        """Send events of a stream together; nothing if there are none."""
         if events:
             await self._write(events, more=True)
 
@@ -213,7 +212,13 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        """Wait for a slow client, but at most ``send_timeout``: then the connection is cut."""
+        """Wait for a slow client, but at most ``send_timeout`` for each ``WRITE_BYTES``: then the
+        connection is cut."""
+        if len(data) > WRITE_BYTES:
+            for start in range(0, len(data), WRITE_BYTES):
+                end = start + WRITE_BYTES
+                await self._write(data[start:end], more=more or end < len(data))
+            return
         self.writes += 1
         self._writing_since = time.monotonic()
         if self._watch is None:
