@@ -17,6 +17,7 @@ _MODULES = (
     "router.placement",
     "router.router_workers",
     "router.router_tokens",
+    "router.holds",
     "node.served_rate",
     "handoff_tcp",
     "handoff_shared_memory",

@@ -20,9 +20,9 @@ from .errors import DeadlineError, DrainingError
 from .generation import GenerationRequest, Outputs
 from .http.access_log import AccessRecord
 from .http.deadline import seconds_allowed
-from .http.encoding import encode
+from .http.encoding import dump
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange
-from .http.json_body import parse_pieces
+from .http.json_body import parse_json
 from .http.keep_alive import kept_alive
 from .http.key_owner import KeyOwner
 from .http.memory_budget import MemoryBudget, MemoryShare
@@ -39,8 +39,6 @@ from .write_outputs import collect_outputs, stream_outputs
 
 log = logger("router")
 
-# Arguments that are parsed within a millisecond.
-SHORT_CALLS = 16 * 1024
 # For what follows the end of a response.
 CLEANUP_SECONDS = 5.0
 # Turns of requests that come from no connection.
@@ -144,9 +142,9 @@ class GenerateHandler:
         with self.slot(), self.answers.share() as memory:
             made = await self._read(exchange, lambda body, model: work(body, model, ignored))
             self._unknown.note(ignored)
-            answer = await encode(made)
-            memory.take(sum(map(len, answer)))
-            await exchange.respond_in_pieces(200, answer, JSON_TYPE)
+            answer = dump(made)
+            memory.take(len(answer))
+            await exchange.respond(200, answer, JSON_TYPE)
 
     async def parsed_alone(
         self, client: DetachedRequest, size: int, parse: Callable[[ServedModel], GenerationRequest]
@@ -167,7 +165,7 @@ class GenerateHandler:
         memory: MemoryShare,
         deadline: float | None = None,
     ) -> Any:
-        """The response to a request of no connection, for ``encode``. It runs in its ``room``."""
+        """The response to a request of no connection, for ``dump``. It runs in its ``room``."""
         if deadline is None:
             deadline = asyncio.get_running_loop().time() + self._options.request_timeout
         with serving(self._tracer, "request", "", route=surface.path) as span:
@@ -223,7 +221,7 @@ class GenerateHandler:
             model = self._registry.model()
 
             def parsed() -> T:
-                return parse(parse_pieces(body, model.max_model_len), model)
+                return parse(parse_json(body), model)
 
             return await self.parsers.run(exchange.client, share.size, parsed)
 
@@ -264,7 +262,7 @@ class GenerateHandler:
         access = exchange.access
         if not request.stream:
             body = await self._whole(request, response, outputs, access, memory)
-            await exchange.respond_in_pieces(200, await encode(body), JSON_TYPE)
+            await exchange.respond_json(200, body)
             return
         response.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
@@ -294,7 +292,7 @@ class GenerateHandler:
         access: AccessRecord,
         memory: MemoryShare,
     ) -> Any:
-        """An answer that is not streamed, for ``encode``."""
+        """An answer that is not streamed, for ``dump``."""
         usage = access.usage
         collector = response.collector(request, memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
@@ -302,12 +300,10 @@ class GenerateHandler:
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
-        if result.call_characters <= SHORT_CALLS and not result.vectors:
-            whole = response.whole(result)
-        else:
-            # Some APIs have the arguments of calls as objects, which takes long for long ones, and
-            # scores are products of many vectors.
+        if result.vectors:  # scores are products of many
             whole = await asyncio.to_thread(response.whole, result)
+        else:
+            whole = response.whole(result)
         await response.keep()
         return whole
 

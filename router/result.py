@@ -34,7 +34,7 @@ class LogprobsEncoder(Protocol[T]):
         """Encode the logprobs of the next tokens."""
 
     def body(self) -> Any:
-        """All of them, as a value that ``http.encoding.encode`` takes."""
+        """All of them, as a value that ``http.encoding.dump`` takes."""
 
     def __len__(self) -> int:
         """Bytes held."""
@@ -117,12 +117,6 @@ class GenerationResult:
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
     vectors: dict[int, bytes] = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)
-
-    @property
-    def call_characters(self) -> int:
-        """The length of the arguments of all calls."""
-        calls = (call for choice in self.choices for call in choice.calls)
-        return sum(call.arguments.tell() for call in calls)
 
 
 class ResultCollector:

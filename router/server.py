@@ -32,6 +32,8 @@ log = logger("router")
 # loop returns from the system. With Python's default of 5 ms, two such threads delay it by 30 to
 # 50 ms, with this by less than 15.
 SWITCH_SECONDS = 0.0005
+# Of an integer in a body; no request needs one of as many.
+MAX_DIGITS = 640
 # Nodes look for a router that is gone every three seconds.
 REJOIN_SECONDS = 5.0
 REJOIN_POLL_SECONDS = 0.05
@@ -181,6 +183,8 @@ async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None])
     """Run a router until ``stop`` is set, then drain it. One that has not started by then is not
     ready, and ends without the delay of one that is."""
     sys.setswitchinterval(SWITCH_SECONDS)
+    # The time of a conversion grows with their square.
+    sys.set_int_max_str_digits(MAX_DIGITS)
     if not await _started(router, stop):
         log.info("stopped while it was starting")
         return

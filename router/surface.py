@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from .errors import ApiError
 from .generation import ChoiceDelta, Generate, GenerationRequest, Output, Outputs
-from .http.access_log import AccessRecord
-from .http.long_events import Events
 from .http.memory_budget import MemoryShare
 from .options import RouterOptions
 from .result import ChoiceLogprobs, GenerationResult, PromptLogprobs, ResultCollector
@@ -53,15 +51,15 @@ class Response(ABC):
     """Formats one response: the base of its class, which overrides what its API has. What it writes
     of a stream are complete server-sent events; empty ones are not written."""
 
-    def opening(self) -> Events:
+    def opening(self) -> bytes:
         """The first events of a stream, once a node has admitted the request."""
         return b""
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         """The events of new output."""
         return b""
 
-    def closing(self, usage: Usage) -> Events:
+    def closing(self, usage: Usage) -> bytes:
         """The events after the last output."""
         return b""
 
@@ -94,7 +92,7 @@ class Response(ABC):
 
     @abstractmethod
     def whole(self, result: GenerationResult) -> Any:
-        """The body of a response that is not streamed, for ``http.encoding.encode``."""
+        """The body of a response that is not streamed, for ``http.encoding.dump``."""
 
 
 class Collector(Protocol):
@@ -105,19 +103,3 @@ class Collector(Protocol):
 
     def result(self, usage: Usage) -> GenerationResult:
         """The whole result, after the last output."""
-
-
-class StreamSink(Protocol):
-    """A client's connection, which takes the events of a stream."""
-
-    access: AccessRecord
-
-    @property
-    def started(self) -> bool:
-        """True once the stream has begun."""
-
-    async def start_stream(self) -> None: ...
-
-    async def write(self, events: bytes) -> None: ...
-
-    async def end_stream(self, events: bytes = b"") -> None: ...

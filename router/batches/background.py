@@ -15,7 +15,7 @@ from ..errors import internal_error, invalid, to_api_error
 from ..generation import GenerationRequest
 from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
-from ..http.encoding import dump, encode
+from ..http.encoding import dump
 from ..http.json_body import parse_json
 from ..http.key_owner import KeyOwner
 from ..openai.error_body import error_body
@@ -62,7 +62,7 @@ class BackgroundAnswers:
             response = surface.response(request, int(time.time()))
             async with self._handler.room(client, request) as memory:
                 work = self._handler.answer(surface, request, response, access, memory)
-                body = await encode(await work)
+                body = dump(await work)
         except Exception as error:
             return self._failed(error, access)
         access.status = 200
@@ -95,7 +95,7 @@ class BackgroundAnswers:
         return BackgroundAnswer(
             status=failure.status,
             request_id=uuid.uuid4().hex,
-            body=[dump(error_body(failure))],
+            body=dump(error_body(failure)),
             passing=passing,
         )
 
@@ -107,7 +107,7 @@ class BackgroundAnswers:
 
 
 def _body(line: bytes, model: ServedModel) -> Any:
-    body = parse_json(line, model.max_model_len)["body"]
+    body = parse_json(line)["body"]
     if body.get("stream"):
         raise invalid("'stream' is not available in a batch.", "stream", "unsupported_value")
     return body

@@ -19,8 +19,6 @@ MAX_REQUESTS = 50_000
 MAX_CUSTOM_ID = 512
 # Errors of one file that are reported.
 MAX_ERRORS = 100
-# A length of the context that bounds arrays; the model's own counts when the line is served.
-MANY_TOKENS = 1 << 20
 LONGEST_BLANK = 1 << 20
 # Lines that are checked and stored at once.
 LINES_AT_ONCE = 500
@@ -106,7 +104,7 @@ class LineChecker:
             message = f"This line is over the limit of {self.longest} bytes."
             return _error("line_too_long", message), ""
         try:
-            value = parse_json(line, MANY_TOKENS)
+            value = parse_json(line)
         except RequestError as error:
             message = f"This line is not parseable as valid JSON: {error}"
             return _error("invalid_json_line", message), ""

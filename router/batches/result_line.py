@@ -20,12 +20,12 @@ FULL = ("storage_full", "This server has no room for the answer; see its --max-s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundAnswer:
-    """The answer to a request of no connection, in pieces; ``tokens`` as in ``RequestResult``.
+    """The answer to a request of no connection; ``tokens`` as in ``RequestResult``.
     ``passing``: a failure that says nothing about the request."""
 
     status: int
     request_id: str
-    body: Sequence[bytes]
+    body: bytes
     tokens: Sequence[int] = (0, 0, 0, 0)
     passing: bool = False
 
@@ -33,7 +33,7 @@ class BackgroundAnswer:
 def answered(request: BatchRequest, answer: BackgroundAnswer) -> RequestResult:
     """The result of a request that was answered, perhaps with an error."""
     head = dump({"status_code": answer.status, "request_id": answer.request_id})[:-1]
-    response = (head, b',"body":', *answer.body, b"}")
+    response = (head, b',"body":', answer.body, b"}")
     succeeded = answer.status == 200
     return RequestResult(
         succeeded=succeeded,

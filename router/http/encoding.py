@@ -1,34 +1,19 @@
-"""JSON of large responses, encoded in pieces: ``json`` would hold the event loop for seconds."""
+"""The JSON of responses and events.
+
+msgspec writes it: ``json`` would hold the event loop for ten times as long.
+"""
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import StringIO
-from itertools import islice
 from typing import Any
 
-from .slices import TimeSlices
+import msgspec
 
-# A piece of any kind is encoded within a millisecond.
-TEXT_PIECE = 32 * 1024
-NUMBERS_PIECE = 4096
-ITEMS_PIECE = 256
-FIELDS_PIECE = 64
-# Characters and values that are encoded at once.
-AT_ONCE = 4096
-_SCALARS = frozenset((int, float, bool, type(None)))
-# The size of a write.
-WRITE_BYTES = 64 * 1024
-
-# Created once: ``json.dumps`` with options creates one each time.
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def dump(value: Any) -> bytes:
-    """The JSON of a small value."""
-    return _encode(value).encode()
+# Of an array that become Python's numbers at once.
+NUMBERS_AT_ONCE = 4096
 
 
 class EncodedArray:
@@ -49,112 +34,28 @@ class EncodedArray:
                 self._data += b","
             self._data += dump(new)[1:-1]
 
-    def pieces(self) -> Iterator[bytes]:
-        yield b"["
-        for start in range(0, len(self._data), WRITE_BYTES):
-            yield bytes(self._data[start : start + WRITE_BYTES])
-        yield b"]"
+    def json(self) -> bytes:
+        return b"".join((b"[", self._data, b"]"))
 
 
-async def encode(value: Any) -> list[bytes]:
-    """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``, in pieces
-    to be written in turn."""
-    slices = TimeSlices()
-    written: list[bytes] = []
-    buffer = bytearray()
-    for piece in pieces_of(value):
-        buffer += piece
-        if len(buffer) >= WRITE_BYTES:
-            written.append(bytes(buffer))
-            buffer.clear()
-        await slices.checkpoint()
-    written.append(bytes(buffer))
-    return written
-
-
-def pieces_of(value: Any) -> Iterator[bytes]:
-    """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``, in pieces
-    of which each takes a millisecond at most."""
-    if _is_small(value):
-        yield dump(value)
-        return
+def _encodable(value: Any) -> Any:
+    """What is written in the place of a value that msgspec does not know."""
     match value:
-        case dict():
-            yield from _fields(value)
-        case list():
-            yield from _items(value)
         case EncodedArray():
-            yield from value.pieces()
+            return msgspec.Raw(value.json())
         case array():
-            yield from _numbers(value)
+            numbers = EncodedArray()
+            for start in range(0, len(value), NUMBERS_AT_ONCE):
+                numbers.extend(value[start : start + NUMBERS_AT_ONCE])
+            return msgspec.Raw(numbers.json())
         case StringIO():
-            yield from pieces_of(value.getvalue())
-        case str():
-            yield b'"'
-            for start in range(0, len(value), TEXT_PIECE):
-                yield dump(value[start : start + TEXT_PIECE])[1:-1]
-            yield b'"'
-        case _:
-            yield dump(value)
+            return value.getvalue()
+    raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
-def _fields(values: dict[str, Any]) -> Iterator[bytes]:
-    separator = b"{"
-    fields = iter(values.items())
-    while some := dict(islice(fields, FIELDS_PIECE)):
-        if _is_small(some):
-            yield separator + dump(some)[1:-1]
-            separator = b","
-            continue
-        for name, item in some.items():
-            yield separator
-            yield from pieces_of(name)
-            yield b":"
-            yield from pieces_of(item)
-            separator = b","
-    yield b"}"
+_encoder = msgspec.json.Encoder(enc_hook=_encodable)
 
 
-def _items(values: list[Any]) -> Iterator[bytes]:
-    separator = b"["
-    for start in range(0, len(values), ITEMS_PIECE):
-        some = values[start : start + ITEMS_PIECE]
-        if _is_small(some):
-            yield separator + dump(some)[1:-1]
-            separator = b","
-            continue
-        for item in some:
-            yield separator
-            yield from pieces_of(item)
-            separator = b","
-    yield b"]"
-
-
-def _numbers(values: array[Any]) -> Iterator[bytes]:
-    yield b"["
-    for start in range(0, len(values), NUMBERS_PIECE):
-        encoded = dump(values[start : start + NUMBERS_PIECE].tolist())[1:-1]
-        yield b"," + encoded if start else encoded
-    yield b"]"
-
-
-def _is_small(value: Any) -> bool:
-    """True for a value that C encodes at once."""
-    left, waiting = AT_ONCE, [value]
-    while waiting:
-        item = waiting.pop()
-        kind = type(item)
-        if kind is str:
-            left -= len(item)
-        elif kind is dict or kind is list:
-            left -= len(item)
-            if left < 0:
-                return False
-            waiting.extend(item)
-            if kind is dict:
-                waiting.extend(item.values())
-        elif kind not in _SCALARS:
-            return False
-        if left < 0:
-            return False
-    return True
+def dump(value: Any) -> bytes:
+    """The JSON of a value that may contain ``EncodedArray``, ``array`` and ``StringIO``."""
+    return _encoder.encode(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterable
 from typing import Any
 
 from ...shared.errors import OverloadedError
@@ -21,8 +21,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON_TYPE = b"application/json"
 CLOSE = ((b"connection", b"close"),)
 MAX_SHOWN = 64  # characters of a header in an error
-# Of a body that is read.
-BODY_PIECE = 1 << 20
+# Of a response, at once.
+WRITE_BYTES = 64 * 1024
 
 
 class ClientGoneError(Exception):
@@ -74,14 +74,18 @@ class HttpExchange:
             self.header(b"transfer-encoding")
         )
 
+    @property
+    def writing(self) -> bool:
+        """True while the client takes what has been written."""
+        return self._writing_since is not None
+
     def own(self, owner: KeyOwner) -> None:
         """Attribute the request to the owner of its key."""
         self.owner = owner
         self.access.key = owner.name
 
-    async def body(self, share: MemoryShare) -> list[bytes]:
-        """Read the body, in pieces, within the limits of type, size and time; count it in
-        ``share``."""
+    async def body(self, share: MemoryShare) -> bytearray:
+        """Read the body within the limits of type, size and time; count it in ``share``."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         if kind != JSON_TYPE and not (self.any_type and not self.header(b"origin")):
             raise ApiError(415, "The content type must be 'application/json'.", headers=CLOSE)
@@ -102,27 +106,19 @@ class HttpExchange:
             overloaded.headers += CLOSE  # the rest of the body is not read
             raise overloaded from None
 
-    async def _read(self, limit: int, share: MemoryShare) -> list[bytes]:
-        # A single buffer would be copied whole as it grows.
-        pieces: list[bytes] = []
-        buffer = bytearray()
-        size = 0
+    async def _read(self, limit: int, share: MemoryShare) -> bytearray:
+        body = bytearray()
         while True:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise ClientGoneError
             part = event.get("body", b"")
             share.take(len(part))
-            buffer += part
-            size += len(part)
-            if size > limit:
+            body += part
+            if len(body) > limit:
                 raise self._too_large(limit)
-            more = event.get("more_body")
-            if len(buffer) >= BODY_PIECE or not more:
-                pieces.append(bytes(buffer))
-                buffer.clear()
-            if not more:
-                return pieces
+            if not event.get("more_body"):
+                return body
 
     def _too_large(self, limit: int) -> ApiError:
         return ApiError(413, f"The body is over the limit of {limit} bytes.", headers=CLOSE)
@@ -182,17 +178,9 @@ class HttpExchange:
 
     async def respond(self, status: int, body: bytes, kind: bytes, headers: Headers = ()) -> None:
         """Send a whole response."""
-        await self.respond_in_pieces(status, [body], kind, headers)
-
-    async def respond_in_pieces(
-        self, status: int, pieces: Sequence[bytes], kind: bytes, headers: Headers = ()
-    ) -> None:
-        """Send a whole response piece by piece, as fast as the client reads."""
-        length = (b"content-length", str(sum(map(len, pieces))).encode())
+        length = (b"content-length", str(len(body)).encode())
         await self._start(status, [(b"content-type", kind), length, *headers])
-        for piece in pieces[:-1]:
-            await self._write(piece, more=True)
-        await self._write(pieces[-1], more=False)
+        await self._write(body, more=False)
 
     async def start_stream(self) -> None:
         """Send the head of a stream."""
@@ -205,7 +193,7 @@ class HttpExchange:
         await self._start(200, headers)
 
     async def write(self, events: bytes) -> None:
-        """Send events of a stream in one write; nothing if there are none."""
+        """Send events of a stream together; nothing if there are none."""
         if events:
             await self._write(events, more=True)
 
@@ -224,7 +212,13 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        """Wait for a slow client, but at most ``send_timeout``: then the connection is cut."""
+        """Wait for a slow client, but at most ``send_timeout`` for each ``WRITE_BYTES``: then the
+        connection is cut."""
+        if len(data) > WRITE_BYTES:
+            for start in range(0, len(data), WRITE_BYTES):
+                end = start + WRITE_BYTES
+                await self._write(data[start:end], more=more or end < len(data))
+            return
         self.writes += 1
         self._writing_since = time.monotonic()
         if self._watch is None:

@@ -32,5 +32,5 @@ async def _ping(exchange: HttpExchange, event: bytes) -> None:
         while True:
             written = exchange.writes
             await asyncio.sleep(PING_SECONDS)
-            if exchange.streaming and exchange.writes == written:
+            if exchange.streaming and not exchange.writing and exchange.writes == written:
                 await exchange.write(event)

@@ -14,12 +14,10 @@ from typing import TypeVar
 
 from ...shared.errors import OverloadedError
 
-# Bodies up to this size take a few milliseconds, unless the model's chat template does much: it may
-# loop for 0.2 s before its budget ends, for a body of any size. So they too go to a thread, which
-# costs them less than 0.1 ms.
-SMALL_BODY = 2 * 1024
-# A body above this size may take seconds.
-LARGE_BODY = 256 * 1024
+# A body up to this size takes a few milliseconds, unless the model's chat template does much: it
+# may loop for 0.2 s before its budget ends, for a body of any size. So small ones too go to a
+# thread, which costs them less than 0.1 ms. A larger body may take seconds.
+SMALL_BODY = 256 * 1024
 THREADS = 2
 
 T = TypeVar("T")
@@ -31,20 +29,16 @@ class ParserPools:
 
     def __init__(self, patience: float) -> None:
         self._small = _FairPool("parse-small", patience)
-        self._medium = _FairPool("parse", patience)
         self._large = _FairPool("parse-large", patience)
 
     async def run(self, client: Hashable, size: int, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread. Raises ``OverloadedError`` if its turn does not come in
         time."""
-        pool = self._large if size > LARGE_BODY else self._medium
-        if size <= SMALL_BODY:
-            pool = self._small
+        pool = self._small if size <= SMALL_BODY else self._large
         return await pool.run(client, work)
 
     def close(self) -> None:
         self._small.close()
-        self._medium.close()
         self._large.close()
 
 

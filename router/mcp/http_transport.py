@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from .message_bounds import MAX_COST, MessageCost, bounded
-from .pacing import Pacer
 from .server_config import McpServerConfig
 
 # A stream of events may have several messages.
@@ -22,22 +17,18 @@ STREAM_MESSAGES = 16
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of a response; one that is too long, or costs too much to parse, fails."""
+    """The body of a response; one that is too long fails."""
 
-    def __init__(self, body: Any, most: int, cost: MessageCost) -> None:
+    def __init__(self, body: Any, most: int) -> None:
         self._body = body
         self._most = most
-        self._cost = cost
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size, pacer = 0, Pacer()
+        size = 0
         async for part in self._body:
             size += len(part)
             if size > self._most:
                 raise httpx2.ReadError(f"the response has more than {self._most} bytes")
-            if self._cost.add(part) > MAX_COST:
-                raise httpx2.ReadError("the response has too many values")
-            await pacer.pace(self._cost.take_bytes())
             yield part
 
     async def aclose(self) -> None:
@@ -57,7 +48,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             await response.aclose()
             raise httpx2.ReadError("the response is compressed, although it must not be")
         most = self._most * (STREAM_MESSAGES if events else 1)
-        response.stream = _Bounded(response.stream, most, MessageCost(events=events))
+        response.stream = _Bounded(response.stream, most)
         return response
 
 
@@ -76,27 +67,5 @@ async def http_transport(
     async with (
         client,
         streamable_http_client(config.url, http_client=client, max_sse_event_size=most) as streams,
-        _bounded_messages(streams[0]) as incoming,
     ):
-        yield incoming, streams[1]
-
-
-@asynccontextmanager
-async def _bounded_messages(received: Any) -> AsyncIterator[Any]:
-    """The messages of a stream, as far as they are cheap to check."""
-    passed, incoming = anyio.create_memory_object_stream[Any](0)
-
-    async def pass_on() -> None:
-        with passed, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async for item in received:
-                if isinstance(item, Exception) or bounded(item.message):
-                    await passed.send(item)
-
-    passing = asyncio.create_task(pass_on())
-    try:
-        yield incoming
-    finally:
-        incoming.close()
-        received.close()
-        passing.cancel()
-        await asyncio.gather(passing, return_exceptions=True)
+        yield streams[0], streams[1]

@@ -8,9 +8,8 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, GenerationRequest, Output
-from ..http.long_events import Events, joined
 from ..http.memory_budget import MemoryShare
-from ..http.sse import long_data_event
+from ..http.sse import data_event
 from ..openai.chat_request import ChatRequest
 from ..openai.chat_response import ChatResponse, stream_choice
 from ..result import ResultCollector, ToolCallResult
@@ -27,14 +26,14 @@ class McpChatResponse(ChatResponse):
         self._numbers: dict[int, int] = {}  # of the client's calls among all of them
         self._executed: list[ExecutedCall] = []  # of a response that is not streamed
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         if delta.calls:
             delta = replace(delta, calls=self._clients(delta.calls))
         events = super().chunk(delta)
         if not isinstance(delta, RoundDelta) or not delta.executed:
             return events
         calls = {"mcp_calls": [_executed(call) for call in delta.executed]}
-        return joined([events, [long_data_event(self._chunk([stream_choice(0, calls)]))]])
+        return events + data_event(self._chunk([stream_choice(0, calls)]))
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResultCollector:
         return _Collector(request, self, memory, self._executed)

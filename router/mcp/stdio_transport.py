@@ -16,12 +16,10 @@ from typing import Any
 
 import anyio
 import mcp_types
+import pydantic
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
-from ..http.json_body import parse_text
-from .message_bounds import MAX_COST, MessageCost, bounded
-from .pacing import Pacer
 from .server_config import McpServerConfig
 
 # For a server to end by itself when its input ends, and after SIGTERM.
@@ -69,27 +67,11 @@ async def stdio_transport(config: McpServerConfig, most: int) -> AsyncIterator[S
 async def _read(process: asyncio.subprocess.Process, received: Any) -> None:
     """Read messages until the output ends, or a line is too long. What is no message is skipped."""
     assert process.stdout is not None
-    pacer = Pacer()
     with received, contextlib.suppress(ValueError, anyio.BrokenResourceError):
         while line := await process.stdout.readline():
-            cost = MessageCost()
-            cheap = cost.add(line) <= MAX_COST
-            await pacer.pace(cost.take_bytes())
-            message = _message(line, in_c=cheap)
-            if message is not None:
-                await received.send(message)
-
-
-def _message(line: bytes, *, in_c: bool) -> SessionMessage | None:
-    adapter = mcp_types.jsonrpc_message_adapter
-    try:
-        if in_c:
-            message = adapter.validate_json(line, by_name=False)
-        else:
-            message = adapter.validate_python(parse_text(line.decode()), by_name=False)
-    except ValueError:
-        return None
-    return SessionMessage(message) if bounded(message) else None
+            with contextlib.suppress(pydantic.ValidationError):
+                message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+                await received.send(SessionMessage(message))
 
 
 async def _write(process: asyncio.subprocess.Process, sent: Any) -> None:

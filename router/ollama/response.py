@@ -11,7 +11,6 @@ from ...shared.text.output import CallDelta
 from ..errors import ApiError
 from ..generation import ChoiceDelta, new_tokens
 from ..http.encoding import EncodedArray, dump
-from ..http.long_events import Events, LongEvent, joined
 from ..http.text_template import StampedTemplates
 from ..openai.chat_response import EncodedEntries, TokenEntries
 from ..openai.response_fields import token_names
@@ -47,7 +46,7 @@ class OllamaResponse(Response):
         self._tokens = new_tokens()  # of a streamed answer whose context is returned
         self._lines = StampedTemplates(self._text_line)
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         """A line for new text; calls are written whole, once they are."""
         if self._first is None:
             self._first = time.monotonic_ns()
@@ -64,15 +63,16 @@ class OllamaResponse(Response):
         if delta.finish_reason is not None:
             self._reason = _done_reason(delta.finish_reason)
             if self._calls:
-                return joined([lines, [LongEvent(b"", self._called, b"\n")]])
+                calls = [call.body() for call in self._calls.values()]
+                lines += self._line(self._content("", "", calls))
         return lines
 
-    def closing(self, usage: Usage) -> Events:
+    def closing(self, usage: Usage) -> bytes:
         end = self._end(usage, self._reason)
         if self._request.returns_context:
             end["context"] = self._context(self._tokens)
         content = {**self._content("", ""), **end}
-        return [LongEvent(b"", self._body(content, done=True, made=_timestamp()), b"\n")]
+        return self._line(content, done=True)
 
     def choice_logprobs(self) -> OllamaLogprobs | None:
         return OllamaLogprobs(self._entries) if self._request.logprobs is not None else None
@@ -88,11 +88,6 @@ class OllamaResponse(Response):
         if choice.logprobs is not None:
             content["logprobs"] = choice.logprobs.body()
         return self._body(content, done=True, made=_timestamp()) | end
-
-    def _called(self) -> dict[str, Any]:
-        """All calls, whose arguments are parsed in a thread."""
-        calls = [call.body() for call in self._calls.values()]
-        return self._body(self._content("", "", calls), done=False, made=_timestamp())
 
     def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         if not delta.scored:

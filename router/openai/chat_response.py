@@ -12,8 +12,7 @@ from ...shared.text.tokenizer import Tokenizer
 from ..calls.node_logprobs import alternatives
 from ..generation import ChoiceDelta, ScoredToken
 from ..http.encoding import EncodedArray
-from ..http.long_events import Events
-from ..http.sse import data_event, long_data_event
+from ..http.sse import data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult, ToolCallResult
 from ..surface import Response
@@ -92,7 +91,7 @@ class ChatResponse(Response):
         # Events that have more than text.
         self._varied = request.continuous_usage or request.return_token_ids
 
-    def opening(self) -> Events:
+    def opening(self) -> bytes:
         """The role chunk of each choice, with the text that is not generated."""
         role = {"role": self._request.role, "content": self._request.opening_text}
         chunks = [self._chunk([stream_choice(i, role)]) for i in range(self._request.choices)]
@@ -100,11 +99,9 @@ class ChatResponse(Response):
             chunks[0]["prompt_token_ids"] = self._request.prompts[0].tokens
         if self._request.prompt_text is not None:
             chunks[0]["prompt_text"] = self._request.prompt_text
-        if self._request.opening_text or chunks[0].keys() & {"prompt_token_ids", "prompt_text"}:
-            return [long_data_event(chunk) for chunk in chunks]
         return b"".join(map(data_event, chunks))
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         """The reasoning, the text, the calls, then the finish reason with an empty delta, as OpenAI
         sends it. The logprobs of tokens without text, such as the one that ended the choice, come
         with that."""

@@ -10,8 +10,7 @@ from ...proto import tandem_pb2 as pb
 from ..calls.node_logprobs import alternatives
 from ..generation import ChoiceDelta, ScoredToken
 from ..http.encoding import EncodedArray
-from ..http.long_events import Events
-from ..http.sse import data_event, long_data_event
+from ..http.sse import data_event
 from ..http.text_template import TextTemplates
 from ..result import ChoiceResult, GenerationResult
 from ..surface import Response
@@ -64,7 +63,7 @@ class CompletionResponse(Response):
         # Events that have more than text.
         self._varied = request.continuous_usage or request.return_token_ids
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         if delta.text and not (delta.scored or delta.finish_reason or self._varied):
             return self._texts.fill(delta.index, delta.text)
         if self._usage:
@@ -85,8 +84,6 @@ class CompletionResponse(Response):
             if opens:
                 choice["prompt_token_ids"] = self._prompt(delta.index)
             choice["token_ids"] = list(delta.tokens)
-            if opens:
-                return [long_data_event(self._chunk([choice]))]
         return data_event(self._chunk([choice]))
 
     def _text_event(self, index: int, text: str) -> bytes:

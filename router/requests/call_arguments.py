@@ -43,7 +43,7 @@ class HistoryArguments:
 
 def read_arguments(text: str) -> dict[str, Any]:
     """The arguments as an object; an empty one if they are none, as those of a call that was cut
-    off. Takes long for long ones: run it in a thread."""
+    off."""
     value = _parsed(text)
     return value if isinstance(value, dict) else {}
 

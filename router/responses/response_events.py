@@ -10,9 +10,8 @@ from typing import Any
 from ...shared.text.output import CallDelta
 from ..errors import ApiError
 from ..generation import ChoiceDelta, GenerationRequest, Output, RequestAdmitted, ScoredToken
-from ..http.long_events import EventParts, Events, joined
 from ..http.memory_budget import MemoryShare
-from ..http.sse import long_event, named_event
+from ..http.sse import named_event
 from ..http.text_template import StampedTemplates
 from ..mcp.approval_items import REQUEST
 from ..mcp.round_delta import ApprovalRequest, ExecutedCall, RoundDelta
@@ -103,22 +102,22 @@ class ResponseEvents(Response):
 
     # ---- the events of a stream --------------------------------------------------------------
 
-    def opening(self) -> Events:
+    def opening(self) -> bytes:
         body = self._body("in_progress", [])
-        events = self._event("response.created", long=True, response=body)
-        events += self._event("response.in_progress", long=True, response=body)
-        return joined([events, self._listed()])
+        events = self._event("response.created", response=body)
+        events += self._event("response.in_progress", response=body)
+        return events + self._listed()
 
-    def chunk(self, delta: ChoiceDelta) -> Events:
+    def chunk(self, delta: ChoiceDelta) -> bytes:
         if self._raw is not None:
             if isinstance(delta, RoundDelta) and delta.began is not None:
                 self._raw.begin(delta.began)
             self._take(self._raw.take(delta.tokens))
-        return joined([self._items(delta)])
+        return self._items(delta)
 
-    def _items(self, delta: ChoiceDelta) -> EventParts:
+    def _items(self, delta: ChoiceDelta) -> bytes:
         """The events of the items that a delta belongs to."""
-        events: EventParts = []
+        events = b""
         if delta.reasoning:
             self._held.clear()
             if self.request.include_reasoning:
@@ -138,23 +137,23 @@ class ResponseEvents(Response):
         self._finish = delta.finish_reason or self._finish
         return events
 
-    def closing(self, usage: Usage) -> Events:
+    def closing(self, usage: Usage) -> bytes:
         events, body = self._end(usage)
         kind = f"response.{body['status']}"
-        return joined([events, self._event(kind, long=True, response=body)])
+        return events + self._event(kind, response=body)
 
-    def _end(self, usage: Usage) -> tuple[EventParts, dict[str, Any]]:
+    def _end(self, usage: Usage) -> tuple[bytes, dict[str, Any]]:
         events = self._unanswered()
         spoken = any(item["type"] != "mcp_list_tools" for item in self._output)
-        events += [] if spoken else self._begun("message")
+        events += b"" if spoken else self._begun("message")
         events += self._ended()
         status = _status(self._finish)
         self._whole = body = self._body(status, self._output, usage)
         return events, body
 
-    def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> EventParts:
+    def _written(self, kind: str, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
         """New text of an item, which begins and ends others where necessary."""
-        events: EventParts = []
+        events = b""
         if self._open is None or self._open.kind != kind:
             events = self._begun(kind)
         item = self._open
@@ -168,25 +167,25 @@ class ResponseEvents(Response):
         fields: dict[str, Any] = {"delta": text, "logprobs": list(logprobs)}
         return events + self._event(f"response.{EVENTS[kind]}.delta", **item.place, **fields)
 
-    def _called(self, call: CallDelta) -> EventParts:
+    def _called(self, call: CallDelta) -> bytes:
         """New arguments of a call, the first with its name."""
-        events: EventParts = []
+        events = b""
         if call.name:
             events = self._begun_call(call)
         item = self._open
         assert item is not None
         return events + self._delta(item, call.arguments) if call.arguments else events
 
-    def _delta(self, item: OutputItem, text: str) -> EventParts:
+    def _delta(self, item: OutputItem, text: str) -> bytes:
         """New text or arguments of an item."""
         self._take(len(text))
         item.written.write(text)
         if not self.request.stream or item.is_custom:
-            return []
+            return b""
         number, self._number = self._number, self._number + 1
-        return [self._deltas.fill(item.id, b"%d" % number, text)]
+        return self._deltas.fill(item.id, b"%d" % number, text)
 
-    def _begun_call(self, call: CallDelta) -> EventParts:
+    def _begun_call(self, call: CallDelta) -> bytes:
         rounds = self.request.rounds
         tool = None if rounds is None else rounds.tools.get(call.name)
         if tool is None:
@@ -199,7 +198,7 @@ class ResponseEvents(Response):
         self._running[call.id] = item
         return events + self._event("response.mcp_call.in_progress", **item.place)
 
-    def _begun_of_client(self, call: CallDelta) -> EventParts:
+    def _begun_of_client(self, call: CallDelta) -> bytes:
         """A call that the client runs, by the name that it knows."""
         tool = self.request.called.get(call.name, CalledTool(call.name))
         about = {"call_id": call.id, "name": tool.name}
@@ -207,7 +206,7 @@ class ResponseEvents(Response):
             about["namespace"] = tool.namespace
         return self._begun("custom_tool_call" if tool.custom else "function_call", about)
 
-    def _executed(self, call: ExecutedCall) -> EventParts:
+    def _executed(self, call: ExecutedCall) -> bytes:
         """The result of a call that the router has run."""
         events = self._ended()
         item = self._running.pop(call.id)
@@ -217,7 +216,7 @@ class ResponseEvents(Response):
         events += self._event(f"response.mcp_call.{outcome['status']}", **item.place)
         return events + self._done(item, outcome["status"])
 
-    def _asked_for(self, asked: ApprovalRequest) -> EventParts:
+    def _asked_for(self, asked: ApprovalRequest) -> bytes:
         """A call that the client has to approve."""
         events, index = self._ended(), len(self._output)
         item = {
@@ -230,19 +229,19 @@ class ResponseEvents(Response):
         self._output.append(item)
         self._take(len(asked.arguments))
         for name in ("response.output_item.added", "response.output_item.done"):
-            events += self._event(name, long=True, output_index=index, item=item)
+            events += self._event(name, output_index=index, item=item)
         return events
 
-    def _unanswered(self) -> EventParts:
+    def _unanswered(self) -> bytes:
         """The end of calls that are not run, because the response ends."""
         running, self._running = self._running, {}
         open_id = "" if self._open is None else self._open.id
         ended = [item for item in running.values() if item.id != open_id]
-        return [event for item in ended for event in self._done(item, "incomplete")]
+        return b"".join([self._done(item, "incomplete") for item in ended])
 
-    def _listed(self) -> EventParts:
+    def _listed(self) -> bytes:
         """The tools of the servers that the request names."""
-        events: EventParts = []
+        events = b""
         rounds = self.request.rounds
         for listing in () if rounds is None else rounds.listings:
             item = {"id": f"mcpl_{uuid.uuid4().hex}", **listing}
@@ -255,10 +254,10 @@ class ResponseEvents(Response):
             events += self._event("response.mcp_list_tools.in_progress", **place)
             events += self._event(f"response.mcp_list_tools.{ending}", **place)
             name = "response.output_item.done"
-            events += self._event(name, long=True, output_index=index, item=item)
+            events += self._event(name, output_index=index, item=item)
         return events
 
-    def _begun(self, kind: str, about: dict[str, Any] | None = None) -> EventParts:
+    def _begun(self, kind: str, about: dict[str, Any] | None = None) -> bytes:
         events = self._ended()
         encrypts = ENCRYPTED_REASONING in self._asked.include
         item = OutputItem(kind=kind, index=len(self._output), about=about or {}, encrypts=encrypts)
@@ -269,39 +268,39 @@ class ResponseEvents(Response):
         if item.is_call:
             return events
         return events + self._event(
-            "response.content_part.added", long=True, **item.place, part=item.empty_part()
+            "response.content_part.added", **item.place, part=item.empty_part()
         )
 
-    def _ended(self) -> EventParts:
+    def _ended(self) -> bytes:
         """The end of the item that is being written, if there is one."""
         item, self._open = self._open, None
         if item is None:
-            return []
+            return b""
         name, text = f"response.{EVENTS[item.kind]}.done", item.written.getvalue()
         if item.is_custom:
             events = self._input(item)
         elif item.is_call:
             about = {"arguments": text, "name": item.about["name"]}
-            events = self._event(name, long=True, **item.place, **about)
+            events = self._event(name, **item.place, **about)
         else:
             scored = {"logprobs": item.logprobs} if item.kind == "message" else {}
-            events = self._event(name, long=True, **item.place, text=text, **scored)
+            events = self._event(name, **item.place, text=text, **scored)
             name = "response.content_part.done"
-            events += self._event(name, long=True, **item.place, part=item.part())
+            events += self._event(name, **item.place, part=item.part())
         if item.kind == "mcp_call" and self._finish is None:
             return events  # its result follows
         return events + self._done(item, _status(self._finish))
 
-    def _input(self, item: OutputItem) -> EventParts:
+    def _input(self, item: OutputItem) -> bytes:
         """The input of a custom tool, whole: it comes as a string of JSON."""
         name, text = f"response.{EVENTS[item.kind]}", item.input()
-        events = self._event(f"{name}.delta", long=True, **item.place, delta=text)
-        return events + self._event(f"{name}.done", long=True, **item.place, input=text)
+        events = self._event(f"{name}.delta", **item.place, delta=text)
+        return events + self._event(f"{name}.done", **item.place, input=text)
 
-    def _done(self, item: OutputItem, status: str) -> EventParts:
+    def _done(self, item: OutputItem, status: str) -> bytes:
         body = self._output[item.index] = item.body(status)
         name = "response.output_item.done"
-        return self._event(name, long=True, output_index=item.index, item=body)
+        return self._event(name, output_index=item.index, item=body)
 
     def _scored(self) -> list[dict[str, Any]]:
         held, self._held = self._held, []
@@ -331,12 +330,12 @@ class ResponseEvents(Response):
             return body
         return body | (self._raw.body() if status in ENDED else NO_MESSAGES)
 
-    def _event(self, kind: str, *, long: bool = False, **fields: Any) -> EventParts:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         if not self.request.stream:
-            return []
+            return b""
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return [long_event(kind, value) if long else named_event(kind, value)]
+        return named_event(kind, value)
 
 
 def _status(finish_reason: str | None) -> str:

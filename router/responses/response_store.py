@@ -13,7 +13,7 @@ from typing import Any
 
 from ..database import Database
 from ..errors import ApiError
-from ..http.encoding import pieces_of
+from ..http.encoding import dump
 from ..state import oldest_in_the_way
 from .input_items import Item, as_input
 
@@ -143,7 +143,7 @@ class ResponseStore:
         await self._database.run(work)
 
     def _add(self, connection: sqlite3.Connection, response: StoredResponse) -> None:
-        texts = [_encoded(each) for each in (response.body, response.items, response.earlier)]
+        texts = [dump(each) for each in (response.body, response.items, response.earlier)]
         size = RESPONSE_BYTES + sum(map(len, texts))
         response_id, now = response.body["id"], self._clock()
         state = (response.body["status"], now) if response.in_progress else (None, None)
@@ -211,8 +211,3 @@ def _remove(connection: sqlite3.Connection, number: int) -> None:
 
 def _newest_first(body: dict[str, Any], items: list[Item]) -> Iterable[Item]:
     return chain(body["output"], reversed(items))
-
-
-def _encoded(value: Any) -> bytes:
-    """The JSON of a value in small pieces, between which other threads may run."""
-    return b"".join(pieces_of(value))

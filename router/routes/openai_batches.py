@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from ..batches.answers import BatchList, BatchObject
 from ..batches.batch_request import CreateBatchRequest, ResultsExpireAfter, parse_batch
 from ..embeddings.embedding_surface import Embeddings
-from ..http.json_body import parse_pieces
+from ..http.json_body import parse_json
 from ..openai.answers import OpenAIError
 from ..openai.surfaces import ChatCompletions, Completions
 from ..responses.continued_conversation import Conversations
@@ -45,7 +45,7 @@ async def create_batch(
     """Answer the requests of a file in the background."""
     with services.handler.bodies.share() as share:
         body = await exchange.body(share)
-        value = await asyncio.to_thread(parse_pieces, body, 0)
+        value = await asyncio.to_thread(parse_json, body)
     batch = await folder.batches.create(parse_batch(value, owner, ENDPOINTS))
     folder.changed()
     return BatchObject.model_validate(batch.body())

@@ -10,8 +10,6 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
-from ..http.encoding import encode
-from ..http.exchange import JSON_TYPE
 from ..openai.answers import OpenAIError
 from ..responses.continued_conversation import Conversations
 from ..responses.input_tokens import (
@@ -131,7 +129,7 @@ class CreatedResponse(GenerationResponse):
             if isinstance(request, ResponseRequest) and request.asked.background:
                 events = surface.response(request, int(time.time()))
                 run = await self._runs.start(exchange, surface, events, self._owner, deadline)
-                await exchange.respond_in_pieces(200, await encode(run.body), JSON_TYPE)
+                await exchange.respond_json(200, run.body)
             else:
                 await self._handler.respond(exchange, surface, request, deadline)
 

@@ -13,7 +13,7 @@ from ...proto import tandem_pb2 as pb
 from ..cluster.node_commands import UnknownNodeError
 from ..errors import ApiError
 from ..http.exchange import CLOSE, HttpExchange
-from ..http.json_body import parse_pieces
+from ..http.json_body import parse_json
 from ..openai.answers import OpenAIError
 from ..requests.body_model import BodyModel
 from .documentation import documented, documented_errors
@@ -104,11 +104,11 @@ async def _command(exchange: HttpExchange, services: Services, model: type[T]) -
         return model.read({}, set())
     with services.handler.bodies.share() as share:
         body = await exchange.body(share)
-    if sum(map(len, body)) > MAX_COMMAND_BYTES:
+    if len(body) > MAX_COMMAND_BYTES:
         message = f"A command may have {MAX_COMMAND_BYTES} bytes."
         raise ApiError(413, message, headers=CLOSE)
     ignored: set[str] = set()
-    command = model.read(parse_pieces(body, MAX_COMMAND_BYTES), ignored)
+    command = model.read(parse_json(body), ignored)
     if ignored:
         names = ", ".join(sorted(ignored))
         raise ApiError(400, f"A command has no field {names}.", param=min(ignored))

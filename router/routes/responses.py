@@ -9,8 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..handler import GenerateHandler, Work
-from ..http.encoding import encode
-from ..http.exchange import JSON_TYPE, HttpExchange
+from ..http.exchange import HttpExchange
 from ..surface import Surface
 
 
@@ -28,7 +27,7 @@ class GenerationResponse(Response):
 
 
 class EncodedResponse(Response):
-    """A value that may be large, as for ``encode``: FastAPI would check and encode it at once."""
+    """A value that may be large, as for ``dump``: FastAPI would check and encode it at once."""
 
     def __init__(self, exchange: HttpExchange, value: dict[str, Any]) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class EncodedResponse(Response):
         self._value = value
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._exchange.respond_in_pieces(200, await encode(self._value), JSON_TYPE)
+        await self._exchange.respond_json(200, self._value)
 
 
 class ComputedResponse(Response):

@@ -67,7 +67,7 @@ class RouterConfig(AccessConfig, BatchConfig, McpConfig, SamplingConfig):
         choices=("last", "cls", "mean"),
     )
     max_body_bytes: int = option(
-        32 << 20,
+        8 << 20,
         "--max-body-bytes",
         "Maximum size of a request body in bytes; a larger one gets 413.",
         minimum=1024,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.anthropic.message_surface import AnthropicMessages
@@ -28,7 +28,8 @@ from tandem.router.dispatch import Dispatcher
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
 from tandem.router.http.access_log import AccessRecord
-from tandem.router.http.encoding import dump, encode, pieces_of
+from tandem.router.http.encoding import dump
+from tandem.router.http.exchange import HttpExchange
 from tandem.router.http.json_body import parse_json
 from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.openai.surfaces import ChatCompletions, Completions
@@ -139,7 +140,7 @@ class InProcess:
             self._unknown.note(ignored)
         except Exception as error:
             return _failed(error, _errors_of(CHAT))
-        return Answered(200, b"".join(pieces_of(made)).decode())
+        return Answered(200, dump(made).decode())
 
     async def _answer(self, surface: Surface, body: Any) -> Answered:
         sink = _Sink(AccessRecord("POST", surface.path))
@@ -153,7 +154,7 @@ class InProcess:
             return Answered(failed.status_code, sink.text + failed.text)
 
     def _parsed(self, body: Any) -> Any:
-        return parse_json(json.dumps(body).encode(), self.model.max_model_len)
+        return parse_json(json.dumps(body).encode())
 
     async def _served(self, surface: Surface, request: GenerationRequest, sink: _Sink) -> str:
         response, usage = surface.response(request, 0), sink.access.usage
@@ -170,12 +171,12 @@ class InProcess:
             async with aclosing(outputs):
                 if request.stream:
                     response.hold(memory)
-                    await stream_outputs(sink, outputs, metrics, response)
+                    await stream_outputs(cast(HttpExchange, sink), outputs, metrics, response)
                     return sink.text
                 collector = response.collector(request, memory)
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
-        return b"".join(await encode(response.whole(collector.result(usage)))).decode()
+        return dump(response.whole(collector.result(usage))).decode()
 
 
 class _Sink:

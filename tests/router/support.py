@@ -448,6 +448,8 @@ async def longest_hold() -> AsyncIterator[Hold]:
 # Of CPU on the loop's thread. 20 ms are meant; the fake node shares the thread, and a core that
 # others use too takes half as long again.
 HELD_SECONDS = 0.03
+# By the largest bodies and answers that are permitted.
+HELD_BY_LARGEST = 0.1
 TRIES = 3
 
 

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tandem.router.http.parsing import LARGE_BODY, SMALL_BODY, THREADS, ParserPools
+from tandem.router.http.parsing import SMALL_BODY, THREADS, ParserPools
 from tandem.shared.errors import OverloadedError
 from tandem.tests.router.support import until
 
-MEDIUM = SMALL_BODY + 1
-LARGE = LARGE_BODY + 1
+LARGE = SMALL_BODY + 1
 
 
 class Gate:
@@ -43,7 +42,7 @@ def gate() -> Gate:
     return Gate()
 
 
-@pytest.mark.parametrize("size", [1, SMALL_BODY, MEDIUM, LARGE])
+@pytest.mark.parametrize("size", [1, SMALL_BODY, LARGE])
 async def test_no_work_is_done_on_the_loop_however_small_its_body(
     parsers: ParserPools, size: int
 ) -> None:
@@ -57,8 +56,7 @@ async def test_large_bodies_hold_up_only_large_ones(parsers: ParserPools, gate: 
         for i in range(2 * THREADS)
     ]
     await asyncio.sleep(0)
-    for size in (SMALL_BODY, MEDIUM):
-        assert await parsers.run("other", size, lambda: 5) == 5
+    assert await parsers.run("other", SMALL_BODY, lambda: 5) == 5
     assert not gate.done
     gate.open()
     await asyncio.gather(*large)
@@ -113,5 +111,5 @@ async def test_a_request_that_is_cancelled_keeps_its_thread_until_the_work_ends(
 
 async def test_an_error_of_the_work_is_the_callers(parsers: ParserPools) -> None:
     with pytest.raises(ZeroDivisionError):
-        await parsers.run("a", MEDIUM, lambda: 1 // 0)
-    assert parsers._medium._free == THREADS
+        await parsers.run("a", SMALL_BODY, lambda: 1 // 0)
+    assert parsers._small._free == THREADS

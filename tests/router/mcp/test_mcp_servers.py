@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mcp_types
 import pytest
 import uvicorn
 
-from tandem.router.mcp import mcp_connection, stdio_transport
+from tandem.router.mcp import mcp_connection
 from tandem.router.mcp.mcp_connection import MAX_TOOLS
 from tandem.router.mcp.mcp_servers import McpServers
-from tandem.router.mcp.message_bounds import MAX_COST, MessageCost
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
 from tandem.router.requests.mcp_names import model_name
 from tandem.shared.config.mcp_config import McpConfig
@@ -108,29 +106,12 @@ async def test_the_tools_of_a_server_are_bounded(
     assert caplog.text.count("has too many tools; it is used with 4 of them") == 3
 
 
-async def test_results_of_many_values_stop_no_other_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the SDK parses and checks in C is small: a megabyte of blocks would take it 6 s."""
-    parsed: list[int] = []
-    checked: list[Any] = []
-    adapter = mcp_types.jsonrpc_message_adapter
-
-    class Recorder:
-        def validate_json(self, line: bytes, **how: Any) -> Any:
-            parsed.append(MessageCost().add(line))
-            return adapter.validate_json(line, **how)
-
-        def validate_python(self, value: Any, **how: Any) -> Any:
-            checked.append(value)
-            return adapter.validate_python(value, **how)
-
-    monkeypatch.setattr(stdio_transport.mcp_types, "jsonrpc_message_adapter", Recorder())
+async def test_results_of_many_values() -> None:
     async with connected(stdio("s"), seconds=20.0) as servers:
         await until(lambda: has_tools(servers, "s"))
         rows = await servers.call("s", "values", "{}")
         assert rows.text.startswith('{"rows": [[1], {}, [1]') and not rows.failed
-        assert len(checked) == 1 and max(parsed) <= MAX_COST
         assert "ValidationError" in (await servers.call("s", "blocks", "{}")).text
-        assert len(checked) == 2 and max(parsed) <= MAX_COST
         assert (await servers.call("s", "add", '{"a": 1, "b": 1}')).text == "2"
         deep = '{"a":' * 100_000
         assert "not a JSON object" in (await servers.call("s", "add", deep)).text

@@ -22,6 +22,7 @@ from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
 from tandem.router.requests import call_arguments
 from tandem.tests.router.openai.test_tools import NOW, TEMPLATE
 from tandem.tests.router.support import (
+    HELD_BY_LARGEST,
     Cluster,
     admitted,
     cluster,
@@ -322,7 +323,7 @@ async def test_large_results_do_not_hold_the_loop(
 
         await asyncio.to_thread(ask)
         servers.called.clear()
-        text = await held_briefly(ask)
+        text = await held_briefly(ask, HELD_BY_LARGEST)
     # The results are too long for the prompt of another round.
     assert len(servers.called) % MAX_CALLS_IN_ROUND == 0 and servers.called
     assert text.count("é") >= MAX_CALLS_IN_ROUND * 100_000
