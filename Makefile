@@ -38,6 +38,8 @@ test: $(VENV)/.dev $(VENV)/.triton36
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --select C901,PLR0915 --exit-zero --output-format concise .
+	$(BIN)/lint-imports --no-cache --no-logo
 	.ci/types $(BIN)
 
 format: $(VENV)/.dev

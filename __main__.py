@@ -418,7 +418,7 @@ def info(values: Values) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print every field as JSON.")
 @click.pass_context
-def nodes(context: click.Context, registry: str | None, as_json: bool, **values: Any) -> None:
+def nodes(context: click.Context, /, registry: str | None, as_json: bool, **values: Any) -> None:
     """List the nodes of a router with their role, state, load, links and leases, and those that it
     has lost or refused within ten minutes."""
     from .router.cluster import admin

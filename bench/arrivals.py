@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
+from math import inf, pow
 from random import Random
 
 from ..shared.errors import UsageError
@@ -52,7 +52,7 @@ class Traffic:
         progress = index / max(count - 1, 1)
         if self.ramp_up == "linear":
             return self.first_rate + (self.last_rate - self.first_rate) * progress
-        return self.first_rate * float(self.last_rate / self.first_rate) ** progress
+        return self.first_rate * pow(self.last_rate / self.first_rate, progress)
 
 
 def arrival_times(traffic: Traffic, count: int, seed: int) -> Sequence[float]:

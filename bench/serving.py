@@ -92,7 +92,7 @@ def run_serving(values: Values) -> None:
 
 
 def _is_saved(values: Values) -> bool:
-    return values["save_result"] or values["append_result"]
+    return bool(values["save_result"] or values["append_result"])
 
 
 def _result_path(values: Values, model: str, now: str) -> str:

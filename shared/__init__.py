@@ -1,2 +1,2 @@
-"""The parts that nodes, the router and the Python API have in common, in the order of
-tests/test_imports.py."""
+"""The parts that nodes, the router and the Python API have in common, in the order of the contracts
+in pyproject.toml."""

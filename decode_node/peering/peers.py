@@ -208,7 +208,8 @@ class Peers:
 
     async def _live(self, peer: Peer) -> pb.TransferIds:
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
-        return await peer.stub.Live(me, timeout=HELLO_SECONDS)
+        live: pb.TransferIds = await peer.stub.Live(me, timeout=HELLO_SECONDS)
+        return live
 
     async def _reconcile(self, peer: Peer) -> None:
         try:

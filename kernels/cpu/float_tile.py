@@ -28,7 +28,7 @@ _NAN = 0x7FC0
 _NUMBERS = (*_SMALL, *range(_BIAS + _FIRST_NORMAL, _BIAS + _MAGNITUDE, 1 << _SHIFT), _NAN)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
@@ -159,6 +159,7 @@ class FloatTile(Tile):
             lambda bits: builder.and_(bits, all_of(LINE_WORDS, 0xFFFF0000)),
             lambda bits: builder.shl(bits, all_of(LINE_WORDS, 16)),
         ):
-            both = [builder.bitcast(widened(each), FLOATS) for each in (pair, x)]
+            bits = [widened(each) for each in (pair, x)]  # type: ignore[no-untyped-call]
+            both = [builder.bitcast(each, FLOATS) for each in bits]
             total = emit.fma(both[0], both[1], total)
         return total

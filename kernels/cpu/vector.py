@@ -471,7 +471,9 @@ class _Tile:
         stored = self.builder.store(total, self.builder.bitcast(out, _LANES.as_pointer()))
         stored.align = 4
 
-    def sum(self, weights: list[Any], x_rows: list[Any], count: Any, started: list[Any]) -> list:
+    def sum(
+        self, weights: list[Any], x_rows: list[Any], count: Any, started: list[Any]
+    ) -> list[Any]:
         """All sums in registers: row by row, panel by panel."""
         builder = self.builder
         bulk = builder.and_(count, _LONG(-_UNROLLED))
@@ -486,7 +488,7 @@ class _Tile:
         end: Any,
         step: int,
         started: list[Any],
-    ) -> list:
+    ) -> list[Any]:
         """``step`` inputs at a time, from ``first`` to ``end``."""
 
         def add(at: Any, sums: list[Any]) -> list[Any]:
@@ -497,7 +499,7 @@ class _Tile:
 
         return loop(self.builder, first, end, step, started, add)
 
-    def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list:
+    def _add(self, weights: list[Any], x_rows: list[Any], at: Any, sums: list[Any]) -> list[Any]:
         """Add the products of one input to each sum."""
         builder, column = self.builder, self.builder.mul(at, _LONG(LANES))
         wide = [widened(builder, self._load(builder.gep(w, [column])), self.kind) for w in weights]

@@ -266,7 +266,8 @@ class EngineCore:
         reservations = self._scheduler.reservations
         if not reservations.asking and (reception := self.reserve(sequence, end)) is not None:
             return reception
-        granted, asked_at = asyncio.get_running_loop().create_future(), time.monotonic()
+        granted: asyncio.Future[Reception] = asyncio.get_running_loop().create_future()
+        asked_at = time.monotonic()
         self._reserving[sequence] = granted
         reservations.ask(sequence, end)
         self._wake()

@@ -44,12 +44,12 @@ def scores_of(sequence: Sequence, activation: ScoreActivation) -> NDArray[np.flo
     """The scores of a text that has been classified, one for each label: what ``activation`` makes
     of the logits."""
     [part] = sequence.hidden
-    logits = np.frombuffer(part, dtype=np.float32).astype(np.float64)
+    scores: NDArray[np.float64] = np.frombuffer(part, dtype=np.float32).astype(np.float64)
     match activation:
         case "sigmoid":
             # The other form would overflow far below zero.
-            return 0.5 * (1.0 + np.tanh(0.5 * logits))
+            scores = 0.5 * (1.0 + np.tanh(0.5 * scores))
         case "softmax":
-            raised: NDArray[np.float64] = np.exp(logits - logits.max())
-            return raised / raised.sum()
-    return logits
+            scores = np.exp(scores - scores.max())
+            scores /= scores.sum()
+    return scores

@@ -313,10 +313,10 @@ def _dynamic_theta(rope: Config, config: Config, theta: float, dim: int) -> floa
     """
     exponent = dim / max(1, dim - 2)
     if rope.get("alpha"):
-        return theta * rope.number("alpha") ** exponent
+        return theta * math.pow(rope.number("alpha"), exponent)
     scaling = _dynamic(rope, config)
     stretch = max(1.0, (config.max_model_len or 0) / scaling.original_max_position)
-    return theta * (scaling.factor * stretch - (scaling.factor - 1)) ** exponent
+    return theta * math.pow(scaling.factor * stretch - (scaling.factor - 1), exponent)
 
 
 def _dynamic(rope: Config, config: Config) -> DynamicScaling:

@@ -235,7 +235,7 @@ def _compressed(config: Config) -> Quantization:
 
 
 def _is_e4m3(table: Config) -> bool:
-    return table.get("type") == "float" and table.get("num_bits") == 8
+    return (table.get("type"), table.get("num_bits")) == ("float", 8)
 
 
 def _bitsandbytes(config: Config) -> Quantization:

@@ -48,7 +48,8 @@ def _await_status(address: str, deadline: float, credentials: Credentials) -> pb
         stub = credentials.stub(PrefillStub, channel)
         while True:
             try:
-                return stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                return status
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                     raise PeerRefusedError(

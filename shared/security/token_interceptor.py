@@ -6,7 +6,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from prometheus_client import Counter
@@ -20,7 +20,9 @@ QUIET_SECONDS = 10.0
 
 NO_TOKEN, WRONG_TOKEN = "no token", "wrong token"
 
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]]
+if TYPE_CHECKING:  # gRPC's classes are generic in its stubs only
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
 
 def token_problem(credentials: Credentials, shown: str | bytes) -> str:
@@ -39,10 +41,11 @@ def token_problem(credentials: Credentials, shown: str | bytes) -> str:
 
 def shown_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
     """The header with the token that the caller of an RPC has shown."""
-    return dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, "")
+    shown: str | bytes = dict(context.invocation_metadata() or ()).get(TOKEN_HEADER, "")
+    return shown
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):
+class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Rejects calls without a token of ``credentials``, before their message is read. If there is
     no token, every call passes.
 
@@ -60,7 +63,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler:
         metadata = dict(handler_call_details.invocation_metadata or ())
         reason = token_problem(self._credentials, metadata.get(TOKEN_HEADER, ""))
         if not reason:

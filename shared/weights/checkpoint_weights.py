@@ -253,7 +253,8 @@ def _grouped_rows(attention: AttentionSpec, part: int, first: int, end: int) -> 
     first_group, end_group = first // each, -(-end // each)
 
     def pick(rows: torch.Tensor) -> torch.Tensor:
-        mine = rows.unflatten(0, (-1, width))[:, begin : begin + each].flatten(0, 1)
+        groups: torch.Tensor = rows.unflatten(0, (-1, width))
+        mine = groups[:, begin : begin + each].flatten(0, 1)
         return mine[first - first_group * each : end - first_group * each]
 
     return _Rows(first_group * width, end_group * width, pick)

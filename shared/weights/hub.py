@@ -163,7 +163,7 @@ def _closed_bars() -> Iterator[type]:
 
     class Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
+            super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
             opened.append(self)
 
     try:

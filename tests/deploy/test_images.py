@@ -111,7 +111,7 @@ def test_what_the_router_needs_is_a_part_of_what_all_need() -> None:
     """With the same lower bounds."""
     extras = SETTINGS["project"]["optional-dependencies"]
     base = {*SETTINGS["project"]["dependencies"]}.union(
-        *map(extras.get, ("serve", "otel", "redis"))
+        *(extras[e] for e in ("serve", "otel", "redis"))
     )
     assert {*SETTINGS["dependency-groups"]["router"]} <= base
 

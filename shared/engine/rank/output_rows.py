@@ -35,9 +35,8 @@ class OutputRows:
 
     def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The hidden states of ``all``, by their use."""
-        return hidden.split(
-            [len(self.sampling), len(self.prompt), len(self.others), len(self.pooled)]
-        )
+        rows = (self.sampling, self.prompt, self.others, self.pooled)
+        return torch.split(hidden, [len(each) for each in rows])
 
 
 def output_rows(sequences: list[SequenceStep]) -> OutputRows:

@@ -61,9 +61,10 @@ class Codec(Generic[T]):
         if tag >= len(self.kinds):
             raise CodecError(f"message type {tag}; known are 0 to {len(self.kinds) - 1}")
         try:
-            return self._decoders[tag].decode(memoryview(data)[_HEADER.size :])
+            message: T = self._decoders[tag].decode(memoryview(data)[_HEADER.size :])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CodecError(f"{self.kinds[tag].__name__}: {error}") from None
+        return message
 
     def _check_size(self, data: bytes) -> None:
         if len(data) > self._max_bytes:

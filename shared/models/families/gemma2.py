@@ -3,6 +3,8 @@ after each half of a layer, and norm weights that are stored as their difference
 
 from __future__ import annotations
 
+import math
+
 from ..config import FULL, SLIDING, Config, read_layer_types
 from ..spec import Activation, DecoderSpec, DenseSpec, NormLayout
 from ..weight_names import AddOne, WeightNames
@@ -46,7 +48,7 @@ def read(config: Config) -> DecoderSpec:
 
 def read_scale(config: Config) -> float:
     """The factor of scores."""
-    return config.number("query_pre_attn_scalar", 256) ** -0.5
+    return math.pow(config.number("query_pre_attn_scalar", 256), -0.5)
 
 
 def read_mlp(config: Config) -> DenseSpec:

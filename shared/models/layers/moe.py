@@ -229,7 +229,7 @@ class ExpertRouter(Part):
         spec = self.spec
         if spec.open_groups == spec.groups:
             return scores
-        grouped = scores.unflatten(-1, (spec.groups, -1))
+        grouped: torch.Tensor = scores.unflatten(-1, (spec.groups, -1))
         quality = grouped.topk(spec.group_best).values.sum(-1)
         opened = quality.topk(spec.open_groups, sorted=False).indices
         closed = torch.ones_like(quality, dtype=torch.bool).scatter_(1, opened, False)

@@ -169,7 +169,7 @@ class GGUFFile:
         if name in self._expansions:
             return self._expansion(*self._expansions[name], first, end)
         if name == HEAD and compares_answers(self.header):
-            yes, no = self._numbers(self.header.tensors[HEAD], 0)
+            yes, no = self._numbers(self.header.tensors[HEAD], 0).unbind()
             return (yes - no)[None].narrow(dim, first, end - first)
         if index is not None:
             return self._rows(entry, index, index + 1)[0, first:end]

@@ -385,7 +385,7 @@ class _Finder:
         format = self._integers(8, inputs // count, inputs, scales, symmetric=not has_zeros)
 
         def of(name: str, first: int, end: int) -> torch.Tensor:
-            whole = self._folder.whole(name).reshape(-1, count)
+            whole: torch.Tensor = self._folder.whole(name).reshape(-1, count)
             return whole[first:end] if each else whole.expand(end - first, 1)
 
         def blocks(first: int, end: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ def gptq_zeros(words: torch.Tensor, bits: int, *, less_one: bool) -> torch.Tenso
 
 def interleaved(words: torch.Tensor) -> torch.Tensor:
     """AWQ's codes of 4 bits [n, 8 W] of words [n, W]."""
-    codes = in_words(words, 4).unflatten(-1, (-1, 8))
+    codes: torch.Tensor = in_words(words, 4).unflatten(-1, (-1, 8))
     places = torch.tensor(_AWQ_ORDER).argsort()
     return codes[..., places].flatten(-2)
 
@@ -69,7 +69,7 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
         low, high = codes.chunk(2, dim=-1)
         return low | high << 4
     places = torch.arange(bits, dtype=torch.uint8)
-    single = (codes[..., None] >> places & 1).flatten(-2).unflatten(-1, (-1, 8))
+    single: torch.Tensor = (codes[..., None] >> places & 1).flatten(-2).unflatten(-1, (-1, 8))
     return (single << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
