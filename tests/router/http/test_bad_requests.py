@@ -21,34 +21,32 @@ async def c(tmp_path: Path) -> Any:
 
 
 NO_OBJECT = "The request body must be a JSON object."
-NO_TEXT = "The body is not valid UTF-8, or has an unpaired surrogate."
+NO_TEXT = "The body is not valid UTF-8."
 NO_JSON = "The body is not valid JSON: "
+CUT = NO_JSON + "it ends early, or in half of a surrogate pair."
 NESTED = NO_JSON + "it is nested too deeply."
 JSON = {"content-type": "application/json"}
 BODIES: tuple[tuple[bytes, str], ...] = (
-    (b"", NO_JSON + "Expecting value: line 1 column 1 (char 0)."),
-    (
-        b"{",
-        NO_JSON + "Expecting property name enclosed in double quotes: line 1 column 2 (char 1).",
-    ),
+    (b"", CUT),
+    (b"{", CUT),
     (b"[]", NO_OBJECT),
     (b"5", NO_OBJECT),
     (b'"x"', NO_OBJECT),
     (b"null", NO_OBJECT),
-    (b'{"prompt": "x", "temperature": NaN}', NO_JSON + "NaN is not a JSON number."),
-    (b'{"prompt": "x", "temperature": Infinity}', NO_JSON + "Infinity is not a JSON number."),
+    (b'{"prompt": "x", "temperature": NaN}', NO_JSON + "invalid character (byte 31)."),
+    (b'{"prompt": "x", "temperature": Infinity}', NO_JSON + "invalid character (byte 31)."),
     (
         b'{"prompt": "x", "messages": [], "temperature": 1e999}',
-        "Invalid value for 'temperature': must be a finite number.",
+        NO_JSON + "number out of range.",
     ),
-    (b'{"prompt": "\\ud800"}', NO_TEXT),
+    (b'{"prompt": "\\ud800"}', CUT),
     (b'{"prompt": "\xff"}', NO_TEXT),
     (b'{"prompt": "\xed\xa0\x80"}', NO_TEXT),
     (b'{"prompt": ' + b"[" * 100_000, NESTED),
     (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", NESTED),
     (
         b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
-        NO_JSON + "Exceeds the limit (4300 digits) for integer string conversion",
+        NO_JSON + "integer value out of range.",
     ),
 )
 
