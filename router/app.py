@@ -31,7 +31,7 @@ from .batches.batch_runner import Batches
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .database import Database
-from .errors import ApiError, internal_error, to_api_error
+from .errors import ApiError, failure_of
 from .handler import GenerateHandler
 from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
@@ -252,10 +252,7 @@ class App:
 
     async def _fail(self, exchange: HttpExchange, error: Exception) -> None:
         """Answer with an error, or end the stream with it."""
-        failure = self._to_api_error(exchange, error)
-        if failure is None:
-            log.error("%s %s failed", exchange.method, exchange.path, exc_info=error)
-            failure = internal_error()
+        failure = self._failure(exchange, error)
         failure.request_id = exchange.request_id
         exchange.access.error = failure.code or failure.kind
         if exchange.path not in PROBES:  # a poll that comes too early is no failed request
@@ -277,13 +274,14 @@ class App:
         api = self._apis.get(exchange.path)
         return OPENAI_ERRORS if api is None else api.errors
 
-    def _to_api_error(self, exchange: HttpExchange, error: Exception) -> ApiError | None:
+    def _failure(self, exchange: HttpExchange, error: Exception) -> ApiError:
         if isinstance(error, HTTPException):
             try:
                 return self._no_route(exchange, error)
             except ApiError as denied:
                 return denied
-        return to_api_error(error, retry_after=self._options.retry_after)
+        what = f"{exchange.method} {exchange.path}"
+        return failure_of(error, what, retry_after=self._options.retry_after)
 
     def _no_route(self, exchange: HttpExchange, error: HTTPException) -> ApiError:
         """The error for a request without a route. Access is checked here, since no dependencies

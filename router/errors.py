@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from ..shared.errors import UNFOLLOWABLE, OverloadedError, RequestError, UnavailableError
+from ..shared.telemetry.logs import logger
+
+log = logger("router")
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -83,6 +86,10 @@ def to_api_error(error: BaseException, *, retry_after: int) -> ApiError | None:
     return None
 
 
-def internal_error() -> ApiError:
-    """The response to a bug; only the log has the traceback."""
+def failure_of(error: BaseException, what: str, *, retry_after: int) -> ApiError:
+    """The response to any error of ``what`` failed. A bug's traceback is only in the log."""
+    known = to_api_error(error, retry_after=retry_after)
+    if known is not None:
+        return known
+    log.error("%s failed", what, exc_info=error)
     return ApiError(500, "The server had an error while processing your request.", kind=SERVER)

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...shared.config.limits import BACKGROUND_PRIORITY
-from ...shared.telemetry.logs import logger
 from ..access.key_usage import KeyUsage
-from ..errors import internal_error, invalid, to_api_error
+from ..errors import failure_of, invalid
 from ..generation import GenerationRequest
 from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
@@ -23,8 +22,6 @@ from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
 from .result_line import BackgroundAnswer
-
-log = logger("router")
 
 
 class BackgroundAnswers:
@@ -81,10 +78,7 @@ class BackgroundAnswers:
         )
 
     def _failed(self, error: Exception, access: AccessRecord) -> BackgroundAnswer:
-        failure = to_api_error(error, retry_after=1)
-        if failure is None:
-            log.error("a request of a batch failed", exc_info=error)
-            failure = internal_error()
+        failure = failure_of(error, "a request of a batch", retry_after=1)
         # Too much to do, no node at the moment, or a limit of the key: it is tried again.
         waits = any(name == b"retry-after" for name, _ in failure.headers)
         passing = failure.status == 503 or waits

@@ -6,9 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from ...shared.telemetry.logs import logger
 from ..access.key_usage import KeyUsage
-from ..errors import ApiError, internal_error, to_api_error
+from ..errors import ApiError, failure_of
 from ..handler import DetachedRequest, GenerateHandler
 from ..http.access_log import AccessRecord
 from ..http.exchange import HttpExchange
@@ -18,8 +17,6 @@ from ..surface import Surface
 from .response_events import ResponseEvents
 from .response_store import ResponseStore
 from .response_surface import Responses
-
-log = logger("router")
 
 TELL_SECONDS = 1.0
 # How often the end of a response that another router computes is looked for.
@@ -97,7 +94,8 @@ class BackgroundRuns:
                 events.abandoned(None)
                 await asyncio.shield(events.keep())  # it may be cancelled twice
             except Exception as error:
-                failure = self._failure(error)
+                what, wait = "a request in the background", self._options.retry_after
+                failure = failure_of(error, what, retry_after=wait)
                 access.error = failure.code or failure.kind
                 self._handler.metrics.count_error(failure.status)
                 events.abandoned(failure)
@@ -107,13 +105,6 @@ class BackgroundRuns:
                 del self._runs[request.request_id]
                 if self._options.access_log:
                     access.log()
-
-    def _failure(self, error: Exception) -> ApiError:
-        failure = to_api_error(error, retry_after=self._options.retry_after)
-        if failure is None:
-            log.error("a request in the background failed", exc_info=error)
-            failure = internal_error()
-        return failure
 
     def find(self, response_id: str, owner: str) -> BackgroundRun | None:
         """The run of a response that is in progress."""
