@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Protocol
 
 from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,14 +20,6 @@ from .printable import printable
 REFRESH_SECONDS = 0.1
 FENCES = ("```", "~~~")
 LIST_OR_INDENTED = re.compile(r"[-*+\d\s]")
-
-
-class AnswerView(Protocol):
-    """Shows the pieces of one answer."""
-
-    def add(self, piece: Piece) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class PlainView:

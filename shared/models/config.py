@@ -210,9 +210,6 @@ _OTHER_LENGTHS = (
 )
 
 
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
-
-
 def read_max_position(config: Config) -> int:
     """``max_position_embeddings``, for which there is no default."""
     key = "max_position_embeddings"

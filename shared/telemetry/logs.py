@@ -21,7 +21,6 @@ from typing import Any, TextIO
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)s %(name)s %(message)s"
 TEXT, JSON = "text", "json"
-LEVELS = ("debug", "info", "warning", "error")
 # ``RateLimitedFilter`` passes one line of a kind in this time.
 QUIET_SECONDS = 10.0
 

@@ -40,7 +40,6 @@ MAX_REASON_BYTES = 512
 _FIELDS = struct.Struct("<4sBBHQIIQQHHIIHHI")
 _CHECKSUM = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
-MAX_CONTROL_BYTES = HEADER_BYTES + MAX_REASON_BYTES
 
 _ACK = struct.Struct("<Q")
 _FIN = struct.Struct("<QQQ")
