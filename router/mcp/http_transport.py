@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
+from .message_bounds import bounded
 from .server_config import McpServerConfig
 
 # A stream of events may have several messages.
@@ -67,5 +71,27 @@ async def http_transport(
     async with (
         client,
         streamable_http_client(config.url, http_client=client, max_sse_event_size=most) as streams,
+        _bounded_messages(streams[0]) as incoming,
     ):
-        yield streams[0], streams[1]
+        yield incoming, streams[1]
+
+
+@asynccontextmanager
+async def _bounded_messages(received: Any) -> AsyncIterator[Any]:
+    """The messages of a stream, as far as they are cheap to check."""
+    passed, incoming = anyio.create_memory_object_stream[Any](0)
+
+    async def pass_on() -> None:
+        with passed, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for item in received:
+                if isinstance(item, Exception) or bounded(item.message):
+                    await passed.send(item)
+
+    passing = asyncio.create_task(pass_on())
+    try:
+        yield incoming
+    finally:
+        incoming.close()
+        received.close()
+        passing.cancel()
+        await asyncio.gather(passing, return_exceptions=True)

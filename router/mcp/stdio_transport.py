@@ -20,6 +20,7 @@ import pydantic
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 
+from .message_bounds import bounded
 from .server_config import McpServerConfig
 
 # For a server to end by itself when its input ends, and after SIGTERM.
@@ -71,7 +72,8 @@ async def _read(process: asyncio.subprocess.Process, received: Any) -> None:
         while line := await process.stdout.readline():
             with contextlib.suppress(pydantic.ValidationError):
                 message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-                await received.send(SessionMessage(message))
+                if bounded(message):
+                    await received.send(SessionMessage(message))
 
 
 async def _write(process: asyncio.subprocess.Process, sent: Any) -> None:
