@@ -20,7 +20,7 @@ from .bench.command_group import bench
 from .commands.completion import PROGRAM, completion
 from .commands.failures import exit_with
 from .commands.help_page import HelpfulCommand, HelpfulGroup
-from .commands.implied_command import with_command
+from .commands.implied import with_command
 from .commands.option_variables import environment_of_parts, option_variables
 from .commands.part_command import Values, is_given, model_is_given, part_command
 from .commands.pd_server_options import reject_unused
@@ -33,7 +33,7 @@ from .shared.config import (
     ServeConfig,
     TelemetryConfig,
 )
-from .shared.config.client_config import (
+from .shared.config.client import (
     ChatConfig,
     CompleteConfig,
     ConnectionConfig,
@@ -297,7 +297,7 @@ def run_batch(values: Values) -> None:
     {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
      "body": {"messages": [{"role": "user", "content": "Hi"}]}}
     """
-    from .client.batch.run_batch import run_batch as run
+    from .client.batch.run import run_batch as run
 
     config = fill(RunBatchConfig, values)
     _ = config.files  # reports a missing one before anything starts

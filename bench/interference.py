@@ -25,7 +25,7 @@ from typing import Any
 
 from ..shared.errors import BenchmarkError
 from .client.api_server import ApiServer
-from .client.measured_answer import MeasuredAnswer
+from .client.measured_response import MeasuredResponse
 from .datasets.random_prompts import PromptMaker
 from .running_streams import START_SECONDS, RunningStreams, greedy_body, running
 
@@ -126,7 +126,7 @@ async def attack(
 
 async def _attacker(
     server: ApiServer, prompts: PromptMaker, seed: str, scene: Scene
-) -> MeasuredAnswer:
+) -> MeasuredResponse:
     prompt = prompts.make(Random(seed), scene.prompt_tokens)
     answer = await server.ask(greedy_body(server, prompt, scene.attacker_tokens))
     if not answer.success:
@@ -149,23 +149,23 @@ def _victims(
     return running(server, bodies, warm_tokens=WARM_TOKENS, remedy="raise --victim-tokens")
 
 
-def _have_a_speed(streams: Sequence[MeasuredAnswer], since: float) -> bool:
+def _have_a_speed(streams: Sequence[MeasuredResponse], since: float) -> bool:
     """True once each victim has enough tokens to measure the gaps between them."""
     return all(sum(at >= since for at in one.times[-FEW_TOKENS:]) == FEW_TOKENS for one in streams)
 
 
-def _window(stream: MeasuredAnswer, begin: float, end: float) -> tuple[int, int]:
+def _window(stream: MeasuredResponse, begin: float, end: float) -> tuple[int, int]:
     """The first token in the window, and the last or one that is far enough for a speed."""
     first, after = bisect_left(stream.times, begin), bisect_left(stream.times, end)
     return first, max(after - 1, first + FEW_TOKENS)
 
 
-def _rate(stream: MeasuredAnswer, begin: float, end: float) -> float:
+def _rate(stream: MeasuredResponse, begin: float, end: float) -> float:
     """Tokens a second within the window."""
     return sum(begin <= at < end for at in stream.times) / (end - begin)
 
 
-def _longest_gap(stream: MeasuredAnswer, begin: float, end: float) -> float:
+def _longest_gap(stream: MeasuredResponse, begin: float, end: float) -> float:
     """Between any two tokens of which at least one wait fell into the window."""
     return max(
         later - earlier

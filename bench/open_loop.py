@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Protocol
 
-from .client.measured_answer import MeasuredAnswer
+from .client.measured_response import MeasuredResponse
 
-Send = Callable[[int, MeasuredAnswer], Awaitable[object]]
-Finished = Callable[[MeasuredAnswer], None]
+Send = Callable[[int, MeasuredResponse], Awaitable[object]]
+Finished = Callable[[MeasuredResponse], None]
 
 
 class Clock(Protocol):
@@ -44,14 +44,14 @@ async def send_all(
     *,
     max_concurrency: int | None = None,
     clock: Clock | None = None,
-) -> list[MeasuredAnswer]:
+) -> list[MeasuredResponse]:
     """Send request i at ``times[i]`` seconds from now; returns all answers, in order."""
     clock = clock or WallClock()
     slots = asyncio.Semaphore(max_concurrency) if max_concurrency else None
     begin = clock.now()
-    answers = [MeasuredAnswer(planned=begin + at) for at in times]
+    answers = [MeasuredResponse(planned=begin + at) for at in times]
 
-    async def one(index: int, answer: MeasuredAnswer) -> None:
+    async def one(index: int, answer: MeasuredResponse) -> None:
         async with AsyncExitStack() as stack:
             if slots:
                 await stack.enter_async_context(slots)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from .client.api_server import ApiServer
-from .client.measured_answer import MeasuredAnswer
+from .client.measured_response import MeasuredResponse
 from .open_loop import WallClock
 from .report.figures import median, percentile
 
@@ -15,10 +15,10 @@ PROMPT, TOKENS = "Hi", 1
 
 
 @asynccontextmanager
-async def probing(server: ApiServer, rate: float) -> AsyncIterator[list[MeasuredAnswer]]:
+async def probing(server: ApiServer, rate: float) -> AsyncIterator[list[MeasuredResponse]]:
     """Send a probe every 1/``rate`` seconds, whether or not the last one was answered; gives their
     answers, which are complete behind the block. None without a rate."""
-    answers: list[MeasuredAnswer] = []
+    answers: list[MeasuredResponse] = []
     if not rate:
         yield answers
         return
@@ -29,7 +29,7 @@ async def probing(server: ApiServer, rate: float) -> AsyncIterator[list[Measured
             begin = clock.now()
             while True:
                 await clock.sleep_until(begin + len(answers) / rate)
-                answers.append(MeasuredAnswer())
+                answers.append(MeasuredResponse())
                 group.create_task(server.ask(body, answers[-1]))
 
         sending = group.create_task(probe())
@@ -37,7 +37,7 @@ async def probing(server: ApiServer, rate: float) -> AsyncIterator[list[Measured
         sending.cancel()
 
 
-def probe_result(answers: Sequence[MeasuredAnswer]) -> dict[str, float]:
+def probe_result(answers: Sequence[MeasuredResponse]) -> dict[str, float]:
     """The figures of probes under vLLM's names; none if no probe was answered."""
     times = [1000 * answer.latency for answer in answers if answer.success]
     if not times:

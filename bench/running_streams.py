@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..shared.errors import BenchmarkError
 from .client.api_server import ApiServer, Prompt
-from .client.measured_answer import MeasuredAnswer
+from .client.measured_response import MeasuredResponse
 
 START_SECONDS = 120.0
 
@@ -20,7 +20,7 @@ class RunningStreams:
     """Their answers, which grow. ``remedy`` is told where one ends too early."""
 
     remedy: str
-    answers: list[MeasuredAnswer] = field(default_factory=list)
+    answers: list[MeasuredResponse] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise ``BenchmarkError`` if one has ended."""
@@ -46,10 +46,10 @@ async def running(
     """Streams that have so many tokens, and are cut at the end. One begins after the other, so
     that a router sees how busy each replica is."""
     streams = RunningStreams(remedy)
-    tasks: list[asyncio.Task[MeasuredAnswer]] = []
+    tasks: list[asyncio.Task[MeasuredResponse]] = []
     try:
         for body in bodies:
-            answer = MeasuredAnswer()
+            answer = MeasuredResponse()
             streams.answers.append(answer)
             tasks.append(asyncio.create_task(server.ask(body, answer)))
             await streams.until(lambda one=answer: len(one.times) >= warm_tokens)  # type: ignore[misc]

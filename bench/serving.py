@@ -22,7 +22,7 @@ from ..shared.errors import BenchmarkError, UsageError
 from .arrivals import Traffic, arrival_times
 from .chosen_requests import requests_for_server
 from .client.api_server import ApiServer, api_server, key_values
-from .client.measured_answer import MeasuredAnswer
+from .client.measured_response import MeasuredResponse
 from .datasets.text_tokens import LocalTokens
 from .open_loop import send_all
 from .probes import probe_result, probing
@@ -175,9 +175,9 @@ async def _measure_open(
         await server.wait_ready(requests[0].body, seconds)
     await _warm_up(values, server, requests[0].body)
 
-    answered: dict[int, MeasuredAnswer] = {}
+    answered: dict[int, MeasuredResponse] = {}
 
-    async def send(index: int, answer: MeasuredAnswer) -> None:
+    async def send(index: int, answer: MeasuredResponse) -> None:
         await server.ask(requests[index].body, answer, f"{prefix}{index}")
         answered[index] = answer
 
@@ -270,7 +270,7 @@ async def _warm_up(values: Values, server: ApiServer, body: bytes) -> None:
         raise BenchmarkError(f"no warm-up request was answered: {answers[0].error}")
 
 
-def show_errors(answers: Sequence[MeasuredAnswer]) -> None:
+def show_errors(answers: Sequence[MeasuredResponse]) -> None:
     """The first errors, and how often each occurred, on stderr."""
     counts: dict[str, int] = {}
     for answer in answers:

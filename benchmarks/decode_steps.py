@@ -48,7 +48,7 @@ from tandem.shared.engine.plan import RankSampling, SamplerSpec, SequenceStep, S
 from tandem.shared.handoff.carriers.shared_memory import NAME as SHARED_MEMORY
 from tandem.shared.handoff.carriers.tcp import NAME as TCP
 from tandem.shared.handoff.carriers.transport import Endpoints
-from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.endpoint import DataPlane
 from tandem.shared.handoff.plane.messages import Expecting, Received, SendFinished
 from tandem.tests.support.layers_ready import layer_ready
 from tandem.tests.support.runners import build_runner

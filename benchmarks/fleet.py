@@ -39,7 +39,7 @@ from tandem.shared.process.open_files import allow_many_files
 HEALTH_SECONDS = 0.05
 SCRAPE_SECONDS = 1.0
 SETTLE_SECONDS = 5.0
-CALL_SECONDS = 30.0
+RPC_SECONDS = 30.0
 JOIN_SECONDS = 300.0
 LOST = re.compile(r"node \S+ was silent for")
 AGE = re.compile(rb"tandem_node_heartbeat_age_seconds\{[^}]*\} (\S+)")
@@ -110,7 +110,7 @@ class Probe(threading.Thread):
         self.body = b""
 
     def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=CALL_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=RPC_SECONDS)
         due = time.monotonic()
         while not self._over.wait(max(0.0, due - time.monotonic())):
             begun = max(due, time.monotonic())
@@ -128,7 +128,7 @@ class Probe(threading.Thread):
 
     def stop(self) -> None:
         self._over.set()
-        self.join(CALL_SECONDS)
+        self.join(RPC_SECONDS)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def _watch(
     for probe in (health, scrape):
         probe.stop()
     others = neighbours.share()
-    told, _ = nodes.communicate("", timeout=CALL_SECONDS)
+    told, _ = nodes.communicate("", timeout=RPC_SECONDS)
     counted = json.loads(told)
     for trouble, count in counted["troubles"].items():
         print(f"{count} x {trouble}", file=sys.stderr)

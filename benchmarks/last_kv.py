@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.bench.client.api_server import ApiServer
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.running_streams import greedy_body, running
 from tandem.benchmarks.support.cores import two_cores
 from tandem.benchmarks.support.random_model import QWEN3_42M, write_random_model
@@ -39,7 +39,7 @@ from tandem.benchmarks.support.streaming import complete, connected
 from tandem.tests.end_to_end.support.cluster import until
 from tandem.tests.end_to_end.support.collector import Collector, collecting
 
-ANSWER_TOKENS = 24
+RESPONSE_TOKENS = 24
 STREAM_PROMPT, STREAM_TOKENS = 16, 8000
 ALLOWED_SECONDS = 0.01
 LINE = re.compile(r'prompt_tokens=(\d+) .*prefilled=remote .*first_token="([^"]*)"')
@@ -118,14 +118,14 @@ class Measured:
 
 
 async def ask(
-    cluster: Measured, seed: str, tokens: int, stream: MeasuredAnswer | None
+    cluster: Measured, seed: str, tokens: int, stream: MeasuredResponse | None
 ) -> PromptTimes:
     """One prompt, and what its first token waited for."""
     prompt = random.Random(seed).choices(range(QWEN3_42M.vocab), k=tokens)
-    received = await complete(cluster.server, prompt, ANSWER_TOKENS)
+    received = await complete(cluster.server, prompt, RESPONSE_TOKENS)
     phases = await asyncio.to_thread(cluster.log.next)
     committed = await asyncio.to_thread(cluster.commits.next)
-    times = received.times if stream is None else stream.times[-ANSWER_TOKENS:]
+    times = received.times if stream is None else stream.times[-RESPONSE_TOKENS:]
     step = statistics.median(later - earlier for earlier, later in pairwise(times))
     await complete(cluster.server, prompt, 1)
     cached = await asyncio.to_thread(cluster.log.next)
@@ -158,7 +158,7 @@ async def take_turns(
             prompt = list(range(number, number + STREAM_PROMPT))
             body = greedy_body(server, prompt, STREAM_TOKENS)
             async with running(
-                server, [body], warm_tokens=ANSWER_TOKENS, remedy="raise STREAM_TOKENS"
+                server, [body], warm_tokens=RESPONSE_TOKENS, remedy="raise STREAM_TOKENS"
             ) as streams:
                 beside = await ask(cluster, f"beside {number}", tokens, streams.answers[0])
             answers[BESIDE].append(beside)

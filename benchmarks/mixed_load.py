@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.bench.client.api_server import ApiServer
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.open_loop import send_all
 from tandem.bench.running_streams import greedy_body, running
 from tandem.benchmarks.support.cores import two_cores
@@ -65,7 +65,7 @@ from tandem.benchmarks.support.streaming import complete, connected
 
 STREAMS = 8
 STREAM_PROMPT, STREAM_TOKENS = 64, 8000
-ANSWER_TOKENS = 16
+RESPONSE_TOKENS = 16
 SETTLE_SECONDS = 2.0
 CALIBRATIONS = 3
 FINISH_SECONDS = 60.0
@@ -166,8 +166,8 @@ async def measure(
     prompts = [prompt(f"{name}/{i}", load.prompt) for i in range(len(arrivals))]
     with connected(port) as server:
 
-        async def send(index: int, answer: MeasuredAnswer) -> None:
-            await complete(server, prompts[index], ANSWER_TOKENS, answer)
+        async def send(index: int, answer: MeasuredResponse) -> None:
+            await complete(server, prompts[index], RESPONSE_TOKENS, answer)
 
         async with _streams(server, name) as streams:
             neighbours, begun = Neighbours(sorted(os.sched_getaffinity(0))), time.perf_counter()
@@ -191,7 +191,7 @@ async def calibrate(port: int, load: MixedLoad) -> float:
 
 
 @asynccontextmanager
-async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredAnswer]]:
+async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredResponse]]:
     """Streams that have all begun, and are cut at the end."""
     prompts = [prompt(f"{name}/stream {i}", STREAM_PROMPT) for i in range(STREAMS)]
     bodies = [greedy_body(server, each, STREAM_TOKENS) for each in prompts]
@@ -201,8 +201,8 @@ async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredA
 
 
 def _window(
-    streams: list[MeasuredAnswer],
-    answers: list[MeasuredAnswer],
+    streams: list[MeasuredResponse],
+    answers: list[MeasuredResponse],
     prompt_tokens: int,
     begun: float,
     end: float,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..shared.config.client_config import ChatConfig, RequestConfig
+from ..shared.config.client import ChatConfig, RequestConfig
 from ..shared.config.fields import check_option
 from ..shared.errors import UsageError
 from .line_input import LineInput, line_editing

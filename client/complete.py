@@ -10,15 +10,15 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
-from ..shared.config.client_config import CompleteConfig, RequestConfig
+from ..shared.config.client import CompleteConfig, RequestConfig
 from ..shared.errors import TandemError
-from .answer_views import PlainView
-from .concurrent_answers import PendingAnswer, answers
-from .given_prompts import GivenPrompt, prompt_of, read_prompts
+from .concurrent_replies import PendingReply, answers
 from .json_text import json_text
 from .line_input import LineInput, line_editing
 from .openai_server import OpenAIServer
 from .printable import printable
+from .prompts import PromptLine, prompt_of, read_prompts
+from .reply_views import PlainView
 from .whole_file import whole_file
 
 LONGEST_TITLE = 72
@@ -40,7 +40,7 @@ class CompletionRun:
         self._tokens = 0
         self._begun = time.monotonic()
 
-    def run(self, prompts: Iterable[GivenPrompt], *, titled: bool = False) -> None:
+    def run(self, prompts: Iterable[PromptLine], *, titled: bool = False) -> None:
         """Answer all prompts, each below its beginning if ``titled``. Raises ``CompletionError`` at
         the end if some failed."""
         with contextlib.ExitStack() as until_end:
@@ -52,7 +52,7 @@ class CompletionRun:
                 self._take(answer, file, titled=titled)
         self._conclude()
 
-    def _take(self, answer: PendingAnswer, file: TextIO | None, *, titled: bool) -> None:
+    def _take(self, answer: PendingReply, file: TextIO | None, *, titled: bool) -> None:
         if file is None:
             self._show(answer, titled=titled)
         else:
@@ -65,7 +65,7 @@ class CompletionRun:
             self._failed += 1
             print(f"tandem: prompt {answer.number + 1}: {printable(answer.error)}", file=sys.stderr)
 
-    def _show(self, answer: PendingAnswer, *, titled: bool) -> None:
+    def _show(self, answer: PendingReply, *, titled: bool) -> None:
         if titled:
             title = " ".join(printable(str(answer.prompt.text)).split())[:LONGEST_TITLE]
             self._console.print(

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ..shared.config.client_config import ConnectionConfig
+from ..shared.config.client import ConnectionConfig
 from ..shared.errors import TandemError, UsageError
 from ..shared.host_port import is_loopback
 from .printable import printable

@@ -8,13 +8,13 @@ from typing import Any
 
 from rich.console import Console
 
-from ..shared.config.client_config import ChatConfig
+from ..shared.config.client import ChatConfig
 from ..shared.errors import TandemError
-from .answer_stream import AnswerStats, AnswerStream
-from .answer_views import MarkdownView, PlainView
 from .chat_history import ChatHistory
 from .line_input import LineInput
 from .openai_server import OpenAIServer
+from .reply_stream import ReplyStats, ReplyStream
+from .reply_views import MarkdownView, PlainView
 
 GREETING = "Talking to {model} at {url}. /help lists the commands; Ctrl-D ends."
 
@@ -38,7 +38,7 @@ class TerminalChat:
         self.notes = self.console if self.console.is_terminal else Console(stderr=True)
         self.show_stats = config.stats
         self.markdown = config.markdown and self.console.is_terminal
-        self.answers: list[AnswerStats] = []
+        self.answers: list[ReplyStats] = []
         self.ended = False
 
     def run(self, lines: LineInput, command: Callable[[TerminalChat, str], None]) -> None:
@@ -97,16 +97,16 @@ class TerminalChat:
         self._conclude(stream.stats)
         return "".join(text)
 
-    def _stream(self) -> AnswerStream:
+    def _stream(self) -> ReplyStream:
         body: dict[str, Any] = {
             "model": self.server.model,
             "messages": self.conversation.messages,
         }
         if self._tools:
             body["tools"] = self._tools
-        return AnswerStream(self.server, body | self.parameters)
+        return ReplyStream(self.server, body | self.parameters)
 
-    def _show(self, stream: AnswerStream, text: list[str]) -> None:
+    def _show(self, stream: ReplyStream, text: list[str]) -> None:
         """Show the pieces of an answer, and add those of its text to ``text``."""
         view = MarkdownView(self.console) if self.markdown else PlainView(self.console)
         with contextlib.closing(view), contextlib.closing(stream.pieces()) as pieces:
@@ -115,7 +115,7 @@ class TerminalChat:
                     text.append(piece.text)
                 view.add(piece)
 
-    def _conclude(self, stats: AnswerStats) -> None:
+    def _conclude(self, stats: ReplyStats) -> None:
         self.answers.append(stats)
         if stats.finish_reason == "length":
             self.tell("[cut off: the answer has as many tokens as it may]")
@@ -127,7 +127,7 @@ class TerminalChat:
         self.notes.print(text, style="dim", markup=False, highlight=False)
 
 
-def described(stats: AnswerStats) -> str:
+def described(stats: ReplyStats) -> str:
     """The figures of an answer."""
     cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     first = "no token" if stats.first is None else f"the first after {stats.first:.2f} s"

@@ -13,7 +13,7 @@ from click.shell_completion import (
 )
 
 from .help_page import HelpfulCommand
-from .implied_command import IMPLIED, with_command
+from .implied import IMPLIED, with_command
 
 PROGRAM, VARIABLE = "tandem", "_TANDEM_COMPLETE"
 

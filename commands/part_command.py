@@ -17,7 +17,7 @@ from ..shared.config.command_line import command_options, fill
 from ..shared.config.model_name import full_name
 from ..shared.errors import UsageError
 from .help_page import HelpfulCommand
-from .implied_command import own_options
+from .implied import own_options
 from .spellings import translate
 
 Values = dict[str, Any]

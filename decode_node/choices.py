@@ -10,7 +10,7 @@ from ..shared.engine.sequence import Sequence, StepOutput
 
 
 class Choices:
-    """The n sequences of a request. Their call owns them, and calls ``cancel`` however it ends.
+    """The n sequences of a request. Their request owns them, and calls ``cancel`` however it ends.
 
     Outputs are read one by one (``next``) at first, then handed out at once (``deliver``)."""
 
@@ -63,7 +63,7 @@ class Choices:
             del self._open[index]
         try:
             take(output)
-        except Exception as error:  # for the call, not for the engine's loop
+        except Exception as error:  # for the request, not for the engine's loop
             self._ended.set_exception(error)
         self._note_ended()
 

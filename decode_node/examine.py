@@ -18,7 +18,7 @@ from .peering.prefill_backoff import SILENCE
 from .receiving import ReceivingNode
 
 CONNECT_SECONDS = 2.0
-# For all examinations of one call together: the doctor must get the reply before its own deadline.
+# For all examinations of one RPC together: the doctor must get the reply before its own deadline.
 PAIR_SECONDS = 12.0
 
 

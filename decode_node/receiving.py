@@ -117,7 +117,7 @@ class _Receiving:
         self._greeted = self._filled = self._bytes = 0
         self._done: pb.OpenDone | None = None
         self._peer_failed = False
-        self._call: Any = None
+        self._rpc: Any = None
         self._listener: asyncio.Task[None] | None = None
 
     async def run(self) -> TransferResult:
@@ -191,8 +191,8 @@ class _Receiving:
         self._enter(DecodeState.OPENING)
         self._peer.trust.begin(self._attempt.transfer_id)
         with calling():
-            self._call = self._peer.stub.Open(request, metadata=metadata(current()))
-        self._listener = asyncio.create_task(_listen(self._call, self._attempt.events))
+            self._rpc = self._peer.stub.Open(request, metadata=metadata(current()))
+        self._listener = asyncio.create_task(_listen(self._rpc, self._attempt.events))
 
     async def _compare_counts(self) -> None:
         """Compare the bytes that the peer has sent with those that arrived.
@@ -231,8 +231,8 @@ class _Receiving:
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.wait([self._listener])
-        if self._call is not None:
-            self._call.cancel()
+        if self._rpc is not None:
+            self._rpc.cancel()
         await self._node.inbox.close(self._attempt, sending=False)
         self._peer.trust.end(self._attempt.transfer_id)
         if not self._transfer.over:
@@ -309,11 +309,11 @@ class _Receiving:
             self._done = event.done
 
 
-async def _listen(call: Any, events: asyncio.Queue[object]) -> None:
+async def _listen(rpc: Any, events: asyncio.Queue[object]) -> None:
     """Pass the peer's messages on; then a ``TransferError``, unless the last one was an outcome."""
     try:
         with calling():
-            async for event in call:
+            async for event in rpc:
                 events.put_nowait(event)
                 if event.WhichOneof("event") in ("done", "failed"):
                     return

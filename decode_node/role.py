@@ -9,7 +9,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_DecodeServicer_to_server
-from ..shared.node.node_role import NodeProcess
+from ..shared.node.role import NodeProcess
 from .canary import Canary
 from .examine import Examiner
 from .peering.peers import Peers

@@ -25,7 +25,7 @@ from ..shared.errors import (
     RequestError,
     UnavailableError,
 )
-from ..shared.node.calls import Caller, serving_call
+from ..shared.node.caller import Caller, serving_rpc
 from ..shared.process.threads import in_thread
 from ..shared.process.uninterrupted import uninterrupted
 from ..shared.security.credentials import INSECURE, Credentials
@@ -40,7 +40,7 @@ from .examine import Examiner
 from .generate_request import admitted_sequences
 from .prompt_deaths import GivenUpError, PromptDeaths
 from .request_span import RequestSpan
-from .streams.call_stream import CallEndedError, CallOutput, CallStream
+from .streams.router_stream import RequestEndedError, RequestOutput, RouterStream
 from .transfers import PrefillSource, Transfers
 
 log = logging.getLogger("tandem.decode")
@@ -51,8 +51,8 @@ TOKENIZER_PART = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """One call that has been admitted."""
+class _Running:
+    """One request that has been admitted."""
 
     request: pb.GenerateRequest
     choices: Choices
@@ -63,8 +63,8 @@ class _Call:
 
 
 class DecodeService(DecodeServicer):
-    """Serves requests on one node's engine. The call owns the request: when the call ends, for any
-    reason, everything that the request holds is freed."""
+    """Serves requests on one node's engine. ``_Running``
+    owns what a request holds: when it ends, for any reason, everything is freed."""
 
     def __init__(
         self,
@@ -83,28 +83,28 @@ class DecodeService(DecodeServicer):
         self._status = status
         self._tracer = tracer
         self._credentials = credentials
-        self._streams: set[CallStream] = set()
-        self._calls: set[_Call] = set()
-        self._choices: dict[int, Choices] = {}  # by the router's id of the call
+        self._streams: set[RouterStream] = set()
+        self._running: set[_Running] = set()
+        self._choices: dict[int, Choices] = {}  # by the router's id of the request
         self._packing = asyncio.Lock()
         self._draining = False
         self._cut_off = False
 
     @property
     def requests(self) -> int:
-        return len(self._calls)
+        return len(self._running)
 
     @property
     def busy(self) -> bool:
-        """True while a router lacks something of its calls."""
-        return bool(self._calls) or any(not stream.idle for stream in self._streams)
+        """True while a router lacks something of its requests."""
+        return bool(self._running) or any(not stream.idle for stream in self._streams)
 
     def admit(self) -> None:
         """Accept requests again."""
         self._draining = False
 
     def drain(self) -> None:
-        """Reject requests; streams end with their last call."""
+        """Reject requests; streams end with their last request."""
         self._draining = True
         for stream in self._streams:
             stream.end()
@@ -114,7 +114,7 @@ class DecodeService(DecodeServicer):
         requests: AsyncIterator[pb.StreamRequest],
         context: grpc.aio.ServicerContext[Any, pb.StreamEvents],
     ) -> None:
-        stream = CallStream(partial(self._serve, shown_token(context)))
+        stream = RouterStream(partial(self._serve, shown_token(context)))
         self._streams.add(stream)
         try:
             await stream.run(requests, context)
@@ -122,13 +122,13 @@ class DecodeService(DecodeServicer):
             self._streams.discard(stream)
 
     async def _serve(
-        self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: CallOutput
+        self, token: str | bytes, request: pb.GenerateRequest, caller: Caller, out: RequestOutput
     ) -> None:
         """Serve one request to its end, on a stream whose router has shown ``token`` when it opened
-        it. Raises ``CallEndedError``."""
+        it. Raises ``RequestEndedError``."""
         if problem := token_problem(self._credentials, token):
-            raise CallEndedError(grpc.StatusCode.UNAUTHENTICATED, problem)
-        with serving_call(
+            raise RequestEndedError(grpc.StatusCode.UNAUTHENTICATED, problem)
+        with serving_rpc(
             self._tracer,
             "Decode.Stream",
             caller,
@@ -136,51 +136,53 @@ class DecodeService(DecodeServicer):
             prompt_tokens=len(request.prompt),
             choices=request.sampling.n,
         ):
-            call = await self._begin(request)
+            running = await self._begin(request)
             try:
                 out.event(pb.GenerateEvent(admitted=pb.Admitted(node_epoch=self._identity.epoch)))
-                async with asyncio.timeout(call.seconds):
-                    await self._run(call, out)
+                async with asyncio.timeout(running.seconds):
+                    await self._run(running, out)
             except (TimeoutError, UnavailableError, GivenUpError, asyncio.CancelledError) as error:
-                raise self._ended_by(call, error) from error
+                raise self._ended_by(running, error) from error
             finally:
-                await uninterrupted(self._end(call))
+                await uninterrupted(self._end(running))
 
-    async def _run(self, call: _Call, out: CallOutput) -> None:
-        while (death := await call.deaths.events.get()) is not None:
+    async def _run(self, running: _Running, out: RequestOutput) -> None:
+        while (death := await running.deaths.events.get()) is not None:
             out.event(death)
-        source = await call.prefill
+        source = await running.prefill
         with RequestSpan(source) as span:
-            await self._begin_output(call, source, span, out)
-            await call.choices.deliver(lambda output: self._put(call, output, span, out))
+            await self._begin_output(running, source, span, out)
+            await running.choices.deliver(lambda output: self._put(running, output, span, out))
 
     async def _begin_output(
-        self, call: _Call, source: PrefillSource, span: RequestSpan, out: CallOutput
+        self, running: _Running, source: PrefillSource, span: RequestSpan, out: RequestOutput
     ) -> None:
         """All events up to the first tokens, which takes a while for a prompt's logprobs."""
-        while (output := await call.choices.next()) is not None:
+        while (output := await running.choices.next()) is not None:
             sequence = output.sequence
             computed = output.finish_reason is FinishReason.COMPUTED
-            begins = sequence is call.choices.leader and (output.prompt_done or computed)
+            begins = sequence is running.choices.leader and (output.prompt_done or computed)
             if begins:
                 source.clock.sampled(output.started_at, remote=bool(sequence.received))
                 span.prompt_computed(source.clock.spent)
                 out.event(usage_event(sequence, source))
-                await self._put_prompt_logprobs(call, out)
+                await self._put_prompt_logprobs(running, out)
             if computed:
-                out.event(embedding_event(sequence, call.request.embed, self._engine))
-            self._put(call, output, span, out)
+                out.event(embedding_event(sequence, running.request.embed, self._engine))
+            self._put(running, output, span, out)
             if begins:
                 return
 
-    async def _put_prompt_logprobs(self, call: _Call, out: CallOutput) -> None:
-        leader = call.choices.leader
+    async def _put_prompt_logprobs(self, running: _Running, out: RequestOutput) -> None:
+        leader = running.choices.leader
         if isinstance(leader.work, Generate) and leader.work.params.prompt_logprobs is not None:
             for event in prompt_logprobs_events(leader):
                 out.event(event)
                 await out.taken()
 
-    def _put(self, call: _Call, output: StepOutput, span: RequestSpan, out: CallOutput) -> None:
+    def _put(
+        self, running: _Running, output: StepOutput, span: RequestSpan, out: RequestOutput
+    ) -> None:
         """One step's output of one choice."""
         if output.tokens:
             span.output(len(output.tokens))
@@ -193,12 +195,12 @@ class DecodeService(DecodeServicer):
         if output.finish_reason is not None:
             out.event(finished_event(output))
 
-    async def _begin(self, request: pb.GenerateRequest) -> _Call:
+    async def _begin(self, request: pb.GenerateRequest) -> _Running:
         """Admit the request and begin to prefill it. The caller must ``_end`` it."""
         choices = Choices(self._engine.core, await self._admit(request))
         choices.listen()
         task = asyncio.current_task()
-        assert task is not None, "a call is served in a task"
+        assert task is not None, "a request is served in a task"
         seconds = request.deadline_seconds or DEFAULT_DEADLINE_SECONDS
         deaths = PromptDeaths(request.deaths)
         prefill = asyncio.create_task(
@@ -207,10 +209,10 @@ class DecodeService(DecodeServicer):
             )
         )
         prefill.add_done_callback(lambda _: deaths.close())
-        call = _Call(request, choices, seconds, deaths, prefill, task)
-        self._calls.add(call)
-        self._choices[request.call_id] = choices
-        return call
+        running = _Running(request, choices, seconds, deaths, prefill, task)
+        self._running.add(running)
+        self._choices[request.internal_id] = choices
+        return running
 
     async def _admit(self, request: pb.GenerateRequest) -> list[Sequence]:
         try:
@@ -224,43 +226,43 @@ class DecodeService(DecodeServicer):
             status, details = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
         except UnavailableError as error:
             status, details = grpc.StatusCode.UNAVAILABLE, str(error)
-        raise CallEndedError(status, details)
+        raise RequestEndedError(status, details)
 
-    def _ended_by(self, call: _Call, error: BaseException) -> BaseException:
-        """The end of a call by an error; the error itself if the router has cancelled it."""
+    def _ended_by(self, running: _Running, error: BaseException) -> BaseException:
+        """The end of a request by an error; the error itself if the router has cancelled it."""
         if isinstance(error, TimeoutError):
-            details = f"the request took longer than {call.seconds:g} s"
-            return CallEndedError(grpc.StatusCode.DEADLINE_EXCEEDED, details)
+            details = f"the request took longer than {running.seconds:g} s"
+            return RequestEndedError(grpc.StatusCode.DEADLINE_EXCEEDED, details)
         if isinstance(error, UnavailableError):
-            return CallEndedError(grpc.StatusCode.UNAVAILABLE, str(error))
+            return RequestEndedError(grpc.StatusCode.UNAVAILABLE, str(error))
         if isinstance(error, GivenUpError):
-            return CallEndedError(grpc.StatusCode.ABORTED, str(error))
+            return RequestEndedError(grpc.StatusCode.ABORTED, str(error))
         if self._cut_off:
             details = f"{NODE_DRAINING}, and its drain timeout is over"
-            return CallEndedError(grpc.StatusCode.UNAVAILABLE, details)
+            return RequestEndedError(grpc.StatusCode.UNAVAILABLE, details)
         return error
 
-    async def _end(self, call: _Call) -> None:
+    async def _end(self, running: _Running) -> None:
         """Free everything, whatever the request was doing."""
-        self._calls.discard(call)
-        self._choices.pop(call.request.call_id, None)
-        if not call.prefill.done():
-            call.prefill.cancel()
-        await asyncio.wait([call.prefill])
-        if not call.prefill.cancelled() and call.prefill.exception() is not None:
-            log.error("a request could not start", exc_info=call.prefill.exception())
-        call.choices.cancel()
+        self._running.discard(running)
+        self._choices.pop(running.request.internal_id, None)
+        if not running.prefill.done():
+            running.prefill.cancel()
+        await asyncio.wait([running.prefill])
+        if not running.prefill.cancelled() and running.prefill.exception() is not None:
+            log.error("a request could not start", exc_info=running.prefill.exception())
+        running.choices.cancel()
 
     def cut_off(self) -> None:
         """End the requests that still run when the drain timeout is over."""
         self._cut_off = True
-        for call in tuple(self._calls):
-            call.task.cancel()
+        for running in tuple(self._running):
+            running.task.cancel()
 
     async def EndChoice(
         self, request: pb.EndChoiceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndChoiceReply:
-        choices = self._choices.get(request.call_id)
+        choices = self._choices.get(request.internal_id)
         if choices is not None:  # else all of them have ended meanwhile
             choices.stop(request.index)
         return pb.EndChoiceReply()

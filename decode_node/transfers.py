@@ -170,7 +170,7 @@ class Transfers:
         load = core.load()
         here = LocalEstimate(
             tokens_per_second=core.prefill_tokens_per_second,
-            at_least=core.least_prefill_tokens_per_second,
+            at_least=core.min_prefill_tokens_per_second,
             # One in mid-stream goes first; there it would wait for a step in flight, which is long.
             queued_tokens=0 if sequence.mid_stream else load.queued_prefill_tokens,
             running=load.running,

@@ -51,7 +51,7 @@ _PARTS = (
     ("norm", "norms"),
 )
 _REQUESTS_AT_ONCE = 8
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def _fit(
     """Whether a model fits a device, and with how many tokens of KV, which a sequence of
     ``--max-model-len`` needs; if it does not, over how many such GPUs it would be split."""
     most = len(devices) if device.kind != "cpu" else 1
-    for ranks in range(1, max(most, _MOST_RANKS if device.kind != "cpu" else 1) + 1):
+    for ranks in range(1, max(most, _MAX_RANKS if device.kind != "cpu" else 1) + 1):
         if tensor_parallel_problem(spec, ranks):
             continue
         sizes = parameter_sizes(source, spec, dtype, ranks, config.isq)

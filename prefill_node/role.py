@@ -9,7 +9,7 @@ import grpc
 
 from ..proto import tandem_pb2 as pb
 from ..proto.tandem_pb2_grpc import add_PrefillServicer_to_server
-from ..shared.node.node_role import NodeProcess
+from ..shared.node.role import NodeProcess
 from .service import PrefillService
 
 
@@ -48,7 +48,7 @@ class PrefillRole:
         return self._service.live > 0
 
     def cut_off(self) -> None:
-        """Nothing to do: decode nodes continue without this one when their calls end."""
+        """Nothing to do: decode nodes continue without this one when their RPCs end."""
 
     async def close(self) -> None:
         """Nothing to do: transfers end with their RPCs."""

@@ -1,6 +1,6 @@
 """``tandem.v1.Prefill``: admission of transfers, and their leases.
 
-``Open`` lasts as long as one attempt on this side; every other call ends or prolongs it.
+``Open`` lasts as long as one attempt on this side; every other RPC ends or prolongs it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..shared.handoff.carriers.zeromq.curve import check_keys
 from ..shared.handoff.inbox import Inbox
 from ..shared.handoff.lease import LeaseTable, Tenant
 from ..shared.kv.layout import check_kv_dtype
-from ..shared.node.calls import caller_of, serving_call
+from ..shared.node.caller import caller_of, serving_rpc
 from ..shared.node.introduction import introduction, refusal
 from ..shared.node.metrics import NodeMetrics
 from ..shared.node.transfer_metrics import AttemptRecord
@@ -93,7 +93,7 @@ class PrefillService(PrefillServicer):
         self, request: pb.OpenRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.OpenEvent]:
         add_log_context(transfer_id=str(request.transfer_id), attempt=str(request.attempt + 1))
-        with serving_call(
+        with serving_rpc(
             self._tracer,
             "Prefill.Open",
             caller_of(context),

@@ -247,20 +247,20 @@ class AbsentNode(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., refused: _Optional[bool] = ..., reason: _Optional[str] = ..., seconds_ago: _Optional[float] = ..., failed: _Optional[bool] = ..., returned: _Optional[bool] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("nodes", "absent", "version", "heartbeat_seconds", "open_files", "most_open_files")
+    __slots__ = ("nodes", "absent", "version", "heartbeat_seconds", "open_files", "open_file_limit")
     NODES_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
-    MOST_OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     absent: _containers.RepeatedCompositeFieldContainer[AbsentNode]
     version: str
     heartbeat_seconds: float
     open_files: int
-    most_open_files: int
-    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., open_files: _Optional[int] = ..., most_open_files: _Optional[int] = ...) -> None: ...
+    open_file_limit: int
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., absent: _Optional[_Iterable[_Union[AbsentNode, _Mapping]]] = ..., version: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., open_files: _Optional[int] = ..., open_file_limit: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("node_id", "timeout_seconds")
@@ -440,7 +440,7 @@ class ChoiceList(_message.Message):
     def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "call_id", "deaths", "embed", "resume")
+    __slots__ = ("request_id", "prompt", "sampling", "priority", "cache_salt", "prefill", "deadline_seconds", "internal_id", "deaths", "embed", "resume")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -448,7 +448,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_ID_FIELD_NUMBER: _ClassVar[int]
     DEATHS_FIELD_NUMBER: _ClassVar[int]
     EMBED_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
@@ -459,11 +459,11 @@ class GenerateRequest(_message.Message):
     cache_salt: str
     prefill: _containers.RepeatedCompositeFieldContainer[PrefillCandidate]
     deadline_seconds: float
-    call_id: int
+    internal_id: int
     deaths: int
     embed: Embed
     resume: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., call_id: _Optional[int] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., resume: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., prefill: _Optional[_Iterable[_Union[PrefillCandidate, _Mapping]]] = ..., deadline_seconds: _Optional[float] = ..., internal_id: _Optional[int] = ..., deaths: _Optional[int] = ..., embed: _Optional[_Union[Embed, _Mapping]] = ..., resume: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("index", "tokens")
@@ -488,42 +488,42 @@ class Embed(_message.Message):
     def __init__(self, pooling: _Optional[str] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., score: _Optional[bool] = ..., second_text: _Optional[int] = ...) -> None: ...
 
 class StreamRequest(_message.Message):
-    __slots__ = ("call", "generate", "cancel", "request_id", "traceparent")
-    CALL_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "generate", "cancel", "request_id", "traceparent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     GENERATE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    call: int
+    number: int
     generate: GenerateRequest
     cancel: bool
     request_id: str
     traceparent: str
-    def __init__(self, call: _Optional[int] = ..., generate: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., generate: _Optional[_Union[GenerateRequest, _Mapping]] = ..., cancel: _Optional[bool] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class StreamEvents(_message.Message):
-    __slots__ = ("calls", "choices", "tokens", "events")
-    CALLS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("numbers", "choices", "tokens", "events")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
-    calls: _containers.RepeatedScalarFieldContainer[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
     choices: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    events: _containers.RepeatedCompositeFieldContainer[CallEvent]
-    def __init__(self, calls: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[CallEvent, _Mapping]]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[RequestEvent]
+    def __init__(self, numbers: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[_Union[RequestEvent, _Mapping]]] = ...) -> None: ...
 
-class CallEvent(_message.Message):
-    __slots__ = ("call", "generated", "ended")
-    CALL_FIELD_NUMBER: _ClassVar[int]
+class RequestEvent(_message.Message):
+    __slots__ = ("number", "generated", "ended")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    call: int
+    number: int
     generated: GenerateEvent
-    ended: CallEnd
-    def __init__(self, call: _Optional[int] = ..., generated: _Optional[_Union[GenerateEvent, _Mapping]] = ..., ended: _Optional[_Union[CallEnd, _Mapping]] = ...) -> None: ...
+    ended: RequestEnd
+    def __init__(self, number: _Optional[int] = ..., generated: _Optional[_Union[GenerateEvent, _Mapping]] = ..., ended: _Optional[_Union[RequestEnd, _Mapping]] = ...) -> None: ...
 
-class CallEnd(_message.Message):
+class RequestEnd(_message.Message):
     __slots__ = ("status", "details")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
@@ -532,12 +532,12 @@ class CallEnd(_message.Message):
     def __init__(self, status: _Optional[int] = ..., details: _Optional[str] = ...) -> None: ...
 
 class EndChoiceRequest(_message.Message):
-    __slots__ = ("call_id", "index")
-    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("internal_id", "index")
+    INTERNAL_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    call_id: int
+    internal_id: int
     index: int
-    def __init__(self, call_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    def __init__(self, internal_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class EndChoiceReply(_message.Message):
     __slots__ = ()

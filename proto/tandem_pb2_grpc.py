@@ -368,17 +368,17 @@ class DecodeServicer:
     """
 
     def Stream(self, request_iterator, context):
-        """Any number of calls of one router; a call is one request with all its n choices. Its first event
-        is always Admitted, its last one CallEnd; a refusal is the end's status (INVALID_ARGUMENT,
+        """Any number of requests of one router, each with all its n choices. The first event of a request
+        is always Admitted, its last one RequestEnd; a refusal is the end's status (INVALID_ARGUMENT,
         RESOURCE_EXHAUSTED, UNAVAILABLE) before any other event. Ends once the router has ended its side
-        and all calls have ended; cancelling the RPC cancels them in every state.
+        and all requests have ended; cancelling the RPC cancels them in every state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndChoice(self, request, context):
-        """Nobody wants more of one choice, in whose text the router has found a stop string.
+        """Ends one choice, in whose text the router has found a stop string; the others continue.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -398,8 +398,8 @@ class DecodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Examine(self, request, context):
-        """Tries each way from a prefill node to this one, now: greeting, ports, canary. One call at a
-        time; RESOURCE_EXHAUSTED while another one is at it.
+        """Tries each way from a prefill node to this one, now: greeting, ports, canary. One RPC at a
+        time; RESOURCE_EXHAUSTED while another runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

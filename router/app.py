@@ -19,15 +19,15 @@ from ..shared.telemetry.logs import add_log_context, logger
 from ..shared.telemetry.tracing import NO_TRACER, Tracer
 from ..shared.version import version
 from . import state
-from .access.access import Access
 from .access.cross_origin import with_cross_origin
+from .access.guard import Access
 from .access.key_usage import KeyUsage
 from .access.rate_limits import RateLimits
-from .anthropic.anthropic_errors import AnthropicErrors
+from .anthropic.errors import AnthropicErrors
 from .anthropic.models import VERSION_HEADER
-from .batches.background import BackgroundAnswers
-from .batches.batch_folder import batch_folder
-from .batches.batch_runner import Batches
+from .batches.background import BackgroundResponses
+from .batches.folder import batch_folder
+from .batches.runner import Batches
 from .cluster.node_table import NodeTable
 from .cluster.registry_service import Registry
 from .database import Database
@@ -36,14 +36,14 @@ from .handler import GenerateHandler
 from .http.access_log import PROBES
 from .http.exchange import ClientGoneError, HttpExchange
 from .mcp.approvals import Approvals
-from .mcp.mcp_chat import McpChat
-from .mcp.mcp_servers import mcp_servers
-from .ollama.response import OllamaErrors
+from .mcp.chat import McpChat
+from .mcp.servers import mcp_servers
+from .ollama.formatter import OllamaErrors
 from .openai.error_body import OpenAIErrors
 from .options import RouterOptions
 from .responses.background_runs import BackgroundRuns
-from .responses.response_store import ResponseStore
-from .responses.response_surface import ResponseErrors
+from .responses.store import ResponseStore
+from .responses.surface import ResponseErrors
 from .routes import (
     anthropic,
     ollama,
@@ -220,7 +220,7 @@ class App:
         options, folder = self._options, self._batch_folder.path
         if folder is None:
             return None
-        answers = BackgroundAnswers(
+        answers = BackgroundResponses(
             self.handler,
             lambda endpoint, owner: openai_batches.surface_of(endpoint, owner, self.services),
             self._access.owner_named,

@@ -15,12 +15,12 @@ from ..proto import tandem_pb2 as pb
 from ..shared.errors import OverloadedError, UnavailableError
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.tracing import step
-from .calls.node_events import NodeEvent, PlainTokens
 from .cluster.inflight import InflightPlacement
 from .cluster.node import Node
 from .cluster.node_table import NodeTable
 from .errors import DeadlineError, DrainingError
-from .node_call import LATE, GenerationError, node_call
+from .node_request import LATE, GenerationError, node_request
+from .node_streams.events import NodeEvent, PlainTokens
 from .options import RouterOptions
 from .placement.node_prefixes import PromptKeys
 from .placement.place import Placement
@@ -76,8 +76,10 @@ class Dispatcher:
             prefill = self._begin_prefill(placement, prompt)
             output = self._started = False
             try:
-                with node_call(self._nodes, node, request, self._options.admission_timeout) as call:
-                    while arrived := await call.read():
+                with node_request(
+                    self._nodes, node, request, self._options.admission_timeout
+                ) as attempt:
+                    while arrived := await attempt.read():
                         shown = self._shown(arrived)
                         if (usage := self._usage) is not None:
                             self._usage = None
@@ -145,7 +147,7 @@ class Dispatcher:
         if len(self._failed) >= MAX_ATTEMPTS or self._deaths >= MAX_DEATHS:
             return None
         request.deaths = self._deaths
-        request.call_id = secrets.randbits(64)
+        request.internal_id = secrets.randbits(64)
         with step("placement") as span:
             policy = POLICIES[self._options.placement_policy]
             placement = self._nodes.place(prompt, policy, self._failed)

@@ -154,7 +154,7 @@ class GenerationRequest:
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
     @property
-    def most_output_tokens(self) -> int:
+    def output_token_limit(self) -> int:
         """Tokens of all choices, if each is as long as it may be."""
         return self.n * sum(self.max_tokens)
 

@@ -27,12 +27,12 @@ from .http.keep_alive import kept_alive
 from .http.key_owner import KeyOwner
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
-from .node_call import LATE
+from .node_request import LATE
 from .options import RouterOptions
 from .requests.unknown_fields import UnknownFields
 from .serve_request import serve
 from .served_model import ServedModel
-from .surface import Response, Surface
+from .surface import ResponseFormatter, Surface
 from .telemetry.metrics import Metrics
 from .telemetry.request_metrics import RequestMetrics
 from .write_outputs import collect_outputs, stream_outputs
@@ -81,7 +81,7 @@ class GenerateHandler:
         held = max(options.max_held_body_bytes, options.max_body_bytes)
         self.bodies = MemoryBudget(held, "bytes of bodies")
         self.prompts = MemoryBudget(options.max_held_prompt_tokens, "prompt tokens")
-        self.answers = MemoryBudget(options.max_held_answer_bytes, "bytes of answers")
+        self.responses = MemoryBudget(options.max_held_response_bytes, "bytes of responses")
         self.active = 0  # requests in progress
         self._unknown = UnknownFields(strict=options.strict_parameters)
 
@@ -129,22 +129,22 @@ class GenerateHandler:
         deadline: float,
     ) -> None:
         """Serve a request that was ``parsed``, and write the response."""
-        response = surface.response(request, int(time.time()))
+        formatter = surface.formatter(request, int(time.time()))
         async with self.room(exchange, request) as memory:
             outputs = self._outputs(surface, request, exchange.access, deadline)
-            work = self._write(exchange, request, response, outputs, memory)
+            work = self._write(exchange, request, formatter, outputs, memory)
             await self._unless_gone(exchange, work, deadline)
 
     async def compute(self, exchange: HttpExchange, work: Work) -> None:
-        """Answer with what ``work`` makes of the JSON of the body; it runs in a thread."""
+        """Respond with the value that ``work`` computes from the body; it runs in a thread."""
         await self._limits.count_request(exchange)
         ignored: set[str] = set()
-        with self.slot(), self.answers.share() as memory:
-            made = await self._read(exchange, lambda body, model: work(body, model, ignored))
+        with self.slot(), self.responses.share() as memory:
+            value = await self._read(exchange, lambda body, model: work(body, model, ignored))
             self._unknown.note(ignored)
-            answer = dump(made)
-            memory.take(len(answer))
-            await exchange.respond(200, answer, JSON_TYPE)
+            response = dump(value)
+            memory.take(len(response))
+            await exchange.respond(200, response, JSON_TYPE)
 
     async def parsed_alone(
         self, client: DetachedRequest, size: int, parse: Callable[[ServedModel], GenerationRequest]
@@ -156,11 +156,11 @@ class GenerateHandler:
         self._unknown.note(request.ignored)
         return request
 
-    async def answer(
+    async def whole(
         self,
         surface: Surface,
         request: GenerationRequest,
-        response: Response,
+        formatter: ResponseFormatter,
         access: AccessRecord,
         memory: MemoryShare,
         deadline: float | None = None,
@@ -171,7 +171,7 @@ class GenerateHandler:
         with serving(self._tracer, "request", "", route=surface.path) as span:
             span.set(**_attributes(request))
             outputs = self._outputs(surface, request, access, deadline)
-            return await _by(deadline, self._whole(request, response, outputs, access, memory))
+            return await _by(deadline, self._whole(request, formatter, outputs, access, memory))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run work that outlives its exchange; ``abort`` ends it."""
@@ -191,11 +191,11 @@ class GenerateHandler:
     ) -> AsyncIterator[MemoryShare]:
         """Reserve what a request takes while it is served: tokens of its key, room for its prompts
         and for its response."""
-        tokens = request.prompt_tokens, request.most_output_tokens
+        tokens = request.prompt_tokens, request.output_token_limit
         with (
             await self._limits.reserve(client, *tokens),
             self.prompts.share() as prompts,
-            self.answers.share() as memory,
+            self.responses.share() as memory,
         ):
             prompts.take(request.prompt_tokens)
             yield memory
@@ -255,19 +255,19 @@ class GenerateHandler:
         self,
         exchange: HttpExchange,
         request: GenerationRequest,
-        response: Response,
+        formatter: ResponseFormatter,
         outputs: Outputs,
         memory: MemoryShare,
     ) -> None:
         access = exchange.access
         if not request.stream:
-            body = await self._whole(request, response, outputs, access, memory)
+            body = await self._whole(request, formatter, outputs, access, memory)
             await exchange.respond_json(200, body)
             return
-        response.hold(memory)
+        formatter.hold(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            async with aclosing(outputs), kept_alive(exchange, response.ping()):
-                await stream_outputs(exchange, outputs, metrics, response)
+            async with aclosing(outputs), kept_alive(exchange, formatter.ping()):
+                await stream_outputs(exchange, outputs, metrics, formatter)
 
     def _outputs(
         self,
@@ -287,24 +287,24 @@ class GenerateHandler:
     async def _whole(
         self,
         request: GenerationRequest,
-        response: Response,
+        formatter: ResponseFormatter,
         outputs: Outputs,
         access: AccessRecord,
         memory: MemoryShare,
     ) -> Any:
         """An answer that is not streamed, for ``dump``."""
         usage = access.usage
-        collector = response.collector(request, memory)
+        collector = formatter.collector(request, memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
             async with aclosing(outputs):
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
         result = collector.result(usage)
         if result.vectors:  # scores are products of many
-            whole = await asyncio.to_thread(response.whole, result)
+            whole = await asyncio.to_thread(formatter.whole, result)
         else:
-            whole = response.whole(result)
-        await response.keep()
+            whole = formatter.whole(result)
+        await formatter.keep()
         return whole
 
 

@@ -1,32 +1,178 @@
-"""The message that asks a node to serve one prompt of a request."""
+"""One request to a decode node, read event by event, with its failures as the router's errors."""
 
 from __future__ import annotations
 
-import secrets
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
 
 from ..proto import tandem_pb2 as pb
-from .generation import GenerationRequest
+from ..shared.errors import NODE_DRAINING, OverloadedError, RequestError, UnavailableError
+from ..shared.telemetry.logs import logger
+from ..shared.telemetry.tracing import Metadata, branch, metadata
+from .cluster.node import Node
+from .cluster.node_table import NodeTable
+from .errors import DeadlineError, DrainingError, NodeError
+from .node_streams.events import NodeEvent, RequestFailedError
+from .node_streams.remote_request import RemoteRequest
+
+log = logger("router")
+
+LATE = "The request did not finish within its deadline."
+
+ERROR = pb.FINISH_REASON_ERROR
+# The request failed on its way to the node, or was turned away by its credentials.
+_UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-def node_request(request: GenerationRequest, number: int) -> pb.GenerateRequest:
-    """The message for prompt ``number``, without its deadline and its prefill candidates."""
-    sampling = pb.Sampling()
-    sampling.CopyFrom(request.sampling)
-    sampling.max_tokens = request.max_tokens[number]
-    sampling.min_tokens = request.text.min_tokens
-    if not sampling.HasField("seed"):  # else no other node could continue what one has begun
-        sampling.seed = secrets.randbits(63)
-    if request.wants_logprobs and not request.text.discard_output:
-        sampling.logprobs = request.logprobs or 0
-    if request.prompt_alternatives is not None:
-        sampling.prompt_logprobs = request.prompt_alternatives
-    suffix = f"-{number}" if len(request.prompts) > 1 else ""
-    prompt = request.prompts[number]
-    return pb.GenerateRequest(
-        request_id=request.request_id + suffix,
-        prompt=prompt.tokens.tolist(),  # three times as fast as the array
-        sampling=sampling,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        embed=None if request.embed is None else request.embed.message(prompt),
-    )
+class GenerationError(NodeError):
+    """A node failed one request; another node may succeed."""
+
+
+@contextmanager
+def node_request(
+    nodes: NodeTable, node: Node, request: pb.GenerateRequest, patience: float
+) -> Iterator[NodeRequest]:
+    """Start ``request`` on a node; leaving the block in any way cancels it there. The node has
+    ``patience`` seconds for its first event."""
+    with branch("request_to_node", node=node.node_id) as span:
+        attempt = NodeRequest(nodes, node, request, metadata(span), patience)
+        attempt.start()
+        try:
+            yield attempt
+        finally:
+            attempt.end()
+
+
+class NodeRequest:
+    """A request; see ``node_request``."""
+
+    def __init__(
+        self,
+        nodes: NodeTable,
+        node: Node,
+        request: pb.GenerateRequest,
+        metadata: Metadata,
+        patience: float,
+    ) -> None:
+        self._nodes = nodes
+        self._node = node
+        self._request = request
+        self._metadata = metadata
+        self._patience = patience
+        self._remote: RemoteRequest
+        self._answered = False
+        self._failed: GenerationError | None = None
+
+    def start(self) -> None:
+        self._remote = self._node.generate(self._request, self._metadata)
+
+    def end(self) -> None:
+        self._node.end(self._remote)
+
+    async def read(self) -> Sequence[NodeEvent]:
+        """The next events; empty at the end. Raises one of the router's own errors."""
+        if self._failed is not None:
+            raise self._failed
+        try:
+            events = await (self._remote.read() if self._answered else self._first())
+        except TimeoutError:
+            self._nodes.unreachable(self._node, self._remote, "no answer")
+            message = f"A decode node did not answer within {self._patience:g} s."
+            raise UnavailableError(message) from None
+        except RequestFailedError as error:
+            raise self._failure(error) from error
+        for number, event in enumerate(events):
+            if isinstance(event, pb.GenerateEvent) and _node_failed(event.finished):
+                self._failed = GenerationError(event.finished.error or "The generation failed.")
+                return events[:number] or await self.read()
+        return events
+
+    async def _first(self) -> Sequence[NodeEvent]:
+        begun = time.monotonic()
+        async with asyncio.timeout(self._patience):
+            try:
+                events = await self._remote.read()
+            except RequestFailedError as error:
+                if not await self._reconnects(error):
+                    raise
+                log.info("the connection to node %s had died: %s", self._node.node_id, error)
+                self.end()
+                self._request.deadline_seconds -= time.monotonic() - begun
+                self.start()
+                events = await self._remote.read()
+        self._node.ejection.answered(self._remote)
+        self._answered = True
+        return events
+
+    async def _reconnects(self, error: RequestFailedError) -> bool:
+        """True if the request was lost with a connection that may have been dead before it, as idle
+        ones are that a firewall has forgotten, and there is another one. A node that is gone
+        refuses it."""
+        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.answered
+        if not broken or not self._remote.reuses or self._node.lost:
+            return False
+        return await self._node.reconnect(self._remote) and not self._node.lost
+
+    def _failure(self, error: RequestFailedError) -> Exception:
+        """Record the effect of a failure on the node's reachability, and translate it."""
+        if self._node.lost and error.code is grpc.StatusCode.CANCELLED:  # by the table
+            return UnavailableError("The decode node that served this request is gone.")
+        translated = _translated(error, self._node)
+        if error.code in _UNREACHED and not isinstance(translated, DrainingError):
+            self._nodes.unreachable(self._node, self._remote, "unreachable")
+        elif error.code in _ANSWERS:
+            self._node.ejection.answered(self._remote)
+        return translated
+
+
+def _node_failed(finished: pb.Finished) -> bool:
+    """True for the end of a choice by an error that another node might not have."""
+    return finished.reason == ERROR and not finished.unfollowable
+
+
+def _translated(error: RequestFailedError, node: Node) -> Exception:
+    """A node's status as one of the router's errors. Its details go into the log only, since they
+    contain addresses."""
+    details = error.details
+    gone = error.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    if gone and (node.draining or details.startswith(NODE_DRAINING)):
+        log.info("node %s ended a request because it drains: %s", node.node_id, details)
+        message = "The node that served this request was taken out of service; send it again."
+        return DrainingError(message, code="node_draining")
+    match error.code:
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return request_error(details)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return OverloadedError("The server is overloaded; try again later.")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(LATE)
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.UNAUTHENTICATED
+        ):
+            log.info("a decode node is unavailable: %s", details)
+            return UnavailableError("The decode node that served this request is unavailable.")
+        case code:
+            log.error("a decode node failed with %s: %s", code.name, details)
+            return GenerationError("The node that served this request failed.")
+
+
+def request_error(details: str) -> RequestError:
+    """A node's rejection of a request. The details are the message, or JSON with message, param
+    and code."""
+    try:
+        fields = json.loads(details)
+        values = [fields.get(name) for name in ("message", "param", "code")]
+    except (ValueError, AttributeError, RecursionError):
+        values = [None] * 3
+    message, param, code = (value if isinstance(value, str) else None for value in values)
+    if message is None:
+        return RequestError(details or "The node rejected the request.")
+    return RequestError(message, param=param, code=code)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..proto import tandem_pb2 as pb
-from .calls.node_events import NodeEvent, PlainTokens
-from .calls.node_logprobs import check_logprobs
 from .choice import ChoiceStream
 from .cluster.node import Node
 from .echo import Echo
@@ -19,6 +17,8 @@ from .generation import (
     PromptScores,
     RequestAdmitted,
 )
+from .node_streams.events import NodeEvent, PlainTokens
+from .node_streams.logprobs import check_logprobs
 from .usage import ServedPrompt, Usage
 
 
@@ -141,7 +141,7 @@ class PromptOutputs:
 
     def take_stopped(self) -> list[int]:
         """The choices that stop strings have ended since the last call of this method, unknown to
-        the node. Empty once all choices have finished, which ends the whole call."""
+        the node. Empty once all choices have finished, which ends the whole request."""
         stopped, self.stopped = self.stopped, []
         return [] if self.finished else stopped
 

@@ -8,7 +8,7 @@ import grpc
 from prometheus_client.registry import Collector
 
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
-from ..shared.process.open_files import KEPT_PART, most_open_files
+from ..shared.process.open_files import KEPT_PART, open_file_limit
 from ..shared.security.connection_limits import connection_limits
 from ..shared.security.credentials import PINGED, Credentials, check_exposure
 from ..shared.security.token_interceptor import TokenInterceptor
@@ -17,13 +17,13 @@ from .options import RouterOptions
 if TYPE_CHECKING:
     from .cluster.registry_service import Registry
 
-# A node usually has one connection with one call at a time; only a flood has more.
-REGISTRY_CALLS_A_NODE = 2
+# A node usually has one connection with one RPC at a time; only a flood has more.
+REGISTRY_RPCS_A_NODE = 2
 
 
 class RegistryServer:
     """The registry's port, which can be bound before the registry exists. ``refused`` counts the
-    calls without the cluster's token."""
+    RPCs without the cluster's token."""
 
     def __init__(self, options: RouterOptions, credentials: Credentials) -> None:
         self.port = 0
@@ -37,7 +37,7 @@ class RegistryServer:
         return self._interceptor.refused
 
     def bind(self) -> int:
-        """Bind the port, and return it: calls wait until ``start``. The running event loop is the
+        """Bind the port, and return it: RPCs wait until ``start``. The running event loop is the
         one that serves.
 
         Raises ``StartupError`` if it is taken, ``UsageError`` if it would be open to other
@@ -45,9 +45,9 @@ class RegistryServer:
         """
         options, host = self._options, self._options.registry_host
         check_exposure(self._credentials, options.insecure, {"--registry-host": host})
-        most = max(1024, REGISTRY_CALLS_A_NODE * options.max_nodes)
-        connections = min(most, most_open_files() // KEPT_PART)
-        # With SO_REUSEPORT a second router on the port would silently take half of the calls.
+        most = max(1024, REGISTRY_RPCS_A_NODE * options.max_nodes)
+        connections = min(most, open_file_limit() // KEPT_PART)
+        # With SO_REUSEPORT a second router on the port would silently take half of the RPCs.
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(connections)),
             interceptors=(self._interceptor,),

@@ -3,7 +3,7 @@
     GenerationRequest -> message for each prompt -> node -> its events -> PromptOutputs -> outputs
 
 Streamed and unary responses are both made from the outputs of ``serve``, so they cannot differ. A
-token passes four stages: ``NodeCall.read``, ``Dispatcher.events``, ``_serve_prompt``, and the
+token passes four stages: ``NodeRequest.read``, ``Dispatcher.events``, ``_serve_prompt``, and the
 function that writes it. Those of several prompts pass a queue before the last, which merges them.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from ..shared.errors import OverloadedError, UnavailableError
-from .beams.serve_beams import NewDispatcher, serve_beams
+from .beams.serve import NewDispatcher, serve_beams
 from .dispatch import Dispatcher
 from .errors import DrainingError, NodeError
+from .generate_message import generate_message
 from .generation import GenerationRequest, Output, Outputs, RequestAdmitted
-from .node_request import node_request
 from .prompt_outputs import PromptOutputs
 from .usage import Usage
 
@@ -51,7 +51,7 @@ async def _serve_prompt(
     tokens = request.prompts[number].tokens
     usage.prompt_tokens += len(tokens)
     prompt = PromptOutputs(request, number)
-    message = node_request(request, number)
+    message = generate_message(request, number)
     try:
         async with aclosing(dispatcher.events(message, tokens, prompt.resume)) as events:
             async for node, arrived in events:
@@ -62,11 +62,11 @@ async def _serve_prompt(
                 outputs = prompt.take(arrived)
                 # At once, because a client that reads slowly would keep the choice running.
                 for index in prompt.stopped and prompt.take_stopped():
-                    node.end_choice(message.call_id, index)
+                    node.end_choice(message.internal_id, index)
                 if outputs:
                     yield outputs
                 if prompt.finished:
-                    # Leaving cancels the call, so that the node stops after a stop string too.
+                    # Leaving cancels the request, so that the node stops after a stop string too.
                     prompt.account(usage)
                     return
     except (OverloadedError, UnavailableError) as error:

@@ -48,7 +48,7 @@ CREATE INDEX approval_sizes ON approvals (number, size);
 
 
 def oldest_in_the_way(
-    connection: sqlite3.Connection, table: str, *, most: int, most_size: int, now: float
+    connection: sqlite3.Connection, table: str, *, most: int, max_size: int, now: float
 ) -> list[int]:
     """The numbers of a table's oldest rows that have expired, or make room for the others. Rows
     expire in the order of their numbers, as far as all routers have the same lifetime."""
@@ -57,7 +57,7 @@ def oldest_in_the_way(
     ).fetchone()
     found = []
     for row in connection.execute(f"SELECT number, size, expires FROM {table} ORDER BY number"):
-        if count <= most and size <= most_size and row["expires"] > now:
+        if count <= most and size <= max_size and row["expires"] > now:
             break
         found.append(row["number"])
         count, size = count - 1, size - row["size"]

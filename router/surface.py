@@ -29,7 +29,7 @@ class Surface(ABC):
         ``RequestError`` or ``ApiError``."""
 
     @abstractmethod
-    def response(self, request: GenerationRequest, created: int) -> Response:
+    def formatter(self, request: GenerationRequest, created: int) -> ResponseFormatter:
         """The formatter of one response; ``created`` is its Unix time."""
 
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
@@ -47,7 +47,7 @@ class ErrorShape(Protocol):
         """The end of a stream that fails."""
 
 
-class Response(ABC):
+class ResponseFormatter(ABC):
     """Formats one response: the base of its class, which overrides what its API has. What it writes
     of a stream are complete server-sent events; empty ones are not written."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from .generation import ChoiceDelta, Output, Outputs
 from .http.exchange import HttpExchange
-from .surface import Response
+from .surface import ResponseFormatter
 from .telemetry.request_metrics import RequestMetrics
 
 # Outputs after which other tasks have their turn: an echoed prompt, or many choices, may bring
@@ -16,14 +16,14 @@ AT_ONCE = 64
 
 
 async def stream_outputs(
-    exchange: HttpExchange, outputs: Outputs, metrics: RequestMetrics, response: Response
+    exchange: HttpExchange, outputs: Outputs, metrics: RequestMetrics, formatter: ResponseFormatter
 ) -> None:
-    """Write outputs as they arrive. The response's head waits for the first output, which comes
-    once a node has admitted the request: until then an error can still have a status of its own."""
+    """Write outputs as they arrive. The HTTP status waits for the first output, which comes once a
+    node has admitted the request: until then an error can still have a status of its own."""
     async for arrived in outputs:
         if not exchange.started:
             await exchange.start_stream()
-            await exchange.write(response.opening())
+            await exchange.write(formatter.opening())
         for start in range(0, len(arrived), AT_ONCE):
             if start:
                 await asyncio.sleep(0)
@@ -31,12 +31,12 @@ async def stream_outputs(
             for output in some:
                 metrics.count(output)
             deltas = [output for output in some if isinstance(output, ChoiceDelta)]
-            await exchange.write(b"".join([response.chunk(delta) for delta in deltas]))
+            await exchange.write(b"".join([formatter.chunk(delta) for delta in deltas]))
     metrics.finish(exchange.access.usage)
-    closing = response.closing(exchange.access.usage)
-    await response.keep()
+    closing = formatter.closing(exchange.access.usage)
+    await formatter.keep()
     await exchange.write(closing)
-    await exchange.end_stream(response.end_of_stream())
+    await exchange.end_stream(formatter.end_of_stream())
 
 
 async def collect_outputs(

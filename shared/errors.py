@@ -28,19 +28,19 @@ UNFOLLOWABLE = "grammar_unfollowable"
 
 
 # Of a value that a message names.
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 
 
 def shown(value: object) -> str:
     """The repr of a value for a message: of a long one, the beginning."""
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def in_line(value: object) -> str:
     """A value for a message, without quotes if that is short and printable."""
     text = str(value)
-    return text if text.isprintable() and len(text) <= _MOST_SHOWN else shown(text)
+    return text if text.isprintable() and len(text) <= _MAX_SHOWN else shown(text)
 
 
 class TandemError(Exception):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...shared.errors import BenchmarkError, UsageError
-from .http_client import HttpClient, Target
-from .http_connection import ExchangeFailed
-from .measured_answer import MeasuredAnswer, StreamError
+from .connection import ExchangeFailed
+from .measured_response import MeasuredResponse, StreamError
+from .pool import HttpClient, Target
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -59,10 +59,10 @@ class ApiServer:
         return json.dumps({**fields, **self.extra_body, **more}, separators=(",", ":")).encode()
 
     async def ask(
-        self, body: bytes, answer: MeasuredAnswer | None = None, request_id: str = ""
-    ) -> MeasuredAnswer:
+        self, body: bytes, answer: MeasuredResponse | None = None, request_id: str = ""
+    ) -> MeasuredResponse:
         """Send a request and measure the answer, which grows meanwhile. Failures are in it."""
-        answer = answer or MeasuredAnswer()
+        answer = answer or MeasuredResponse()
         headers = {"x-request-id": request_id} if request_id else {}
         request = self.client.request("POST", self.endpoint, body, headers)
         raw = bytearray()

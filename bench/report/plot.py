@@ -18,7 +18,7 @@ from .figures import percentile
 TEMPLATE = Path(__file__).with_name("plot.html")
 PLACEHOLDER = "/*RESULTS*/[]"
 # Requests in the timeline, and points of a distribution: more cannot be told apart on a screen.
-MOST_REQUESTS = 2000
+MAX_REQUESTS = 2000
 POINTS = 400
 # A gap is drawn as a stall if it is this many times the median gap, and this many seconds.
 STALL_TIMES, STALL_SECONDS = 4.0, 0.03
@@ -92,7 +92,7 @@ def _requests(result: Mapping[str, Any], stall: float) -> list[dict[str, Any]]:
             "stalls": _stalls(ttft, itl, stall),
             "error": error[:200],
         }
-        for start, ttft, itl, tokens_in, tokens_out, error in rows[:MOST_REQUESTS]
+        for start, ttft, itl, tokens_in, tokens_out, error in rows[:MAX_REQUESTS]
     ]
 
 

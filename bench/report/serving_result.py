@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Any
 
-from ..client.measured_answer import MeasuredAnswer
+from ..client.measured_response import MeasuredResponse
 from .figures import deviation, mean, median, percent_word, percentiles
 
 # A request that is sent this much later than planned counts as late.
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def serving_result(
-    answers: Sequence[MeasuredAnswer], lengths: Sequence[int], duration: float, wanted: Evaluation
+    answers: Sequence[MeasuredResponse], lengths: Sequence[int], duration: float, wanted: Evaluation
 ) -> dict[str, Any]:
     """The figures of a run. ``lengths`` are the planned lengths of the prompts, which those that
     the server reports replace."""
@@ -80,11 +80,11 @@ def serving_result(
     return result | _distributions(good, wanted)
 
 
-def _output_tokens(answer: MeasuredAnswer) -> int:
+def _output_tokens(answer: MeasuredResponse) -> int:
     return (answer.output_tokens or len(answer.times)) if answer.success else 0
 
 
-def seconds_of(metric: str, answer: MeasuredAnswer) -> list[float]:
+def seconds_of(metric: str, answer: MeasuredResponse) -> list[float]:
     """The values that one answer adds to a metric."""
     if metric == "itl":
         return answer.itl
@@ -101,12 +101,12 @@ def seconds_of(metric: str, answer: MeasuredAnswer) -> list[float]:
     }[metric]
 
 
-def _is_good(answer: MeasuredAnswer, goals: Mapping[str, float]) -> bool:
+def _is_good(answer: MeasuredResponse, goals: Mapping[str, float]) -> bool:
     """One token has no time between tokens, and meets that goal."""
     return all(max(seconds_of(name, answer), default=0.0) <= goals[name] for name in goals)
 
 
-def _distributions(good: Sequence[MeasuredAnswer], wanted: Evaluation) -> dict[str, float]:
+def _distributions(good: Sequence[MeasuredResponse], wanted: Evaluation) -> dict[str, float]:
     result: dict[str, float] = {}
     for metric in METRICS:
         if metric not in wanted.metrics:
@@ -122,7 +122,7 @@ def _distributions(good: Sequence[MeasuredAnswer], wanted: Evaluation) -> dict[s
     return result
 
 
-def _punctuality(answers: Sequence[MeasuredAnswer]) -> dict[str, float]:
+def _punctuality(answers: Sequence[MeasuredResponse]) -> dict[str, float]:
     """How far the client kept to its plan; answers of requests that were sent late understate what
     users would have waited."""
     delays = [answer.queue_time for answer in answers]
@@ -133,7 +133,7 @@ def _punctuality(answers: Sequence[MeasuredAnswer]) -> dict[str, float]:
     }
 
 
-def _peak_rate(good: Sequence[MeasuredAnswer]) -> float:
+def _peak_rate(good: Sequence[MeasuredResponse]) -> float:
     """Events with output in the fullest second, counted from the first request."""
     if not good:
         return 0.0
@@ -142,7 +142,7 @@ def _peak_rate(good: Sequence[MeasuredAnswer]) -> float:
     return float(max(seconds.values(), default=0))
 
 
-def _peak_concurrency(good: Sequence[MeasuredAnswer]) -> int:
+def _peak_concurrency(good: Sequence[MeasuredResponse]) -> int:
     """Most requests between sending and their last output at one moment."""
     ends = sorted(answer.sent + answer.latency for answer in good)
     begins = sorted(answer.sent for answer in good)

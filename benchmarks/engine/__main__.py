@@ -44,7 +44,7 @@ from tandem.shared.text.tokenizer import Tokenizer
 Values = Mapping[str, Any]
 PERCENTS = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 # Tokens that no tokenizer of real models keeps for special purposes.
-MOST_TOKEN_IDS = 10_000
+MAX_TOKEN_IDS = 10_000
 LONGEST_SECONDS = 24 * 3600.0
 
 
@@ -69,7 +69,7 @@ def run_latency(values: Values) -> dict[str, Any]:
     params = SamplingParams(n=values["n"], max_tokens=values["output_len"], ignore_eos=True)
     with Engine(config) as engine:
         random = Random(config.seed)
-        ids = range(min(engine.tokenizer.base_vocab_size, MOST_TOKEN_IDS))
+        ids = range(min(engine.tokenizer.base_vocab_size, MAX_TOKEN_IDS))
         prompts = [random.choices(ids, k=values["input_len"]) for _ in range(batch)]
 
         def seconds() -> float:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.router.server import MAX_DIGITS, SWITCH_SECONDS
-from tandem.shared.config.router_config import RouterConfig
+from tandem.shared.config.router import RouterConfig
 from tandem.tests.router.support import Cluster, cluster
 
 CONTEXT = 131_072

@@ -24,7 +24,7 @@ from tandem.benchmarks.support.handoff_cache import BLOCK, CELL, HEADS, host_cac
 from tandem.shared.handoff.carriers.device import Device
 from tandem.shared.handoff.carriers.transport import Endpoints
 from tandem.shared.handoff.plane.cache_port import CachePort
-from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.endpoint import DataPlane
 from tandem.shared.handoff.plane.messages import (
     AdmitKeys,
     DataPlaneStats,

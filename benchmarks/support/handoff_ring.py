@@ -36,7 +36,7 @@ from tandem.benchmarks.support.report import benchmark_parser, publish
 from tandem.shared.handoff.carriers.base import SendHandle
 from tandem.shared.handoff.carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS, Device
 from tandem.shared.handoff.carriers.kinds import CARRIERS
-from tandem.shared.handoff.carriers.rank_carriers import (
+from tandem.shared.handoff.carriers.ranks import (
     CarrierSettings,
     RankCarriers,
     open_carriers,

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 from tokenizers import AddedToken, Tokenizer
 
-from tandem.decode_node.streams.call_stream import CallOutput, CallStream
+from tandem.decode_node.streams.router_stream import RequestOutput, RouterStream
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.tandem_pb2_grpc import (
@@ -28,7 +28,7 @@ from tandem.proto.tandem_pb2_grpc import (
     RegistryStub,
     add_DecodeServicer_to_server,
 )
-from tandem.shared.node.calls import Caller
+from tandem.shared.node.caller import Caller
 from tandem.tests.router.support import admitted, finished, make_model, usage
 
 # No other part of an event contains the mark, so it counts tokens.
@@ -67,12 +67,12 @@ class LoadNode(DecodeServicer):
         self._token = token
         self._streams = streams
         self._pace = pace
-        self._running: dict[CallOutput, int] = {}
+        self._running: dict[RequestOutput, int] = {}
         self._over = asyncio.Event()
-        self._open: list[CallStream] = []
+        self._open: list[RouterStream] = []
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
-        stream = CallStream(self._serve)
+        stream = RouterStream(self._serve)
         self._open.append(stream)
         await stream.run(requests, context)
 
@@ -85,13 +85,13 @@ class LoadNode(DecodeServicer):
         for stream in self._open:
             stream.end()
 
-    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
+    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: RequestOutput) -> None:
         for event in (admitted(), usage(request)):
             out.event(event)
         self._begin(out, request)
         await self._over.wait()
 
-    def _begin(self, out: CallOutput, request: pb.GenerateRequest) -> None:
+    def _begin(self, out: RequestOutput, request: pb.GenerateRequest) -> None:
         self._running[out] = request.sampling.max_tokens
         if len(self._running) == self._streams:
             self._steps = asyncio.create_task(self._run())

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tandem.bench.client.api_server import ApiServer
-from tandem.bench.client.http_client import HttpClient, Target
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
+from tandem.bench.client.pool import HttpClient, Target
 from tandem.bench.running_streams import greedy_body
 
 REQUEST_SECONDS = 1800.0
@@ -25,8 +25,8 @@ def connected(port: int) -> Iterator[ApiServer]:
 
 
 async def complete(
-    server: ApiServer, prompt: list[int], max_tokens: int, answer: MeasuredAnswer | None = None
-) -> MeasuredAnswer:
+    server: ApiServer, prompt: list[int], max_tokens: int, answer: MeasuredResponse | None = None
+) -> MeasuredResponse:
     """Stream a completion to its end. Raises ``RuntimeError`` if that comes too early."""
     answer = await server.ask(greedy_body(server, prompt, max_tokens), answer)
     if answer.error or len(answer.times) != max_tokens:

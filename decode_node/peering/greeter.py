@@ -101,12 +101,12 @@ class Greeter:
             weight_format=reply.node.weight_format or reply.node.kv_dtype,
         )
 
-    async def answers(self, address: str, call: pb.LiveRequest) -> float:
-        """The seconds that a node takes to answer a call of a few bytes; 0 if it does not."""
+    async def answers(self, address: str, rpc: pb.LiveRequest) -> float:
+        """The seconds that a node takes to answer an RPC of a few bytes; 0 if it does not."""
         asked_at = time.monotonic()
         async with self._credentials.channel(address, _CHANNEL) as channel:
             try:
-                await self._credentials.stub(PrefillStub, channel).Live(call, timeout=ENDED_SECONDS)
+                await self._credentials.stub(PrefillStub, channel).Live(rpc, timeout=ENDED_SECONDS)
             except grpc.aio.AioRpcError:
                 return 0.0
         return time.monotonic() - asked_at

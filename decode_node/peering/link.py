@@ -16,7 +16,7 @@ NEWEST = 0.3
 
 
 class MeasuredLink:
-    """Round trip and rate, measured by past calls and transfers, canaries included."""
+    """Round trip and rate, measured by past RPCs and transfers, canaries included."""
 
     def __init__(self) -> None:
         self.round_trip = DEFAULT_ROUND_TRIP
@@ -24,7 +24,7 @@ class MeasuredLink:
         self._answered = False
 
     def answered(self, seconds: float) -> None:
-        """A call took this long. The shortest counts: others met a busy process."""
+        """An RPC took this long. The shortest counts: others met a busy process."""
         self.round_trip = min(self.round_trip, seconds) if self._answered else seconds
         self._answered = True
 

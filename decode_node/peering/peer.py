@@ -1,4 +1,4 @@
-"""State of a greeted prefill node, and the mapping of errors of calls to it."""
+"""State of a greeted prefill node, and the mapping of errors of RPCs to it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _REJECTIONS = {
 
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
-    """Raise errors of calls to a peer as ``TransferError``; as ``PeerLostError`` unless the peer
+    """Raise errors of RPCs to a peer as ``TransferError``; as ``PeerLostError`` unless the peer
     has rejected the request."""
     try:
         yield

@@ -127,7 +127,7 @@ class Peers:
         await peer.channel.close(grace=0)
 
     async def answers(self, candidate: pb.PrefillCandidate) -> float:
-        """The seconds that a node takes to answer a call of a few bytes; 0 if it does not."""
+        """The seconds that a node takes to answer an RPC of a few bytes; 0 if it does not."""
         me = pb.LiveRequest(node_id=self._identity.node_id, epoch=self._identity.epoch)
         return await self._greeter.answers(candidate.address, me)
 
@@ -192,7 +192,7 @@ class Peers:
             await asyncio.gather(*(self._reconcile(peer) for peer in self._peers.values()))
 
     async def _keep(self, peer: Peer) -> None:
-        """Renew all leases of a peer in one call, until it is forgotten."""
+        """Renew all leases of a peer in one RPC, until it is forgotten."""
         while self._peers.get(peer.address) is peer:
             await asyncio.sleep(_renew_seconds(peer))
             if peer.trust.ids:

@@ -32,7 +32,7 @@ from .code_numbers import fours, two
 # Tokens of a program, unless a sequence has more parts then than a GPU needs to be busy: parts take
 # memory. Fewer tokens make more parts to combine, more leave a GPU idle in small batches.
 SPLIT = 512
-MOST_PARTS = 64
+MAX_SPLITS = 64
 # Parts that are combined at a time.
 _PARTS = 16
 # A tensor core multiplies no fewer rows or columns. float32 is multiplied without them.
@@ -71,7 +71,7 @@ def constants(
     shape = {
         "WINDOW": params.window or 0,
         "LEAST": SPLIT,
-        "MOST": MOST_PARTS,
+        "MOST": MAX_SPLITS,
         "DIM": dim,
         "WIDE": wide,
     }
@@ -115,7 +115,7 @@ def paged_decode(
         assert each.stride()[1:] == (dim, 1) and each.stride(0) % dim == 0, each.stride()
     count, visible = decodes.table.shape[0], decodes.max_seq_len
     visible = min(visible, window or visible)
-    splits = min(MOST_PARTS, triton.cdiv(visible, SPLIT))
+    splits = min(MAX_SPLITS, triton.cdiv(visible, SPLIT))
     parts = q_THD.new_empty(count, heads, splits, dim, dtype=torch.float32)
     weights = q_THD.new_empty(count, heads, splits, dtype=torch.float32)
     attend, combine = constants(

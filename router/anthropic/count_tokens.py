@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..requests.body_model import AnswerModel
+from ..requests.body_model import ResponseModel
 from ..requests.context import ContextError
 from ..served_model import ServedModel
 from .prompt import PromptBody, read_prompt
@@ -14,7 +14,7 @@ class CountTokensRequest(PromptBody):
     """The body of POST /v1/messages/count_tokens: that of a message, without its sampling."""
 
 
-class TokenCount(AnswerModel):
+class TokenCount(ResponseModel):
     """The tokens of a prompt, rendered by the model's chat template."""
 
     input_tokens: int

@@ -21,10 +21,10 @@ from ..openai.error_body import error_body
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
-from .result_line import BackgroundAnswer
+from .result_line import BackgroundResponse
 
 
-class BackgroundAnswers:
+class BackgroundResponses:
     """Serves requests that come from no connection; errors become answers too. ``surface_of`` makes
     the surface of an endpoint for an owner. Requests count against the limits of the key that
     ``owner_named`` finds, and in its usage."""
@@ -43,7 +43,7 @@ class BackgroundAnswers:
         self._usage = usage
         self._options = options
 
-    async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundAnswer:
+    async def __call__(self, endpoint: str, line: bytes, owner: str) -> BackgroundResponse:
         """The answer to the body in a line, which has been validated."""
         surface = self._surface_of(endpoint, owner)
         access = AccessRecord("POST", surface.path)
@@ -56,16 +56,16 @@ class BackgroundAnswers:
 
         try:
             request = await self._handler.parsed_alone(client, len(line), parse)
-            response = surface.response(request, int(time.time()))
+            formatter = surface.formatter(request, int(time.time()))
             async with self._handler.room(client, request) as memory:
-                work = self._handler.answer(surface, request, response, access, memory)
+                work = self._handler.whole(surface, request, formatter, access, memory)
                 body = dump(await work)
         except Exception as error:
             return self._failed(error, access)
         access.status = 200
         self._note(access)
         usage = access.usage
-        return BackgroundAnswer(
+        return BackgroundResponse(
             status=200,
             request_id=uuid.uuid4().hex,
             body=body,
@@ -77,7 +77,7 @@ class BackgroundAnswers:
             ),
         )
 
-    def _failed(self, error: Exception, access: AccessRecord) -> BackgroundAnswer:
+    def _failed(self, error: Exception, access: AccessRecord) -> BackgroundResponse:
         failure = failure_of(error, "a request of a batch", retry_after=1)
         # Too much to do, no node at the moment, or a limit of the key: it is tried again.
         waits = any(name == b"retry-after" for name, _ in failure.headers)
@@ -86,7 +86,7 @@ class BackgroundAnswers:
             access.status, access.error = failure.status, failure.code or failure.kind
             self._handler.metrics.count_error(failure.status)
             self._note(access)
-        return BackgroundAnswer(
+        return BackgroundResponse(
             status=failure.status,
             request_id=uuid.uuid4().hex,
             body=dump(error_body(failure)),

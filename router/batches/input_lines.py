@@ -12,7 +12,7 @@ from ...shared.errors import RequestError
 from ..http.json_body import parse_json
 from ..requests.body_errors import JSON_NAMES
 from .file_store import FileStore, StoredFile
-from .stored_batch import BatchRequest
+from .stored import BatchRequest
 
 # As in OpenAI's API.
 MAX_REQUESTS = 50_000

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..http.encoding import dump
-from .stored_batch import BatchRequest, RequestResult
+from .stored import BatchRequest, RequestResult
 
 EXPIRED = (
     "batch_expired",
@@ -19,7 +19,7 @@ FULL = ("storage_full", "This server has no room for the answer; see its --max-s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackgroundAnswer:
+class BackgroundResponse:
     """The answer to a request of no connection; ``tokens`` as in ``RequestResult``.
     ``passing``: a failure that says nothing about the request."""
 
@@ -30,7 +30,7 @@ class BackgroundAnswer:
     passing: bool = False
 
 
-def answered(request: BatchRequest, answer: BackgroundAnswer) -> RequestResult:
+def answered(request: BatchRequest, answer: BackgroundResponse) -> RequestResult:
     """The result of a request that was answered, perhaps with an error."""
     head = dump({"status_code": answer.status, "request_id": answer.request_id})[:-1]
     response = (head, b',"body":', answer.body, b"}")

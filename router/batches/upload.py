@@ -14,7 +14,7 @@ from .multipart import MAX_FIELD_BYTES, MultipartForm, boundary_of
 MAX_FILENAME = 255
 KEPT_SECONDS = 30 * 24 * 3600
 # OpenAI's range of ``expires_after``.
-LEAST_KEPT, MOST_KEPT = 3600, 2592000
+MIN_LIFETIME, MAX_LIFETIME = 3600, 2592000
 PURPOSE = "batch"
 
 
@@ -90,7 +90,9 @@ def _seconds_kept(fields: dict[str, str]) -> int:
     if anchor != "created_at":
         raise invalid("'expires_after[anchor]' must be 'created_at'.", "expires_after")
     valid = given is not None and given.isascii() and given.isdigit() and len(given) < 9
-    if given is None or not valid or not LEAST_KEPT <= int(given) <= MOST_KEPT:
-        message = f"'expires_after[seconds]' must be a number from {LEAST_KEPT} to {MOST_KEPT}."
+    if given is None or not valid or not MIN_LIFETIME <= int(given) <= MAX_LIFETIME:
+        message = (
+            f"'expires_after[seconds]' must be a number from {MIN_LIFETIME} to {MAX_LIFETIME}."
+        )
         raise invalid(message, "expires_after")
     return int(given)

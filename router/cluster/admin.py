@@ -16,7 +16,7 @@ from ...shared.errors import RequestError, UnavailableError
 from ...shared.security.credentials import INSECURE, Credentials
 from .absence import told
 
-CALL_SECONDS = 5.0
+RPC_SECONDS = 5.0
 # The router has answered, and refuses.
 _REFUSALS = (
     grpc.StatusCode.NOT_FOUND,
@@ -36,7 +36,7 @@ HEADINGS = (
 def list_nodes(registry: str, credentials: Credentials = INSECURE) -> pb.ListReply:
     """List the nodes of the router behind ``registry``. Raises ``UnavailableError``."""
     reply: pb.ListReply = _ask(
-        registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=CALL_SECONDS)
+        registry, credentials, lambda stub: stub.List(pb.ListRequest(), timeout=RPC_SECONDS)
     )
     return reply
 
@@ -74,7 +74,7 @@ def drain_node(
     ``UnavailableError`` if no router answers.
     """
     request = pb.DrainRequest(node_id=node_id, timeout_seconds=timeout)
-    _ask(registry, credentials, lambda stub: stub.Drain(request, timeout=CALL_SECONDS))
+    _ask(registry, credentials, lambda stub: stub.Drain(request, timeout=RPC_SECONDS))
 
 
 def set_role(
@@ -92,7 +92,7 @@ def set_role(
     """
     wanted = next(number for number, name in ROLES.items() if name == role)
     request = pb.SetRoleRequest(node_id=node_id, role=wanted, force=force)
-    _ask(registry, credentials, lambda stub: stub.SetRole(request, timeout=CALL_SECONDS))
+    _ask(registry, credentials, lambda stub: stub.SetRole(request, timeout=RPC_SECONDS))
 
 
 def as_table(listed: pb.ListReply) -> str:
@@ -150,10 +150,10 @@ def _state(node: pb.NodeInfo) -> str:
     return "unreachable" if node.unreachable else "ready"
 
 
-def _ask(registry: str, credentials: Credentials, call: Callable[[RegistryStub], Any]) -> Any:
+def _ask(registry: str, credentials: Credentials, rpc: Callable[[RegistryStub], Any]) -> Any:
     with credentials.blocking_channel(registry) as channel:
         try:
-            return call(credentials.stub(RegistryStub, channel))
+            return rpc(credentials.stub(RegistryStub, channel))
         except grpc.RpcError as error:
             if error.code() in _REFUSALS:
                 raise RequestError(error.details() or "refused") from None

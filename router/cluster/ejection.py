@@ -1,4 +1,4 @@
-"""Ejection of a decode node whose calls get no answer, as in Envoy's outlier detection.
+"""Ejection of a decode node whose requests get no answer, as in Envoy's outlier detection.
 
 A node may send heartbeats and yet be unreachable: a wrong --advertise, a firewall, a partition in
 one direction. It then looks idle, so requests would be placed on it, and each would wait for its
@@ -12,13 +12,13 @@ from typing import Any
 
 from ...shared.process.backoff import PeerBackoff
 
-# A node admits or rejects a request within milliseconds. While a call waits longer, no others are
-# sent after it.
+# A node admits or rejects a request within milliseconds. While one waits longer, no others are sent
+# after it.
 SLOW_SECONDS = 2.0
 
 
 class Ejection:
-    """The unanswered calls to one start of a node, and the backoff after failed ones."""
+    """The unanswered requests to one start of a node, and the backoff after failed ones."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         # False if the node is certainly not ejected. Placement looks at many nodes, and this is
@@ -38,17 +38,17 @@ class Ejection:
             return False
         return self._clock() - next(iter(self._unanswered.values())) >= SLOW_SECONDS
 
-    def asked(self, call: Any, *, compiles: bool = False) -> None:
-        """Record that a call was sent. One for which the node ``compiles`` a grammar first may take
-        seconds, and does not count as slow."""
+    def sent(self, remote: Any, *, compiles: bool = False) -> None:
+        """Record that a request was sent. If the node ``compiles`` a grammar for it first, it may
+        take seconds and does not count as slow."""
         if compiles and not self._backoff.suspected:
             return
-        self._unanswered[call] = self._clock()
+        self._unanswered[remote] = self._clock()
         self.doubtful = True
 
-    def answered(self, call: Any) -> None:
+    def answered(self, remote: Any) -> None:
         """Record an answer: the node can be reached."""
-        self._unanswered.pop(call, None)
+        self._unanswered.pop(remote, None)
         self._backoff.end()
         self.doubtful = bool(self._unanswered)
 
@@ -57,14 +57,14 @@ class Ejection:
         self._backoff.end()
         self.doubtful = bool(self._unanswered)
 
-    def failed(self, call: Any) -> float:
+    def failed(self, remote: Any) -> float:
         """Record that the node was not reached, or did not answer. Returns the pause that begins,
         or 0 during a pause."""
-        self._unanswered.pop(call, None)
+        self._unanswered.pop(remote, None)
         self.doubtful = True
         return self._backoff.begin()
 
-    def ended(self, call: Any) -> None:
-        """Forget a call, which proves nothing if it was not answered."""
-        self._unanswered.pop(call, None)
+    def ended(self, remote: Any) -> None:
+        """Forget a request, which proves nothing if it was not answered."""
+        self._unanswered.pop(remote, None)
         self.doubtful = bool(self._unanswered) or self._backoff.suspected

@@ -1,7 +1,7 @@
 """One node as the router knows it: identity, reported load, prefixes, connection, drain state.
 
 A node is one start of a process, (id, epoch): when the same id joins with a new epoch, the old node
-is lost, and its calls end.
+is lost, and its requests end.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...proto import tandem_pb2 as pb
 from ...shared.security.credentials import INSECURE, Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.telemetry.tracing import Metadata
-from ..calls.connection import NodeConnection
-from ..calls.multiplexed_call import MultiplexedCall
+from ..node_streams.connection import NodeConnection
+from ..node_streams.remote_request import RemoteRequest
 from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
 from .ejection import Ejection
@@ -58,7 +58,7 @@ class Node:
         self.load = pb.Load()
         self.rate = 0.0  # of prefill, in tokens a second; 0 until measured
         self.sequences = 0  # running or waiting on the node, as far as is known now
-        self._other_sequences = 0  # of other routers' calls, by the last report
+        self._other_sequences = 0  # of other routers' requests, by the last report
         self._link_rates: dict[str, float] = {}
         self.prefixes = NodePrefixes()
         self.inflight_load = InflightLoad()
@@ -68,7 +68,7 @@ class Node:
         self.draining = False
         self.left = False
         self.lost = False
-        self.unreachable = ""  # why this router cannot call it
+        self.unreachable = ""  # why this router cannot reach it
         self.to_drain = False  # by an operator's command
         self.drain_seconds: float | None = None  # the operator's limit for what runs
         self.next_role: pb.Role = pb.ROLE_UNSPECIFIED  # by an operator's command
@@ -76,9 +76,9 @@ class Node:
     # -- state -------------------------------------------------------------------------------
 
     @property
-    def inflight_calls(self) -> int:
-        """This router's calls that run on the node."""
-        return self._connection.calls
+    def inflight_requests(self) -> int:
+        """This router's requests that run on the node."""
+        return self._connection.requests
 
     def has_room(self, tokens: int) -> bool:
         """True if that many tokens fit, or if it is unknown."""
@@ -120,7 +120,7 @@ class Node:
     def _serves(self) -> bool:
         """True if a request may run on it, of this router or by its last report."""
         load = self.load
-        return bool(self.inflight_calls or load.running or load.waiting or load.transfers)
+        return bool(self.inflight_requests or load.running or load.waiting or load.transfers)
 
     def info(self, now: float) -> pb.NodeInfo:
         """The node as operators see it."""
@@ -131,7 +131,7 @@ class Node:
             address=self.address,
             draining=self.draining,
             load=self.load,
-            requests=self.inflight_calls,
+            requests=self.inflight_requests,
             heartbeat_age_seconds=now - self.last_seen,
             version=self.version,
             next_role=self.next_role,
@@ -173,7 +173,7 @@ class Node:
         self.rate = load.prefill_tokens_per_second
         has_blocks = load.total_blocks and load.block_size
         room = load.free_blocks * load.block_size if has_blocks else None
-        # The report was written a little before it arrived, perhaps with calls that have ended.
+        # The report was written a little before it arrived, perhaps with requests that have ended.
         peak = self._connection.take_peak()
         self._other_sequences = max(0, load.running + load.waiting - peak)
         self._count_sequences()
@@ -206,38 +206,38 @@ class Node:
         self.next_role, self.draining = role, True
 
     def reach(self, problem: str) -> None:
-        """Note why the node cannot be called, or that it can."""
+        """Note why the node cannot be reached; empty if it can."""
         if self.unreachable and not problem:
             self.ejection.reached()
         self.unreachable = problem
 
     def lose(self) -> None:
-        """Mark the process as gone, and cancel its calls."""
+        """Mark the process as gone, and cancel its requests."""
         self.lost = True
         self._connection.cancel()
 
-    # -- calls -------------------------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------------
 
-    def generate(self, request: pb.GenerateRequest, metadata: Metadata) -> MultiplexedCall:
-        """Start a call; ``end`` must follow."""
-        call = self._connection.generate(request, metadata)
+    def generate(self, request: pb.GenerateRequest, metadata: Metadata) -> RemoteRequest:
+        """Start a request; ``end`` must follow."""
+        remote = self._connection.generate(request, metadata)
         self._count_sequences()
-        self.ejection.asked(call, compiles=request.sampling.HasField("structured_outputs"))
-        return call
+        self.ejection.sent(remote, compiles=request.sampling.HasField("structured_outputs"))
+        return remote
 
-    def end(self, call: MultiplexedCall) -> None:
-        """End a call, whether it has finished or not."""
-        self._connection.end(call)
+    def end(self, remote: RemoteRequest) -> None:
+        """End a request, whether it has finished or not."""
+        self._connection.end(remote)
         self._count_sequences()
-        self.ejection.ended(call)
+        self.ejection.ended(remote)
 
-    async def reconnect(self, call: MultiplexedCall) -> bool:
-        """Replace the connection that a call has lost; false if the node is not reached soon."""
-        return await self._connection.reconnect(call)
+    async def reconnect(self, remote: RemoteRequest) -> bool:
+        """Replace the connection that a request has lost; false if the node is not reached soon."""
+        return await self._connection.reconnect(remote)
 
-    def end_choice(self, call_id: int, index: int) -> None:
-        """End one choice of a call on the node."""
-        self._connection.end_choice(call_id, index)
+    def end_choice(self, internal_id: int, index: int) -> None:
+        """End one choice of a request on the node."""
+        self._connection.end_choice(internal_id, index)
 
     async def close(self) -> None:
         """Close the connection."""

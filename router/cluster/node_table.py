@@ -26,7 +26,7 @@ from .shortlist import FEW, Excluded, Roster, shortlist
 log = logger("router")
 
 # When as many nodes fall silent at once, and more than this part of all, the nodes are hardly the
-# cause. They are lost only after PATIENCE times the usual timeout; calls to nodes that are gone
+# cause. They are lost only after PATIENCE times the usual timeout; RPCs to nodes that are gone
 # fail sooner anyway.
 MANY_SILENT = 16
 PART_SILENT = 0.2
@@ -142,9 +142,9 @@ class NodeTable:
         few = shortlist(self._roster.kinds, self._prefix_table, prompt, turn, exclude)
         return [node.view(prompt) for node in few]
 
-    def unreachable(self, node: Node, call: Any, reason: str) -> None:
-        """Back off from a node after a call to it failed on the way or got no answer."""
-        pause = node.ejection.failed(call)
+    def unreachable(self, node: Node, remote: Any, reason: str) -> None:
+        """Back off from a node after a request to it failed on the way or got no answer."""
+        pause = node.ejection.failed(remote)
         if pause:
             self.ejections.labels(reason).inc()
             log.warning(
@@ -167,7 +167,7 @@ class NodeTable:
     # -- membership --------------------------------------------------------------------------
 
     def join(self, request: pb.JoinRequest, address: str) -> Node:
-        """Enter a node. One that joins again with the same epoch keeps its calls."""
+        """Enter a node. One that joins again with the same epoch keeps its requests."""
         node = self.get(request.node_id, request.epoch)
         if node is not None and node.address == address and node.role == request.role:
             node.report(request.load, request.prefixes)
@@ -273,7 +273,7 @@ class NodeTable:
             node
             for node in self._nodes.values()
             # A node that has left sends no heartbeats while it finishes; gRPC's pings watch it.
-            if node.last_seen < horizon and not (node.left and node.inflight_calls)
+            if node.last_seen < horizon and not (node.left and node.inflight_requests)
         ]
 
     def _remove(
@@ -295,7 +295,7 @@ class NodeTable:
     # -- closing -----------------------------------------------------------------------------
 
     async def close_lost(self) -> None:
-        """Close the connections of lost nodes, whose calls have been cancelled."""
+        """Close the connections of lost nodes, whose requests have been cancelled."""
         lost, self._lost = self._lost, []
         for node in lost:
             await node.close()

@@ -15,7 +15,7 @@ from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
 from ...shared.text.tokenizer_files import TokenizerFiles
 from ...shared.text.tokenizer_message import MAX_BYTES, unpack_tokenizer
-from ..calls.connection import CHANNEL_OPTIONS
+from ..node_streams.connection import CHANNEL_OPTIONS
 from .groups import field_of
 from .pinned_model import read_tokenizer
 
@@ -58,12 +58,12 @@ async def _fetch(address: str, credentials: Credentials) -> TokenizerFiles:
     async with credentials.channel(address, CHANNEL_OPTIONS) as channel:
         stub = credentials.stub(DecodeStub, channel)
         try:
-            call = stub.Tokenizer(pb.TokenizerRequest(), timeout=FETCH_SECONDS)
-            async for part in call:
+            rpc = stub.Tokenizer(pb.TokenizerRequest(), timeout=FETCH_SECONDS)
+            async for part in rpc:
                 parts.append(part.content)
                 size += len(part.content)
                 if size > MAX_BYTES:
-                    call.cancel()
+                    rpc.cancel()
                     raise ModelError(f"the node's tokenizer is larger than {MAX_BYTES} bytes")
         except grpc.aio.AioRpcError as error:
             raise _NotGivenError(credentials.explain(error)) from None

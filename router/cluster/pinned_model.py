@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...proto import tandem_pb2 as pb
-from ...shared.config.sampling_config import MODELS_OWN
+from ...shared.config.sampling import MODELS_OWN
 from ...shared.config.sampling_defaults import warn_of_ignored
 from ...shared.errors import ModelError
 from ...shared.models.fingerprint import fingerprint_text, model_fingerprint

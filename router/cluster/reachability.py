@@ -17,13 +17,13 @@ from ...proto.tandem_pb2_grpc import DecodeStub, PrefillStub
 from ...shared.errors import PeerRefusedError
 from ...shared.process.backoff import Backoff
 from ...shared.security.credentials import Credentials
-from ..calls.connection import CHANNEL_OPTIONS
+from ..node_streams.connection import CHANNEL_OPTIONS
 from .node import Node
 from .node_table import NodeTable
 
-CALL_SECONDS = 2.0
+RPC_SECONDS = 2.0
 # At a time, so that a thousand nodes that join at once do not take a connection each.
-MAX_CALLS = 256
+MAX_RPCS = 256
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 3.0
 
@@ -51,7 +51,7 @@ class Reachability:
     def __init__(self, nodes: NodeTable, credentials: Credentials) -> None:
         self._nodes = nodes
         self._credentials = credentials
-        self._slots = asyncio.Semaphore(MAX_CALLS)
+        self._slots = asyncio.Semaphore(MAX_RPCS)
         self._following: dict[Node, asyncio.Task[None]] = {}
 
     async def meet(self, node_id: str, epoch: int, role: pb.Role, address: str) -> None:
@@ -100,7 +100,7 @@ class Reachability:
         async with self._credentials.channel(address, CHANNEL_OPTIONS) as channel:
             stub = self._credentials.stub(kind, channel)
             try:
-                reply: pb.StatusReply = await stub.Status(request, timeout=CALL_SECONDS)
+                reply: pb.StatusReply = await stub.Status(request, timeout=RPC_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise UnreachedError(
                     f"the router cannot call this node at {address}: {self._reason(error)}",
@@ -111,7 +111,7 @@ class Reachability:
     def _reason(self, error: grpc.aio.AioRpcError) -> str:
         match error.code():
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {CALL_SECONDS:g} s"
+                return f"no answer within {RPC_SECONDS:g} s"
             case grpc.StatusCode.UNIMPLEMENTED:
                 return "what answers there is no such node"
             case _:

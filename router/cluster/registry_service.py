@@ -17,7 +17,7 @@ from ...proto.tandem_pb2_grpc import RegistryServicer
 from ...shared.config.sampling_defaults import read_defaults
 from ...shared.errors import ModelError, PeerRefusedError, RequestError, UnavailableError
 from ...shared.host_port import is_wildcard, split_host_port
-from ...shared.process.open_files import most_open_files, open_files
+from ...shared.process.open_files import open_file_limit, open_files
 from ...shared.security.addresses import is_host_port
 from ...shared.telemetry.logs import logger
 from ...shared.version import version
@@ -202,7 +202,7 @@ class Registry(RegistryServicer):
             version=version(),
             heartbeat_seconds=self._options.heartbeat_period,
             open_files=open_files(),
-            most_open_files=most_open_files(),
+            open_file_limit=open_file_limit(),
         )
 
     async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
@@ -218,7 +218,7 @@ class Registry(RegistryServicer):
         return pb.SetRoleReply()
 
     async def _command(self, context: Any, command: Callable[[], None]) -> None:
-        """Run an operator's command. Aborts the call if it is refused."""
+        """Run an operator's command. Aborts the RPC if it is refused."""
         try:
             command()
         except UnknownNodeError as error:

@@ -15,14 +15,14 @@ from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.errors import PeerRefusedError, RequestError
 from ...shared.security.credentials import Credentials
 from ...shared.telemetry.logs import logger
-from ..calls.connection import CHANNEL_OPTIONS
+from ..node_streams.connection import CHANNEL_OPTIONS
 from .node_table import NodeTable
 from .registry_service import Registry
 
 log = logger("router")
 
 POLL_SECONDS = 1.0
-CALL_SECONDS = 2.0
+RPC_SECONDS = 2.0
 
 
 class StaticNodes:
@@ -57,7 +57,7 @@ class StaticNodes:
                 while generation == self._credentials.generation:
                     try:
                         request = pb.StatusRequest(prefix_version=version, without_metrics=True)
-                        status = await stub.Status(request, timeout=CALL_SECONDS)
+                        status = await stub.Status(request, timeout=RPC_SECONDS)
                         version = await self._enter(address, status)
                         problem = ""
                     except grpc.aio.AioRpcError as error:

@@ -37,7 +37,7 @@ LATE_HEARTBEATS = 2.0
 USUAL_SECONDS = 1.0
 # Parts of the files that a process may open: from the first on it is a note.
 FULL, VERY_FULL = 0.8, 0.95
-OPEN_FILES, MOST_OPEN_FILES = "process_open_fds", "process_max_fds"
+OPEN_FILES, MAX_OPEN_FILES = "process_open_fds", "process_max_fds"
 # More absent nodes than these are only counted.
 MAX_ABSENT_SHOWN = 64
 
@@ -143,7 +143,7 @@ def _of_node(seen: SurveyedNode, late_seconds: float) -> Iterator[Finding]:
         yield Finding(
             subject,
             f"its last heartbeat is {info.heartbeat_age_seconds:.1f} s old",
-            "if this persists, the process is overloaded, or the network loses its calls",
+            "if this persists, the process is overloaded, or the network loses its RPCs",
             wrong=False,  # a missing answer is a finding of its own
         )
     if status is None:
@@ -266,12 +266,12 @@ def _of_certificates(survey: Survey) -> Iterator[Finding]:
 def _of_files(survey: Survey) -> Iterator[Finding]:
     """Find processes that can soon open no file, and accept no connection."""
     reply = survey.listed.reply
-    counts = {} if reply is None else {"router": (reply.open_files, reply.most_open_files)}
+    counts = {} if reply is None else {"router": (reply.open_files, reply.open_file_limit)}
     for seen in survey.nodes:
         if seen.status.reply is not None:
             series = {metric.name: int(metric.value) for metric in seen.status.reply.metrics}
             subject = f"{role_name(seen.info.role)} node {seen.info.node_id}"
-            counts[subject] = series.get(OPEN_FILES, 0), series.get(MOST_OPEN_FILES, 0)
+            counts[subject] = series.get(OPEN_FILES, 0), series.get(MAX_OPEN_FILES, 0)
     for subject, (files, most) in counts.items():
         if files > FULL * most:
             yield Finding(
@@ -399,7 +399,7 @@ _STALLED = frozenset(
 def _remedy(pair: pb.PairReport) -> str:
     if pair.cause in _STALLED and pair.round_trip_seconds:
         return (
-            f"the prefill node answers a call of a few bytes in "
+            f"the prefill node answers an RPC of a few bytes in "
             f"{pair.round_trip_seconds * 1000:.0f} ms, so unless it is overloaded (see its log), "
             f"large packets are lost on the way: compare the MTU of both machines and of the "
             f"network between them (ping -M do -s 1472 HOST, from each to the other)"

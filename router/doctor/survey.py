@@ -1,6 +1,6 @@
 """A survey of a cluster from outside: the router, every node, every pair of nodes.
 
-It judges nothing (see ``findings.py``), and records failed calls instead of raising.
+It judges nothing (see ``findings.py``), and records failed RPCs instead of raising.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ...proto.tandem_pb2_grpc import DecodeStub, PrefillStub, RegistryStub
 from ...shared.config.limits import MAX_EXAMINED
 from ...shared.security.credentials import INSECURE, Credentials, open_url
 
-CALL_SECONDS = 3.0
+RPC_SECONDS = 3.0
 # Longer than a decode node's own deadline for all of its pairs.
 EXAMINE_SECONDS = 15.0
-MAX_CALLS = 64
+MAX_RPCS = 64
 # Pairs of nodes to examine, each with a prompt that the prefill node computes.
 MAX_PAIRS = 2048
 MAX_BODY = 1 << 16
@@ -34,8 +34,8 @@ Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
-class CallResult:
-    """The result of one call; exactly one of ``reply`` and ``problem`` is set."""
+class RpcResult:
+    """The result of one RPC; exactly one of ``reply`` and ``problem`` is set."""
 
     seconds: float
     reply: Any = None
@@ -47,22 +47,22 @@ class SurveyedNode:
     """A node as the router lists it, and its own status (``pb.StatusReply``)."""
 
     info: pb.NodeInfo
-    status: CallResult
+    status: RpcResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The results of all calls. ``pairs`` has the examinations (``pb.ExamineReply``) by decode
-    node; ``unexamined`` is the number of pairs over the limit; ``encrypted``: all calls used
+    """The results of all RPCs. ``pairs`` has the examinations (``pb.ExamineReply``) by decode
+    node; ``unexamined`` is the number of pairs over the limit; ``encrypted``: all RPCs used
     TLS."""
 
     url: str
     registry: str
-    health: CallResult
-    ready: CallResult
-    listed: CallResult
+    health: RpcResult
+    ready: RpcResult
+    listed: RpcResult
     nodes: list[SurveyedNode] = field(default_factory=list)
-    pairs: dict[str, CallResult] = field(default_factory=dict)
+    pairs: dict[str, RpcResult] = field(default_factory=dict)
     unexamined: int = 0
     encrypted: bool = False
     asked_at: float = field(default_factory=time.time)  # Unix time
@@ -77,11 +77,9 @@ class Survey:
 def survey(url: str, registry: str, credentials: Credentials = INSECURE) -> Survey:
     """Call the router at ``url`` and ``registry``, then all of its nodes in parallel."""
     health, ready = _get(f"{url}/live"), _get(f"{url}/ready")
-    listed = _call(
-        credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT)
-    )
+    listed = _rpc(credentials, registry, RegistryStub, lambda s: s.List(pb.ListRequest(), **_LIMIT))
     infos = list(listed.reply.nodes) if listed.reply is not None else []
-    with ThreadPoolExecutor(MAX_CALLS) as pool:
+    with ThreadPoolExecutor(MAX_RPCS) as pool:
         nodes = list(pool.map(lambda info: _see(credentials, info), infos))
         prefill = [seen for seen in nodes if seen.info.role == pb.ROLE_PREFILL]
         decode = [seen for seen in nodes if seen.info.role == pb.ROLE_DECODE]
@@ -126,15 +124,13 @@ def plan_pairs(decode: int, prefill: int, turn: int) -> list[list[int]]:
 
 def _see(credentials: Credentials, info: pb.NodeInfo) -> SurveyedNode:
     kind = PrefillStub if info.role == pb.ROLE_PREFILL else DecodeStub
-    status = _call(
-        credentials, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT)
-    )
+    status = _rpc(credentials, info.address, kind, lambda s: s.Status(pb.StatusRequest(), **_LIMIT))
     return SurveyedNode(info, status)
 
 
 def _examine(
     credentials: Credentials, decode: pb.NodeInfo, prefill: list[SurveyedNode]
-) -> CallResult:
+) -> RpcResult:
     request = pb.ExamineRequest(
         prefill=[
             pb.PrefillCandidate(
@@ -144,19 +140,19 @@ def _examine(
         ]
     )
     ask = lambda stub: stub.Examine(request, timeout=EXAMINE_SECONDS)  # noqa: E731
-    return _call(credentials, decode.address, DecodeStub, ask)
+    return _rpc(credentials, decode.address, DecodeStub, ask)
 
 
-# Options of each call: a timeout, and no waiting for a server that is not there.
-_LIMIT: dict[str, Any] = {"timeout": CALL_SECONDS}
+# Options of each RPC: a timeout, and no waiting for a server that is not there.
+_LIMIT: dict[str, Any] = {"timeout": RPC_SECONDS}
 
 
-def _call(
+def _rpc(
     credentials: Credentials,
     address: str,
     kind: Callable[[grpc.Channel], Any],
     ask: Callable[[Any], Any],
-) -> CallResult:
+) -> RpcResult:
     begun = time.monotonic()
     with credentials.blocking_channel(address) as channel:
         try:
@@ -166,23 +162,23 @@ def _call(
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 details = f"no answer within {time.monotonic() - begun:.0f} s"
             problem = details or error.code().name
-            return CallResult(time.monotonic() - begun, problem=problem)
-    return CallResult(time.monotonic() - begun, reply)
+            return RpcResult(time.monotonic() - begun, problem=problem)
+    return RpcResult(time.monotonic() - begun, reply)
 
 
-def _get(url: str) -> CallResult:
+def _get(url: str) -> RpcResult:
     """The JSON of a probe; an error status is a problem."""
     begun = time.monotonic()
     try:
-        with open_url(url, CALL_SECONDS) as answer:
+        with open_url(url, RPC_SECONDS) as answer:
             reply = json.loads(answer.read(MAX_BODY))
     except urllib.error.HTTPError as error:
         with error:
-            return CallResult(time.monotonic() - begun, problem=_message(error))
+            return RpcResult(time.monotonic() - begun, problem=_message(error))
     except (OSError, http.client.HTTPException, ValueError) as error:
         why = getattr(error, "reason", error)
-        return CallResult(time.monotonic() - begun, problem=str(why))
-    return CallResult(time.monotonic() - begun, reply)
+        return RpcResult(time.monotonic() - begun, problem=str(why))
+    return RpcResult(time.monotonic() - begun, reply)
 
 
 def _message(error: urllib.error.HTTPError) -> str:

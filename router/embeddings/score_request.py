@@ -21,7 +21,7 @@ from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_one, encode_pair
-from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
+from ..requests.truncation import Truncation, max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .text_inputs import MAX_INPUTS
 
@@ -204,7 +204,7 @@ def _fields(
 ) -> dict[str, Any]:
     """The fields of a request for the scores of pairs. A model for embeddings reads ``prefixes``
     before the texts."""
-    cut = read_truncation(asked, most_prompt_tokens(model, 0))
+    cut = read_truncation(asked, max_prompt_tokens(model, 0))
     together = model.scoring == "pair"
     _check_scores(asked, model, options)
     if together:

@@ -8,10 +8,10 @@ from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
+from .classify_formatter import ClassifyFormatter
 from .classify_request import parse_classify
-from .classify_response import ClassifyResponse
+from .score_formatter import RerankFormatter, ScoreFormatter
 from .score_request import parse_rerank, parse_score
-from .score_response import RerankResponse, ScoreResponse
 
 
 class Score(Surface):
@@ -22,8 +22,8 @@ class Score(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_score(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> ScoreResponse:
-        return ScoreResponse(request, created)
+    def formatter(self, request: GenerationRequest, created: int) -> ScoreFormatter:
+        return ScoreFormatter(request, created)
 
 
 class Rerank(Surface):
@@ -34,8 +34,8 @@ class Rerank(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_rerank(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> RerankResponse:
-        return RerankResponse(request, created)
+    def formatter(self, request: GenerationRequest, created: int) -> RerankFormatter:
+        return RerankFormatter(request, created)
 
 
 class Classify(Surface):
@@ -46,5 +46,5 @@ class Classify(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_classify(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> ClassifyResponse:
-        return ClassifyResponse(request, created)
+    def formatter(self, request: GenerationRequest, created: int) -> ClassifyFormatter:
+        return ClassifyFormatter(request, created)

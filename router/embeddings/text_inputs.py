@@ -19,7 +19,7 @@ from ..generation import (
 from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import check_context, encode_one
-from ..requests.truncation import most_prompt_tokens, read_truncation
+from ..requests.truncation import max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 
 # As in OpenAI's API.
@@ -94,7 +94,7 @@ class _Reader:
     ) -> None:
         self._asked = asked
         self._model = model
-        self._cut = read_truncation(asked, most_prompt_tokens(model, 0))
+        self._cut = read_truncation(asked, max_prompt_tokens(model, 0))
         self._prompt = prompt
         self._prompt_name = prompt_name
 

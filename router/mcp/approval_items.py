@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import invalid
-from .approvals import ApprovalAnswer
+from .approvals import ApprovalResponse
 from .server_tools import ServerTool
 
 REQUEST, RESPONSE = "mcp_approval_request", "mcp_approval_response"
@@ -20,13 +20,13 @@ MAX_LISTED = 16
 Item = dict[str, Any]
 
 
-def new_answers(items: list[Item], conversation: list[Item]) -> list[ApprovalAnswer]:
+def new_answers(items: list[Item], conversation: list[Item]) -> list[ApprovalResponse]:
     """The answers among the ``items`` of a request, which end its ``conversation``. Raises
     ``RequestError``."""
     asked = {item["id"]: item for item in conversation if item["type"] == REQUEST}
     if not asked and not any(item["type"] == RESPONSE for item in items):
         return []
-    found: dict[str, ApprovalAnswer] = {}
+    found: dict[str, ApprovalResponse] = {}
     last = max((i for i, item in enumerate(items) if _is_of_model(item)), default=-1)
     for i, item in enumerate(items):
         if item["type"] != RESPONSE:
@@ -63,8 +63,8 @@ def _is_of_model(item: Item) -> bool:
     return item["type"] in OF_MODEL or item.get("role") == "assistant"
 
 
-def _answer(item: Item, request: Item, param: str) -> ApprovalAnswer:
-    return ApprovalAnswer(
+def _answer(item: Item, request: Item, param: str) -> ApprovalResponse:
+    return ApprovalResponse(
         id=request["id"],
         tool=ServerTool(request["server_label"], request["name"]),
         arguments=request["arguments"],

@@ -23,7 +23,7 @@ MAX_CHARACTERS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovalAnswer:
+class ApprovalResponse:
     """A client's answer to the request for approval ``id``, with the call as the conversation has
     it. ``param`` is its place in the request."""
 
@@ -76,7 +76,7 @@ class Approvals:
         await self._database.run(work)
         return approval_id
 
-    async def claim(self, owner: str, answer: ApprovalAnswer) -> CallOutcome | None:
+    async def claim(self, owner: str, answer: ApprovalResponse) -> CallOutcome | None:
         """Let one request answer, until ``release``. Returns the outcome of a call that has already
         run for a request that failed. Raises ``ApiError`` or ``RequestError``."""
 
@@ -134,13 +134,13 @@ class Approvals:
             connection,
             "approvals",
             most=MAX_APPROVALS,
-            most_size=MAX_CHARACTERS,
+            max_size=MAX_CHARACTERS,
             now=self._clock(),
         )
         connection.executemany("DELETE FROM approvals WHERE number = ?", ((n,) for n in gone))
 
 
-def _check(row: sqlite3.Row | None, answer: ApprovalAnswer) -> CallOutcome | None:
+def _check(row: sqlite3.Row | None, answer: ApprovalResponse) -> CallOutcome | None:
     """The outcome of a call that has run already, if the answer may be given."""
     if row is None:
         message = f"The approval request '{answer.id[:64]}' was not found; it may have expired."

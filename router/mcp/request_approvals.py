@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ApiError
-from .approvals import ApprovalAnswer, Approvals
+from .approvals import ApprovalResponse, Approvals
 from .server_tools import CallOutcome, ServerTool
 
 INTERRUPTED = "The call was interrupted; it is not known whether it ran."
@@ -19,7 +19,7 @@ class RequestApprovals:
     request that fails gives them back, with the outcomes of calls that have run."""
 
     def __init__(
-        self, approvals: Approvals, owner: str, answers: Sequence[ApprovalAnswer] = ()
+        self, approvals: Approvals, owner: str, answers: Sequence[ApprovalResponse] = ()
     ) -> None:
         self.answers = answers
         self._approvals = approvals

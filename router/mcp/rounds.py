@@ -14,7 +14,7 @@ from ..generation import ChoiceDelta, Generate, Outputs, RequestAdmitted
 from ..openai.chat_request import ChatRequest
 from ..requests.context import ContextError
 from ..requests.mcp_names import model_name
-from .approvals import ApprovalAnswer
+from .approvals import ApprovalResponse
 from .request_approvals import RequestApprovals
 from .round_delta import ApprovalRequest, ExecutedCall, RoundDelta
 from .server_tools import CallOutcome, ServerTool
@@ -29,8 +29,8 @@ RunCall = Callable[[ServerTool, str], Coroutine[Any, Any, CallOutcome]]
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """The rounds of one request. ``parse`` makes the request of a body; ``most_calls`` and
-    ``most_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
+    """The rounds of one request. ``parse`` makes the request of a body; ``max_calls`` and
+    ``max_rounds`` limit what the router runs. The ``guarded`` tools need ``approvals``."""
 
     body: dict[str, Any]
     tools: Mapping[str, ServerTool]
@@ -39,11 +39,11 @@ class Rounds:
     listings: Sequence[Mapping[str, Any]]
     parse: Callable[[dict[str, Any]], ChatRequest]
     run: RunCall
-    most_rounds: int
-    most_calls: int | None = None
+    max_rounds: int
+    max_calls: int | None = None
 
     @cached_property
-    def approved(self) -> Mapping[str, ApprovalAnswer]:
+    def approved(self) -> Mapping[str, ApprovalResponse]:
         """The calls that have been approved, by the ids of the requests for approval."""
         answers = () if self.approvals is None else self.approvals.answers
         return {answer.id: answer for answer in answers if answer.approve}
@@ -119,8 +119,8 @@ class Rounds:
     def _take_calls(self, count: int, state: _Progress) -> int:
         """The number of ``count`` calls that may be run."""
         left = MAX_CALLS_IN_ROUND
-        if self.most_calls is not None:
-            left = min(left, self.most_calls - state.executed)
+        if self.max_calls is not None:
+            left = min(left, self.max_calls - state.executed)
         taken = min(count, max(0, left))
         state.executed += taken
         return taken
@@ -155,8 +155,8 @@ class Rounds:
         """The request of the next round; ``None`` if the context has no room for it. ``extend``
         adds to the chat what has happened since the last one."""
         state.rounds += 1
-        exhausted = self.most_calls is not None and state.executed >= self.most_calls
-        last = exhausted or state.rounds >= self.most_rounds
+        exhausted = self.max_calls is not None and state.executed >= self.max_calls
+        last = exhausted or state.rounds >= self.max_rounds
 
         def work() -> ChatRequest:
             extend()
@@ -211,7 +211,7 @@ class _Progress:
         return True
 
 
-def _begun(index: int, call: ApprovalAnswer) -> CallDelta:
+def _begun(index: int, call: ApprovalResponse) -> CallDelta:
     name = model_name(call.tool.label, call.tool.name)
     return CallDelta(index, call.id, name, call.arguments)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...shared.config.mcp_config import McpConfig
+from ...shared.config.mcp import McpConfig
 from ...shared.errors import UsageError
 
 COMMAND_LABEL = "mcp"

@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ..embeddings.embedding_request import parse_embedding
-from ..embeddings.embedding_response import EmbeddingResponse
+from ..embeddings.embed_formatter import EmbeddingFormatter
+from ..embeddings.embed_request import parse_embedding
 from ..embeddings.text_inputs import MAX_INPUTS
 from ..errors import invalid
 from ..options import RouterOptions
 from ..requests.body_errors import wrong_type
-from ..requests.body_model import INT32, WHOLE, AnswerModel, DocumentedAs
+from ..requests.body_model import INT32, WHOLE, DocumentedAs, ResponseModel
 from ..result import GenerationResult
 from ..served_model import ServedModel
 from .request import OllamaBody, OllamaRequest, errors_of_ollama
@@ -37,7 +37,7 @@ class OllamaEmbeddingsRequest(OllamaBody):
     prompt: Annotated[str, Field(min_length=1)]
 
 
-class OllamaEmbedAnswer(AnswerModel):
+class OllamaEmbedResponse(ResponseModel):
     """The answer of POST /api/embed."""
 
     model: str
@@ -47,7 +47,7 @@ class OllamaEmbedAnswer(AnswerModel):
     prompt_eval_count: int
 
 
-class OllamaEmbeddingsAnswer(AnswerModel):
+class OllamaEmbeddingsResponse(ResponseModel):
     """The answer of POST /api/embeddings."""
 
     embedding: list[float]
@@ -75,7 +75,7 @@ def read_embeddings(body: Any, model: ServedModel, options: RouterOptions) -> Ol
     return _request(asked, fields, model, options, ignored, cut=True)
 
 
-class EmbedResponse(EmbeddingResponse):
+class EmbedFormatter(EmbeddingFormatter):
     """All vectors, and how long they took."""
 
     def __init__(self, request: OllamaRequest) -> None:
@@ -93,7 +93,7 @@ class EmbedResponse(EmbeddingResponse):
         }
 
 
-class OlderEmbeddingResponse(EmbeddingResponse):
+class OlderEmbeddingFormatter(EmbeddingFormatter):
     """The one vector."""
 
     def __init__(self, request: OllamaRequest) -> None:

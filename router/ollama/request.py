@@ -26,7 +26,7 @@ from ..openai.generation_body import MAX_STOPS, StopString
 from ..openai.logprob_fields import check_alternatives
 from ..openai.request_fields import OpenAIRequest
 from ..openai.structured_outputs import follow_reasoning
-from ..openai.tools.chat_tools import Tools
+from ..openai.tools.definitions import Tools
 from ..options import RouterOptions
 from ..requests.body_errors import check_token, wrong_type
 from ..requests.body_model import INT32, INT64, WHOLE, BodyModel, DocumentedAs

@@ -9,31 +9,31 @@ from typing import Any
 from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from ..surface import Response, Surface
-from .embeddings import EmbedResponse, OlderEmbeddingResponse, read_embed, read_embeddings
+from ..surface import ResponseFormatter, Surface
+from .embeddings import EmbedFormatter, OlderEmbeddingFormatter, read_embed, read_embeddings
+from .formatter import OllamaFormatter
 from .request import OllamaRequest, read_chat, read_generate
-from .response import OllamaResponse
 
 
 @dataclass(frozen=True, slots=True)
 class OllamaSurface(Surface):
-    """A route whose body ``read`` translates, and whose answers a ``formatter`` writes."""
+    """A route: ``read`` translates its bodies, ``response_formatter`` writes its responses."""
 
     path: str
     read: Callable[[Any, ServedModel, RouterOptions], OllamaRequest]
-    formatter: Callable[[OllamaRequest], Response]
+    response_formatter: Callable[[OllamaRequest], ResponseFormatter]
 
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return self.read(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> Response:
+    def formatter(self, request: GenerationRequest, created: int) -> ResponseFormatter:
         assert isinstance(request, OllamaRequest), "made by parse"
-        return self.formatter(request)
+        return self.response_formatter(request)
 
 
-CHAT = OllamaSurface("/api/chat", read_chat, lambda request: OllamaResponse(request, chat=True))
+CHAT = OllamaSurface("/api/chat", read_chat, lambda request: OllamaFormatter(request, chat=True))
 GENERATE = OllamaSurface(
-    "/api/generate", read_generate, lambda request: OllamaResponse(request, chat=False)
+    "/api/generate", read_generate, lambda request: OllamaFormatter(request, chat=False)
 )
-EMBED = OllamaSurface("/api/embed", read_embed, EmbedResponse)
-EMBEDDINGS = OllamaSurface("/api/embeddings", read_embeddings, OlderEmbeddingResponse)
+EMBED = OllamaSurface("/api/embed", read_embed, EmbedFormatter)
+EMBEDDINGS = OllamaSurface("/api/embeddings", read_embeddings, OlderEmbeddingFormatter)

@@ -20,7 +20,7 @@ from ..requests.context import ContextError, check_context, encode_chat
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
 from ..requests.template_variables import TemplateVariables, check_template_variables
-from ..requests.truncation import most_prompt_tokens, read_truncation
+from ..requests.truncation import max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages
 from .generation_body import COMMON_UNSUPPORTED, GenerationBody
@@ -34,9 +34,9 @@ from .request_fields import (
     read_text_options,
 )
 from .structured_outputs import follow_reasoning
-from .tools.chat_tools import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
+from .tools.definitions import FunctionChoice, Functions, ToolChoice, ToolRequest, Tools, read_tools
 from .tools.function_calls import as_tool_choice, as_tools, asks_for_functions, functions_in_errors
-from .tools.tool_grammars import NO_GRAMMARS, ToolGrammars
+from .tools.grammars import NO_GRAMMARS, ToolGrammars
 
 MAX_DOCUMENTS = 1024
 CHAT_UNSUPPORTED: dict[str, tuple[Any, ...]] = COMMON_UNSUPPORTED | {
@@ -115,7 +115,7 @@ def parse_chat(
     wanted = _max_tokens(chat)
     messages = read_messages(chat.messages, ignored)
     adds_prompt = adds_generation_prompt(chat)
-    tokens = _prompt(chat, messages, model, tools, template, most_prompt_tokens(model, wanted or 1))
+    tokens = _prompt(chat, messages, model, tools, template, max_prompt_tokens(model, wanted or 1))
     prompt_text = None
     if chat.return_prompt_text:
         prompt_text = model.tokenizer.decode(tokens, skip_special_tokens=False)

@@ -15,7 +15,7 @@ from ..requests.body_errors import check_integer, check_token, wrong_type
 from ..requests.body_model import INT32, WHOLE, DocumentedAs
 from ..requests.context import check_context, encode_around_gap, encode_text
 from ..requests.response_size import ResponseSize
-from ..requests.truncation import Truncation, most_prompt_tokens, read_truncation
+from ..requests.truncation import Truncation, max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .generation_body import COMMON_UNSUPPORTED, GenerationBody
 from .logprob_fields import Alternatives, check_alternatives
@@ -71,7 +71,7 @@ def parse_completion(body: Any, model: ServedModel, options: RouterOptions) -> O
         message = "'logprobs' of an 'echo' are not available with 'use_beam_search'."
         raise invalid(message, "logprobs", "unsupported_value")
     text = read_text_options(asked, echo=echo, discard_output=wanted == 0)
-    most = most_prompt_tokens(model, wanted or 1)
+    most = max_prompt_tokens(model, wanted or 1)
     prompts = _PromptReader(asked, model, options, read_truncation(asked, most)).read()
     if echo:
         prompts = [_with_text(prompt, model) for prompt in prompts]

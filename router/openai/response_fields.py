@@ -9,10 +9,10 @@ from typing import Any
 from ...proto import tandem_pb2 as pb
 from ...shared.errors import RequestError
 from ...shared.text.tokenizer import Tokenizer
-from ..calls.node_logprobs import alternatives
 from ..errors import ApiError
 from ..generation import ChoiceDelta, GenerationRequest
 from ..http.encoding import EncodedArray
+from ..node_streams.logprobs import alternatives
 from ..usage import Usage
 from .error_body import error_body
 from .request_fields import OpenAIRequest

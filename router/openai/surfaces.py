@@ -8,10 +8,10 @@ from ..generation import GenerationRequest
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface
+from .chat_formatter import ChatFormatter
 from .chat_request import ChatRequest, parse_chat
-from .chat_response import ChatResponse
+from .completion_formatter import CompletionFormatter
 from .completion_request import parse_completion
-from .completion_response import CompletionResponse
 from .request_fields import OpenAIRequest
 
 
@@ -23,9 +23,9 @@ class ChatCompletions(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_chat(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> ChatResponse:
+    def formatter(self, request: GenerationRequest, created: int) -> ChatFormatter:
         assert isinstance(request, ChatRequest), "made by parse"
-        return ChatResponse(request, created)
+        return ChatFormatter(request, created)
 
 
 class Completions(Surface):
@@ -36,6 +36,6 @@ class Completions(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_completion(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> CompletionResponse:
+    def formatter(self, request: GenerationRequest, created: int) -> CompletionFormatter:
         assert isinstance(request, OpenAIRequest), "made by parse"
-        return CompletionResponse(request, created)
+        return CompletionFormatter(request, created)

@@ -22,7 +22,7 @@ MAX_PREFILL_CANDIDATES = 3
 class NodeView:
     """A node as placement of one prompt sees it; never modified.
 
-    ``ejected``: recent calls did not reach it. ``sequences``, running or waiting, and
+    ``ejected``: recent requests did not reach it. ``sequences``, running or waiting, and
     ``queued_prefill_tokens`` count this router's up to now, and others' by the node's last report.
     ``held_tokens`` is the part of the prompt that it holds; ``room_tokens`` is what fits into its
     free blocks, ``None`` if not reported. Rates are in tokens a second, 0 until measured;

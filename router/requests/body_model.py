@@ -105,7 +105,7 @@ class BodyModel(BaseModel):
         return made
 
 
-class AnswerModel(BaseModel):
+class ResponseModel(BaseModel):
     """The documentation of an answer, which is written as a dict: its long parts are encoded in
     pieces. Built when /openapi.json is asked for."""
 

@@ -41,8 +41,8 @@ class ResponseSize:
             return list(granted)
         rooms = []
         for limit, size in (
-            (options.max_answer_logprobs, self._entries),
-            (options.max_answer_bytes, self._bytes),
+            (options.max_response_logprobs, self._entries),
+            (options.max_response_bytes, self._bytes),
         ):
             fixed = size(0)
             if a_token := size(1) - fixed:
@@ -53,8 +53,8 @@ class ResponseSize:
     def check(self, granted: Sequence[int], options: RouterOptions) -> None:
         """Raise ``RequestError`` for a response over the limits."""
         for limit, size, unit in (
-            (options.max_answer_logprobs, self._entries(sum(granted)), "logprobs"),
-            (options.max_answer_bytes, self._bytes(sum(granted)), "bytes"),
+            (options.max_response_logprobs, self._entries(sum(granted)), "logprobs"),
+            (options.max_response_bytes, self._bytes(sum(granted)), "bytes"),
         ):
             if size > limit:
                 raise invalid(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ...shared.config.sampling_config import RESERVED_VARIABLES
+from ...shared.config.sampling import RESERVED_VARIABLES
 from ..errors import invalid
 
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]

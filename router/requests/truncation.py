@@ -29,7 +29,7 @@ class Truncation:
         return tokens[-self.tokens :] if self.left else tokens[: self.tokens]
 
 
-def most_prompt_tokens(model: ServedModel, generated: int) -> int:
+def max_prompt_tokens(model: ServedModel, generated: int) -> int:
     """The longest prompt with room for ``generated`` tokens."""
     return max(1, model.max_model_len - generated)
 

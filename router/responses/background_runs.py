@@ -14,9 +14,9 @@ from ..http.exchange import HttpExchange
 from ..http.memory_budget import MemoryShare
 from ..options import RouterOptions
 from ..surface import Surface
-from .response_events import ResponseEvents
-from .response_store import ResponseStore
-from .response_surface import Responses
+from .formatter import ResponsesFormatter
+from .store import ResponseStore
+from .surface import Responses
 
 TELL_SECONDS = 1.0
 # How often the end of a response that another router computes is looked for.
@@ -28,7 +28,7 @@ class BackgroundRun:
 
     task: asyncio.Task[None]
 
-    def __init__(self, events: ResponseEvents, owner: str, access: AccessRecord) -> None:
+    def __init__(self, events: ResponsesFormatter, owner: str, access: AccessRecord) -> None:
         self.events = events
         self.owner = owner
         self.access = access
@@ -60,7 +60,7 @@ class BackgroundRuns:
         self,
         exchange: HttpExchange,
         surface: Responses,
-        events: ResponseEvents,
+        events: ResponsesFormatter,
         owner: str,
         deadline: float,
     ) -> BackgroundRun:
@@ -89,7 +89,7 @@ class BackgroundRuns:
         events, access, request = run.events, run.access, run.events.request
         async with room:
             try:
-                await self._handler.answer(surface, request, events, access, memory, deadline)
+                await self._handler.whole(surface, request, events, access, memory, deadline)
             except asyncio.CancelledError:
                 events.abandoned(None)
                 await asyncio.shield(events.keep())  # it may be cancelled twice

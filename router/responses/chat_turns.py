@@ -8,7 +8,7 @@ from ..mcp.approval_items import REQUEST, RESPONSE, result_text
 from ..requests.mcp_names import model_name
 from ..requests.ran_calls import outcome_text
 from .input_items import Item
-from .response_tools import chat_name, custom_arguments
+from .tools import chat_name, custom_arguments
 
 Message = dict[str, Any]
 

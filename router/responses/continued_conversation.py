@@ -9,8 +9,8 @@ from ..mcp.approval_items import new_answers
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .input_items import REFERENCE, Item, read_input
-from .response_request import ContinuedConversation
-from .response_store import ResponseStore, StoredResponse
+from .request import ContinuedConversation
+from .store import ResponseStore, StoredResponse
 
 PREVIOUS = "previous_response_id"
 # Items, far more than fit into a prompt: those of some kinds are in none.

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import invalid
-from ..mcp.mcp_chat import McpChat
+from ..mcp.chat import McpChat
 from ..options import RouterOptions
-from ..requests.body_model import AnswerModel, DocumentedAs
+from ..requests.body_model import DocumentedAs, ResponseModel
 from ..requests.renamed_errors import fields_renamed
 from ..served_model import ServedModel
 from .chat_turns import as_messages, told
 from .continued_conversation import Conversations
-from .response_request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
-from .response_surface import parse_turns
-from .response_tools import read_response_tools
+from .request import FIELD_NAMES, CreateResponseRequest, chat_body, check_response
+from .surface import parse_turns
+from .tools import read_response_tools
 
 
 class CountInputTokensRequest(CreateResponseRequest):
@@ -30,7 +30,7 @@ class CountInputTokensRequest(CreateResponseRequest):
     input: Annotated[Any, DocumentedAs(str | list[dict[str, Any]])] = None
 
 
-class InputTokenCount(AnswerModel):
+class InputTokenCount(ResponseModel):
     """The tokens of a prompt, rendered by the model's chat template."""
 
     object: Literal["response.input_tokens"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..http.encoding import EncodedArray
 from .input_items import encoded
-from .response_tools import custom_input
+from .tools import custom_input
 
 PREFIXES = {
     "reasoning": "rs",

@@ -6,10 +6,10 @@ from typing import get_args
 
 from fastapi import APIRouter, Response
 
-from ..anthropic.answers import AnthropicError, AnthropicMessage, MessageEvent
 from ..anthropic.count_tokens import CountTokensRequest, TokenCount, count_prompt_tokens
-from ..anthropic.message_request import MessagesRequest
-from ..anthropic.message_surface import AnthropicMessages
+from ..anthropic.request import MessagesRequest
+from ..anthropic.response_models import AnthropicError, AnthropicMessage, MessageEvent
+from ..anthropic.surface import AnthropicMessages
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, GenerationResponse

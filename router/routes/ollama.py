@@ -8,21 +8,21 @@ from fastapi import APIRouter, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError
-from ..ollama.answers import (
-    OllamaChatAnswer,
-    OllamaError,
-    OllamaGenerateAnswer,
-    OllamaModelAnswer,
-)
 from ..ollama.embeddings import (
-    OllamaEmbedAnswer,
-    OllamaEmbeddingsAnswer,
     OllamaEmbeddingsRequest,
+    OllamaEmbeddingsResponse,
     OllamaEmbedRequest,
+    OllamaEmbedResponse,
 )
+from ..ollama.formatter import loaded
 from ..ollama.models import API_VERSION, ShowRequest, entry, running, show
 from ..ollama.request import OllamaChatRequest, OllamaGenerateRequest, OnlyLoadsError
-from ..ollama.response import loaded
+from ..ollama.response_models import (
+    OllamaChatResponse,
+    OllamaError,
+    OllamaGenerateResponse,
+    OllamaModelResponse,
+)
 from ..ollama.surfaces import CHAT, EMBED, EMBEDDINGS, GENERATE
 from ..served_model import ServedModel
 from .documentation import documented, documented_errors
@@ -33,14 +33,14 @@ from .services import Exchange, RouterServices
 LINES = b"application/x-ndjson"
 MODELS = (
     OllamaChatRequest,
-    OllamaChatAnswer,
+    OllamaChatResponse,
     OllamaGenerateRequest,
-    OllamaGenerateAnswer,
+    OllamaGenerateResponse,
     OllamaEmbedRequest,
-    OllamaEmbedAnswer,
+    OllamaEmbedResponse,
     OllamaEmbeddingsRequest,
-    OllamaEmbeddingsAnswer,
-    OllamaModelAnswer,
+    OllamaEmbeddingsResponse,
+    OllamaModelResponse,
     OllamaError,
     ShowRequest,
 )
@@ -61,7 +61,9 @@ router = APIRouter(
 )
 
 
-@router.post(CHAT.path, **documented(OllamaChatRequest, OllamaChatAnswer, lines=OllamaChatAnswer))
+@router.post(
+    CHAT.path, **documented(OllamaChatRequest, OllamaChatResponse, lines=OllamaChatResponse)
+)
 async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
     """Generate the next message of a chat."""
     return OllamaGenerationResponse(exchange, services.handler, CHAT)
@@ -69,26 +71,26 @@ async def ollama_chat(exchange: Exchange, services: RouterServices) -> Response:
 
 @router.post(
     GENERATE.path,
-    **documented(OllamaGenerateRequest, OllamaGenerateAnswer, lines=OllamaGenerateAnswer),
+    **documented(OllamaGenerateRequest, OllamaGenerateResponse, lines=OllamaGenerateResponse),
 )
 async def ollama_generate(exchange: Exchange, services: RouterServices) -> Response:
     """Answer a prompt."""
     return OllamaGenerationResponse(exchange, services.handler, GENERATE)
 
 
-@router.post(EMBED.path, **documented(OllamaEmbedRequest, OllamaEmbedAnswer))
+@router.post(EMBED.path, **documented(OllamaEmbedRequest, OllamaEmbedResponse))
 async def ollama_embed(exchange: Exchange, services: RouterServices) -> Response:
     """The vectors of texts."""
     return GenerationResponse(exchange, services.handler, EMBED)
 
 
-@router.post(EMBEDDINGS.path, **documented(OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer))
+@router.post(EMBEDDINGS.path, **documented(OllamaEmbeddingsRequest, OllamaEmbeddingsResponse))
 async def ollama_embeddings(exchange: Exchange, services: RouterServices) -> Response:
     """The vector of a text."""
     return GenerationResponse(exchange, services.handler, EMBEDDINGS)
 
 
-@router.post("/api/show", **documented(ShowRequest, OllamaModelAnswer))
+@router.post("/api/show", **documented(ShowRequest, OllamaModelResponse))
 async def show_ollama_model(exchange: Exchange, services: RouterServices) -> Response:
     """The served model."""
 

@@ -12,17 +12,17 @@ from ..anthropic.models import (
     model_entry,
     model_page,
 )
-from ..mcp.mcp_chat import McpChatCompletions
-from ..openai.answers import (
+from ..mcp.chat import McpChatCompletions
+from ..openai.chat_request import ChatCompletionRequest
+from ..openai.completion_request import CompletionRequest
+from ..openai.response_fields import LAST_DATA
+from ..openai.response_models import (
     ChatCompletion,
     ChatCompletionChunk,
     OpenAIError,
     TextCompletion,
     TextCompletionChunk,
 )
-from ..openai.chat_request import ChatCompletionRequest
-from ..openai.completion_request import CompletionRequest
-from ..openai.response_fields import LAST_DATA
 from ..openai.surfaces import ChatCompletions, Completions
 from ..served_model import ModelCard
 from .documentation import documented, documented_errors

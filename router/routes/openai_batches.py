@@ -6,14 +6,14 @@ import asyncio
 
 from fastapi import APIRouter, Request
 
-from ..batches.answers import BatchList, BatchObject
-from ..batches.batch_request import CreateBatchRequest, ResultsExpireAfter, parse_batch
-from ..embeddings.embedding_surface import Embeddings
+from ..batches.request import CreateBatchRequest, ResultsExpireAfter, parse_batch
+from ..batches.response_models import BatchList, BatchObject
+from ..embeddings.embed_surface import Embeddings
 from ..http.json_body import parse_json
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from ..openai.surfaces import ChatCompletions, Completions
 from ..responses.continued_conversation import Conversations
-from ..responses.response_surface import BatchedResponses
+from ..responses.surface import BatchedResponses
 from ..surface import Surface
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED

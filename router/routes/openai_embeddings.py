@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from ..embeddings.embedding_request import CreateEmbeddingRequest
-from ..embeddings.embedding_response import EmbeddingList
-from ..embeddings.embedding_surface import Embeddings
-from ..openai.answers import OpenAIError
+from ..embeddings.embed_formatter import EmbeddingList
+from ..embeddings.embed_request import CreateEmbeddingRequest
+from ..embeddings.embed_surface import Embeddings
+from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from ..batches.answers import FileDeletion, FileList, FileObject
 from ..batches.file_store import FileStore, StoredFile
+from ..batches.response_models import FileDeletion, FileList, FileObject
 from ..batches.upload import PURPOSE, store_upload
 from ..http.exchange import HttpExchange
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from .documentation import documented_errors
 from .guards import KEY_CHECKED
 from .responses import EncodedResponse

@@ -10,16 +10,16 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ApiError, invalid
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
+from ..responses.body import ENDED
 from ..responses.continued_conversation import Conversations
 from ..responses.input_tokens import (
     CountInputTokensRequest,
     InputTokenCount,
     input_token_counter,
 )
-from ..responses.response_body import ENDED
-from ..responses.response_request import CreateResponseRequest, ResponseRequest
-from ..responses.response_surface import Responses
+from ..responses.request import CreateResponseRequest, ResponseRequest
+from ..responses.surface import Responses
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import ComputedResponse, EncodedResponse, GenerationResponse
@@ -127,7 +127,7 @@ class CreatedResponse(GenerationResponse):
         exchange, surface = self._exchange, self._responses
         async with self._handler.parsed(exchange, surface) as (request, deadline):
             if isinstance(request, ResponseRequest) and request.asked.background:
-                events = surface.response(request, int(time.time()))
+                events = surface.formatter(request, int(time.time()))
                 run = await self._runs.start(exchange, surface, events, self._owner, deadline)
                 await exchange.respond_json(200, run.body)
             else:

@@ -15,7 +15,7 @@ from ...shared.errors import UnavailableError
 from ...shared.version import version
 from ..access.key_usage import KeyCounts
 from ..errors import ApiError, DrainingError
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from ..telemetry.metrics import CONTENT_TYPE
 from ..web.documentation_page import documentation_page
 from .documentation import documented_errors

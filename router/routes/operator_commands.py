@@ -14,7 +14,7 @@ from ..cluster.node_commands import UnknownNodeError
 from ..errors import ApiError
 from ..http.exchange import CLOSE, HttpExchange
 from ..http.json_body import parse_json
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from ..requests.body_model import BodyModel
 from .documentation import documented, documented_errors
 from .guards import ADMIN_CHECKED

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from ..errors import ApiError
 from ..http.exchange import HttpExchange
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from ..web.overview import ClusterOverview
 from ..web.page_files import HEADERS, INDEX, PageFile, page_files
 from .documentation import documented_errors

@@ -6,26 +6,25 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from ..embeddings.embedding_request import CreateEmbeddingRequest
-from ..embeddings.embedding_response import EmbeddingList
-from ..embeddings.embedding_surface import Embeddings
+from ..embeddings.embed_formatter import EmbeddingList
+from ..embeddings.embed_request import CreateEmbeddingRequest
+from ..embeddings.embed_surface import Embeddings
 from ..errors import invalid
 from ..generation import GenerationRequest
-from ..openai.answers import (
+from ..openai.chat_request import ChatCompletionRequest
+from ..openai.completion_request import CompletionRequest
+from ..openai.response_fields import LAST_DATA
+from ..openai.response_models import (
     ChatCompletion,
     ChatCompletionChunk,
     OpenAIError,
     TextCompletion,
     TextCompletionChunk,
 )
-from ..openai.chat_request import ChatCompletionRequest
-from ..openai.completion_request import CompletionRequest
-from ..openai.response_fields import LAST_DATA
 from ..openai.surfaces import ChatCompletions, Completions
 from ..options import RouterOptions
 from ..served_model import ServedModel
-from ..surface import Response as SurfaceResponse
-from ..surface import Surface
+from ..surface import ResponseFormatter, Surface
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .operations import Status
@@ -62,8 +61,8 @@ class Invocation(Surface):
         self._surface = found
         return self._surface.parse(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> SurfaceResponse:
-        return self._surface.response(request, created)
+    def formatter(self, request: GenerationRequest, created: int) -> ResponseFormatter:
+        return self._surface.formatter(request, created)
 
 
 @router.post(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from ..embeddings.classify_formatter import ClassifyResponse
 from ..embeddings.classify_request import ClassifyBody
-from ..embeddings.classify_response import ClassifyAnswer
+from ..embeddings.score_formatter import RerankResponse, ScoreList
 from ..embeddings.score_request import RerankBody, ScoreBody, TextObject
-from ..embeddings.score_response import RerankAnswer, ScoreList
 from ..embeddings.score_surface import Classify, Rerank, Score
-from ..openai.answers import OpenAIError
+from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED
 from .responses import GenerationResponse
@@ -17,8 +17,8 @@ from .services import Exchange, RouterServices
 
 SCORE, RERANK, CLASSIFY = Score(), Rerank(), Classify()
 MODELS = (
-    *(ScoreBody, ScoreList, RerankBody, RerankAnswer, TextObject),
-    *(ClassifyBody, ClassifyAnswer),
+    *(ScoreBody, ScoreList, RerankBody, RerankResponse, TextObject),
+    *(ClassifyBody, ClassifyResponse),
 )
 
 router = APIRouter(
@@ -33,16 +33,16 @@ async def score(exchange: Exchange, services: RouterServices) -> Response:
     return GenerationResponse(exchange, services.handler, SCORE)
 
 
-@router.post("/rerank", **documented(RerankBody, RerankAnswer))
-@router.post("/v2/rerank", **documented(RerankBody, RerankAnswer))
-@router.post(RERANK.path, **documented(RerankBody, RerankAnswer))
+@router.post("/rerank", **documented(RerankBody, RerankResponse))
+@router.post("/v2/rerank", **documented(RerankBody, RerankResponse))
+@router.post(RERANK.path, **documented(RerankBody, RerankResponse))
 async def rerank(exchange: Exchange, services: RouterServices) -> Response:
     """Documents by how well they fit a query, the best first."""
     return GenerationResponse(exchange, services.handler, RERANK)
 
 
-@router.post("/v1/classify", **documented(ClassifyBody, ClassifyAnswer))
-@router.post(CLASSIFY.path, **documented(ClassifyBody, ClassifyAnswer))
+@router.post("/v1/classify", **documented(ClassifyBody, ClassifyResponse))
+@router.post(CLASSIFY.path, **documented(ClassifyBody, ClassifyResponse))
 async def classify(exchange: Exchange, services: RouterServices) -> Response:
     """Scores of texts for the labels of a classifier."""
     return GenerationResponse(exchange, services.handler, CLASSIFY)

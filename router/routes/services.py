@@ -8,18 +8,18 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ..access.access import Access
+from ..access.guard import Access
 from ..access.key_usage import KeyUsage
-from ..batches.batch_runner import Batches
+from ..batches.runner import Batches
 from ..cluster.node_table import NodeTable
 from ..cluster.registry_service import Registry
 from ..handler import GenerateHandler
 from ..http.exchange import HttpExchange
 from ..mcp.approvals import Approvals
-from ..mcp.mcp_chat import McpChat
+from ..mcp.chat import McpChat
 from ..options import RouterOptions
 from ..responses.background_runs import BackgroundRuns
-from ..responses.response_store import ResponseStore
+from ..responses.store import ResponseStore
 from ..telemetry.metrics import Metrics
 from ..web.overview import Overview
 

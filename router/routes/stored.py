@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ..batches.batch_runner import Batches
 from ..batches.file_store import Page
+from ..batches.runner import Batches
 from ..errors import ApiError, invalid
 from ..requests.body_errors import check_integer
 from .services import Exchange, RouterServices

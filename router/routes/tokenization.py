@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from ..errors import ApiError
-from ..openai.answers import OpenAIError
-from ..tokenization.to_text import DetokenizeAnswer, DetokenizeRequest, detokenize
+from ..openai.response_models import OpenAIError
+from ..tokenization.to_text import DetokenizeRequest, DetokenizeResponse, detokenize
 from ..tokenization.to_tokens import (
-    TokenizeAnswer,
     TokenizeChatRequest,
-    TokenizeContentAnswer,
     TokenizeContentRequest,
+    TokenizeContentResponse,
+    TokenizeResponse,
     TokenizeTextRequest,
     tokenize,
 )
@@ -25,10 +25,10 @@ MODELS = (
     TokenizeTextRequest,
     TokenizeChatRequest,
     TokenizeContentRequest,
-    TokenizeAnswer,
-    TokenizeContentAnswer,
+    TokenizeResponse,
+    TokenizeContentResponse,
     DetokenizeRequest,
-    DetokenizeAnswer,
+    DetokenizeResponse,
     TokenizerInfo,
 )
 
@@ -41,7 +41,7 @@ router = APIRouter(
     "/tokenize",
     **documented(
         TokenizeTextRequest | TokenizeChatRequest | TokenizeContentRequest,
-        TokenizeAnswer | TokenizeContentAnswer,
+        TokenizeResponse | TokenizeContentResponse,
     ),
 )
 async def tokenize_prompt(exchange: Exchange, services: RouterServices) -> Response:
@@ -49,7 +49,7 @@ async def tokenize_prompt(exchange: Exchange, services: RouterServices) -> Respo
     return ComputedResponse(exchange, services.handler, tokenize)
 
 
-@router.post("/detokenize", **documented(DetokenizeRequest, DetokenizeAnswer))
+@router.post("/detokenize", **documented(DetokenizeRequest, DetokenizeResponse))
 async def detokenize_prompt(exchange: Exchange, services: RouterServices) -> Response:
     """The text of tokens."""
     return ComputedResponse(exchange, services.handler, detokenize)

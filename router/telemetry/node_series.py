@@ -51,7 +51,11 @@ SERIES: tuple[tuple[str, str, Callable[[Node], float]], ...] = (
         "KV blocks of the node.",
         lambda node: node.load.total_blocks,
     ),
-    ("tandem_node_inflight", "Calls of this router on the node.", lambda node: node.inflight_calls),
+    (
+        "tandem_node_inflight",
+        "Calls of this router on the node.",
+        lambda node: node.inflight_requests,
+    ),
 )
 AGE = "tandem_node_heartbeat_age_seconds"
 

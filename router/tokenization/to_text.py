@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ..requests.body_errors import check_token
-from ..requests.body_model import AnswerModel, BodyModel, DocumentedAs
+from ..requests.body_model import BodyModel, DocumentedAs, ResponseModel
 from ..served_model import ServedModel
 
 
@@ -18,7 +18,7 @@ class DetokenizeRequest(BodyModel):
     tokens: Annotated[list[Any], DocumentedAs(list[int])]
 
 
-class DetokenizeAnswer(AnswerModel):
+class DetokenizeResponse(ResponseModel):
     """The text of tokens, special ones included. A request without ``model``, as llama.cpp's
     clients send it, gets it under llama.cpp's name too."""
 

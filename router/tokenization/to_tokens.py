@@ -12,8 +12,8 @@ from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
 from ..openai.prompt_template import adds_generation_prompt
-from ..openai.tools.chat_tools import Tools, shown_tools
-from ..requests.body_model import AnswerModel, BodyModel
+from ..openai.tools.definitions import Tools, shown_tools
+from ..requests.body_model import BodyModel, ResponseModel
 from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.written_tools import with_written_tools
 from ..served_model import ServedModel
@@ -59,7 +59,7 @@ class TokenizeContentRequest(BodyModel):
     with_pieces: bool = False
 
 
-class TokenizeAnswer(AnswerModel):
+class TokenizeResponse(ResponseModel):
     """The tokens of a prompt; ``token_strs`` spells them as the vocabulary does, on demand."""
 
     count: int
@@ -68,14 +68,14 @@ class TokenizeAnswer(AnswerModel):
     token_strs: list[str] | None
 
 
-class TokenPiece(AnswerModel):
+class TokenPiece(ResponseModel):
     """A token with its text, or with its bytes if they are part of a character."""
 
     id: int
     piece: str | list[int]
 
 
-class TokenizeContentAnswer(AnswerModel):
+class TokenizeContentResponse(ResponseModel):
     """The tokens of a content; with ``with_pieces``, each with its text."""
 
     tokens: list[int] | list[TokenPiece]

@@ -247,7 +247,7 @@ def _node_state(node: Node, now: float, beat: float) -> NodeState:
         kv_cached=round(load.cached_blocks / load.total_blocks, 4) if load.total_blocks else 0.0,
         transfers=load.transfers,
         leases=load.leases,
-        requests=node.inflight_calls,
+        requests=node.inflight_requests,
         heartbeat_age_seconds=round(now - node.last_seen, 2),
         version=node.version,
     )

@@ -5,13 +5,13 @@ fields (``command_line.py``); nothing else has a default. Instances are frozen; 
 "auto" and is resolved once, when the cache is planned.
 """
 
-from .engine_config import EngineConfig
-from .handoff_config import HandoffConfig
-from .hub_config import HubConfig
-from .node_config import NodeConfig, TelemetryConfig
-from .router_config import RouterConfig, prefill_addresses
-from .security_config import SecurityConfig
-from .serve_config import ServeConfig
+from .engine import EngineConfig
+from .handoff import HandoffConfig
+from .hub import HubConfig
+from .node import NodeConfig, TelemetryConfig
+from .router import RouterConfig, prefill_addresses
+from .security import SecurityConfig
+from .serve import ServeConfig
 
 __all__ = [
     "EngineConfig",

@@ -4,7 +4,7 @@
 MAX_PEERS = 1024
 # A rank takes six sockets and eight descriptors for each rank of its peers, of the 2^14 and 2^16
 # that it may have.
-MOST_PEERS = 2048
+MAX_PEERS_LIMIT = 2048
 # To a server, unless --max-connections says otherwise: to a router by HTTP, or to the control plane
 # of a node, where each peer and each router has one or two.
 MAX_CONNECTIONS = 4096

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, shown
-from .sampling_config import DEFAULTS, LIMIT, MODELS_OWN, NONE, SamplingConfig
+from .sampling import DEFAULTS, LIMIT, MODELS_OWN, NONE, SamplingConfig
 from .sampling_fields import NUMBERS
 
 log = logging.getLogger("tandem.router")

@@ -148,7 +148,7 @@ class EngineCore:
         return self._prefill_rate.tokens_per_second
 
     @property
-    def least_prefill_tokens_per_second(self) -> float:
+    def min_prefill_tokens_per_second(self) -> float:
         """A lower bound of this rate, known sooner; 0 until then."""
         return self._prefill_rate.at_least
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import RouterConfig, SecurityConfig, TelemetryConfig
-from ..config.batch_config import OFF
+from ..config.batches import OFF
 from ..config.command_line import fill, to_arguments
 from ..errors import UsageError
 from ..host_port import is_wildcard, join_host_port
@@ -99,7 +99,7 @@ def configs_of(front: RouterConfig) -> list[RouterConfig]:
         max_connections=part(front.max_connections),
         max_held_body_bytes=part(front.max_held_body_bytes, front.max_body_bytes),
         max_held_prompt_tokens=part(front.max_held_prompt_tokens, 1024),
-        max_held_answer_bytes=part(front.max_held_answer_bytes, front.max_answer_bytes),
+        max_held_response_bytes=part(front.max_held_response_bytes, front.max_response_bytes),
         # As of one router at a port chosen at random.
         batch_dir=front.batch_dir or (OFF if front.port == 0 else None),
     )

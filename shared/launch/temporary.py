@@ -22,7 +22,7 @@ from ..config import (
     ServeConfig,
     TelemetryConfig,
 )
-from ..config.client_config import ConnectionConfig
+from ..config.client import ConnectionConfig
 
 Values = dict[str, Any]
 

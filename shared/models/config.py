@@ -23,7 +23,7 @@ from .spec import (
 # The largest size or factor. JSON as Python reads it also has NaN, Infinity and any integer.
 _LARGEST = 1 << 40
 # The largest numbers of parts, which take memory before any weight is read; far above any model's.
-_MOST_PARTS = {
+_MAX_PARTS = {
     "num_hidden_layers": 1 << 12,
     "num_experts": 1 << 14,
     "num_local_experts": 1 << 14,
@@ -99,7 +99,7 @@ class Config:
     def integer(self, key: str, default: int | None = None, *, at_most: int | None = None) -> int:
         """A positive integer, up to ``at_most`` if that is given."""
         value = self.get(key, default)
-        most = _MOST_PARTS.get(key, _LARGEST)
+        most = _MAX_PARTS.get(key, _LARGEST)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             huge = isinstance(value, int) and value > most
             known = "a positive integer" + (f" up to {most}" if huge or most < _LARGEST else "")

@@ -11,7 +11,7 @@ from ...proto.tandem_pb2_grpc import PrefillStub, RegistryStub
 from ..errors import PeerRefusedError, UnavailableError
 from ..security.credentials import Credentials
 
-CALL_SECONDS = 2.0
+RPC_SECONDS = 2.0
 RETRY_SECONDS = 0.2
 
 
@@ -36,7 +36,7 @@ def announce_to_router(
     )
     with credentials.blocking_channel(registry) as channel:
         try:
-            credentials.stub(RegistryStub, channel).Join(request, timeout=CALL_SECONDS)
+            credentials.stub(RegistryStub, channel).Join(request, timeout=RPC_SECONDS)
         except grpc.RpcError as error:
             raise PeerRefusedError(
                 f"the router rejects {address}: {credentials.explain(error)}"
@@ -48,7 +48,7 @@ def _await_status(address: str, deadline: float, credentials: Credentials) -> pb
         stub = credentials.stub(PrefillStub, channel)
         while True:
             try:
-                status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=CALL_SECONDS)
+                status: pb.StatusReply = stub.Status(pb.StatusRequest(), timeout=RPC_SECONDS)
                 return status
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAUTHENTICATED:

@@ -43,14 +43,14 @@ from ..unix_sockets import UNIX, folder_of
 from ..version import version
 from .announced_address import announced_address
 from .metrics import NodeMetrics
-from .node_role import NodeProcess, NodeRole
 from .registration import Registration
+from .role import NodeProcess, NodeRole
 from .role_switch import POLL_SECONDS, RoleSwitch
 
 log = logging.getLogger("tandem.node")
 
 _SERVER_OPTIONS = [
-    # Otherwise a second process could share the port and receive half of the calls.
+    # Otherwise a second process could share the port and receive half of the RPCs.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", 16 << 20),
     *PINGED,
@@ -255,7 +255,7 @@ class _StoppedError(Exception):
 
 
 class _Description:
-    """This node's description of itself, for routers and for status calls."""
+    """This node's description of itself, for routers and for status RPCs."""
 
     def __init__(
         self,

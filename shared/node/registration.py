@@ -23,7 +23,7 @@ from ..security.credentials import INSECURE, LASTING, Credentials
 
 log = logging.getLogger("tandem.node")
 
-CALL_SECONDS = 2.0
+RPC_SECONDS = 2.0
 FIRST_RETRY_SECONDS = 0.2
 # Longest pauses: a restarted router has its nodes back after the first, an operator who has removed
 # the cause of a rejection waits for the second.
@@ -34,7 +34,7 @@ JITTER = 0.1
 # A link's rate is reported again if it has changed by this share, a few with each heartbeat.
 RATE_CHANGE = 0.2
 MAX_RATES = 8
-# A join takes as long as the router's call to this node, which may have to wait for others.
+# A join takes as long as the router's RPC to this node, which may have to wait for others.
 JOIN_SECONDS = 5.0
 # Codes with which a router rejects a node.
 _REFUSALS = (
@@ -175,7 +175,7 @@ class Registration:
                 draining=self.draining,
                 prefixes=self._prefixes(link.prefix_version),
             ),
-            timeout=CALL_SECONDS,
+            timeout=RPC_SECONDS,
         )
         if not answer.known:
             self._link = None
@@ -223,7 +223,7 @@ class Registration:
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.Leave(
                 pb.LeaveRequest(node_id=me.node_id, epoch=me.epoch, failure=self._failure()),
-                timeout=CALL_SECONDS,
+                timeout=RPC_SECONDS,
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from .node_role import NodeProcess, NodeRole
+from .role import NodeProcess, NodeRole
 
 POLL_SECONDS = 0.05
 

@@ -43,7 +43,7 @@ def open_files() -> int:
     return len(os.listdir(_OPEN))
 
 
-def most_open_files() -> int:
+def open_file_limit() -> int:
     """The number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if soft == resource.RLIM_INFINITY else soft
@@ -52,7 +52,7 @@ def most_open_files() -> int:
 def room_for_connections(wanted: int, most: int | None = None) -> int:
     """How many connections a server may have: ``wanted``, or what else the limit ``most`` leaves
     for them."""
-    most = most_open_files() if most is None else most
+    most = open_file_limit() if most is None else most
     return max(1, min(wanted, most - open_files() - FEW - most // KEPT_PART))
 
 
@@ -64,7 +64,7 @@ def warn_of_few_connections(wanted: int, room: int) -> None:
             "because it may open %d files; %s",
             room,
             wanted,
-            most_open_files(),
+            open_file_limit(),
             REMEDY,
         )
 

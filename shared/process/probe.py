@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from ..errors import StartupError
 from ..host_port import join_host_port
 from .acceptor import Acceptor, listen
-from .open_files import most_open_files
+from .open_files import open_file_limit
 
 Page = bytes | Awaitable[bytes]
 
@@ -61,7 +61,7 @@ class ProbeServer:
             self._acceptor.stop()
 
     def _take(self, accepted: socket.socket) -> None:
-        if len(self._open) >= min(MAX_PROBES, most_open_files() // PART_OF_FILES):
+        if len(self._open) >= min(MAX_PROBES, open_file_limit() // PART_OF_FILES):
             accepted.close()
             return
         task = asyncio.create_task(self._serve(accepted))

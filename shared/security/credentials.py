@@ -2,7 +2,7 @@
 
 ``Credentials`` hold a certificate with its key, the authority that this process trusts, and the
 cluster's tokens; what was not configured is empty. Files are read again when they change: servers
-use the new content for the next handshake and the next call, clients for the next channel.
+use the new content for the next handshake and the next RPC, clients for the next channel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIRECTLY: Options = (("grpc.enable_http_proxy", 0),)
 # Of a channel that is kept: its connection may die, or be forgotten by a firewall or NAT that it
 # crosses, without a word to either side, and the name that it leads to may move.
 LASTING: Options = (
-    # Calls fail within 3 s of a silent death, also if the connection was idle: pings find it, and
+    # RPCs fail within 3 s of a silent death, also if the connection was idle: pings find it, and
     # keep the others known on the way.
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -72,15 +72,15 @@ _BROKEN_OFF = ("failed to connect", "Socket closed")
 
 
 def _with_token(
-    call: Callable[..., Any],
+    rpc: Callable[..., Any],
     credentials: Credentials,
     *args: Any,
     metadata: Iterable[tuple[str, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """The call, with the token added to its metadata."""
+    """The RPC, with the token added to its metadata."""
     shown = (TOKEN_HEADER, TOKEN_PREFIX + credentials.tokens[0])
-    return call(*args, metadata=(*(metadata or ()), shown), **options)
+    return rpc(*args, metadata=(*(metadata or ()), shown), **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +154,14 @@ class Credentials:
         )
 
     def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
-        """A stub whose calls carry the token.
+        """A stub whose RPCs carry the token.
 
         No interceptor: grpc.aio's would make a task and a generator of every stream of tokens.
         """
         made = kind(channel)
         if self.tokens:
-            for name, call in vars(made).items():
-                setattr(made, name, functools.partial(_with_token, call, self))
+            for name, rpc in vars(made).items():
+                setattr(made, name, functools.partial(_with_token, rpc, self))
         return made
 
     def bind(self, server: grpc.aio.Server, host: str, port: int, what: str) -> int:
@@ -182,7 +182,7 @@ class Credentials:
         return bound
 
     def explain(self, error: grpc.RpcError) -> str:
-        """The meaning of a failed call, with a remedy if the two sides' credentials do not
+        """The meaning of a failed RPC, with a remedy if the two sides' credentials do not
         match."""
         details = str(error.details() or error.code().name)
         for sign, meaning in _TROUBLES:

@@ -1,4 +1,4 @@
-"""Rejects calls of the control plane that do not carry a token of the cluster."""
+"""Rejects RPCs of the control plane that do not carry a token of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .credentials import TOKEN_HEADER, TOKEN_PREFIX, Credentials
 
 log = logging.getLogger("tandem.security")
 
-# Repeated calls by a stranger must not fill the log.
+# Repeated RPCs by a stranger must not fill the log.
 QUIET_SECONDS = 10.0
 
 NO_TOKEN, WRONG_TOKEN = "no token", "wrong token"
@@ -46,17 +46,17 @@ def shown_token(context: grpc.aio.ServicerContext[Any, Any]) -> str | bytes:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Rejects calls without a token of ``credentials``, before their message is read. If there is
-    no token, every call passes.
+    """Rejects RPCs without a token of ``credentials``, before their message is read. If there is
+    no token, every RPC passes.
 
-    ``refused`` counts rejected calls by reason; the owner of a metrics page registers it.
+    ``refused`` counts rejected RPCs by reason; the owner of a metrics page registers it.
     """
 
     def __init__(self, credentials: Credentials, series: str) -> None:
         self._credentials = credentials
         self._told = float("-inf")
         self.refused = Counter(
-            series, "Calls without the cluster's token, by reason.", ["reason"], registry=None
+            series, "RPCs without the cluster's token, by reason.", ["reason"], registry=None
         )
         for reason in (NO_TOKEN, WRONG_TOKEN):
             self.refused.labels(reason)

@@ -32,11 +32,11 @@ MAX_NESTING = 64
 # Of a text of many megabytes, the beginning is encoded first: so many characters for each allowed
 # token, and at least this many.
 TRIED_CHARACTERS = 16
-LEAST_TRIED = 1 << 20
+MIN_TRIED = 1 << 20
 # A text that is cut, or only counted, may be longer than the context, but not at any price: so many
 # contexts, and of a short one so many tokens, as documents have whose beginning is embedded.
-MOST_CONTEXTS = 4
-LEAST_MOST = 16_384
+MAX_CONTEXTS = 4
+MIN_LIMIT = 16_384
 
 
 class TooManyTokensError(RequestError):
@@ -50,7 +50,7 @@ class TooManyTokensError(RequestError):
 
 def most_before_cut(context: int) -> int:
     """The most tokens of a text that is cut to a context, or only counted."""
-    return max(MOST_CONTEXTS * context, LEAST_MOST)
+    return max(MAX_CONTEXTS * context, MIN_LIMIT)
 
 
 class Tokenizer:
@@ -523,7 +523,7 @@ def _longest_first(first: int, second: int, limit: int) -> tuple[int, int]:
 def _try_beginning(raw: RawTokenizer, text: str, most: int) -> None:
     """Raise ``TooManyTokensError`` if the beginning of a text already has more than twice the
     allowed tokens. The cut changes only the last few of them."""
-    tried = max(LEAST_TRIED, TRIED_CHARACTERS * most)
+    tried = max(MIN_TRIED, TRIED_CHARACTERS * most)
     if len(text) > 2 * tried:
         tokens = len(_encoded(raw, text[:tried], False))
         if tokens > 2 * most:

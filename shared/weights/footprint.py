@@ -13,7 +13,7 @@ from ..models.layers.part import Part
 from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of
 from ..models.spec import DecoderSpec
-from .checkpoint_weights import CheckpointWeights
+from .checkpoint import CheckpointWeights
 from .in_situ import InSitu
 from .load import DTYPES
 from .source import WeightSource

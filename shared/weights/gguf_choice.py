@@ -26,7 +26,7 @@ NO_MODEL = re.compile(
 )
 # The values of --isq that a quantisation may have as its name.
 _IN_SITU = re.compile("q[2-6]k|q[48]_0")
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def models_of(files: Iterable[str]) -> dict[str, list[str]]:
@@ -172,5 +172,5 @@ def _named(files: Collection[str], place: str, name: str) -> list[str]:
 
 def _listed(names: Iterable[str]) -> str:
     listed = sorted(names)
-    more = len(listed) - _MOST_SHOWN
-    return ", ".join(listed[:_MOST_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(listed) - _MAX_SHOWN
+    return ", ".join(listed[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

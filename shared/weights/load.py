@@ -17,10 +17,10 @@ from ..models.layers.part import Part
 from ..models.parallel import TensorParallel, WeightPlacement
 from ..models.registry import family_of, spec_of
 from ..models.spec import DecoderSpec
-from .checkpoint_weights import CheckpointWeights
+from .checkpoint import CheckpointWeights
 from .in_situ import InSitu
 from .kept_memory import kept_bytes
-from .random_weights import RandomWeights
+from .random import RandomWeights
 from .source import WeightSource, check_format, open_source
 from .transfer import in_words
 

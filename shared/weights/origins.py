@@ -35,7 +35,7 @@ _OF_ACTIVATIONS = re.compile(
 )
 # The number of a matrix that a GGUF file has in one tensor with others.
 _OF_STACKED = re.compile(r"(?<=_exps)\.\d+(?=\.)")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ def check_complete(
         return generates
     known = _NamesInFiles(names, [each.tensor for each in origins.values()], wrapped)
     tensors = list(dict.fromkeys(map(known.of, missing)))
-    listed = ", ".join(tensors[:_MOST_NAMED])
-    if len(tensors) > _MOST_NAMED:
-        listed += f" and {len(tensors) - _MOST_NAMED} more tensors"
+    listed = ", ".join(tensors[:_MAX_NAMED])
+    if len(tensors) > _MAX_NAMED:
+        listed += f" and {len(tensors) - _MAX_NAMED} more tensors"
     raise ModelError(f"{origin} lacks {listed}: {REMEDY}")
 
 

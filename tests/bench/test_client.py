@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.bench.client.http_client import Target
-from tandem.bench.client.http_connection import ExchangeFailed, HttpConnection
-from tandem.bench.client.measured_answer import MAX_LINE_BYTES, MeasuredAnswer, StreamError
+from tandem.bench.client.connection import ExchangeFailed, HttpConnection
+from tandem.bench.client.measured_response import MAX_LINE_BYTES, MeasuredResponse, StreamError
+from tandem.bench.client.pool import Target
 from tandem.shared.errors import BenchmarkError, UsageError
 from tandem.tests.bench.fake_api import fake_api
 from tandem.tests.support.certificates import issue
@@ -33,7 +33,7 @@ COMPLETION = stream(
 
 def test_a_stream_may_be_cut_anywhere() -> None:
     for cut in range(len(COMPLETION)):
-        answer = MeasuredAnswer()
+        answer = MeasuredResponse()
         answer.feed(COMPLETION[:cut], 1.0)
         answer.feed(COMPLETION[cut:], 2.0)
         assert (answer.text, answer.prompt_tokens, answer.output_tokens) == ("aé", 7, 4), cut
@@ -52,13 +52,13 @@ def test_a_stream_may_be_cut_anywhere() -> None:
     ],
 )
 def test_events_of_a_chat_count_when_they_have_output(delta: dict, tokens: int) -> None:
-    answer = MeasuredAnswer()
+    answer = MeasuredResponse()
     answer.feed(stream({"choices": [{"delta": delta}]}), 1.0)
     assert len(answer.times) == tokens
 
 
 def test_the_last_event_of_a_completion_is_no_token_without_text() -> None:
-    answer = MeasuredAnswer()
+    answer = MeasuredResponse()
     answer.feed(stream(text("a"), {"choices": [{"text": "", "finish_reason": "stop"}]}), 1.0)
     assert len(answer.times) == 1
 
@@ -66,12 +66,12 @@ def test_the_last_event_of_a_completion_is_no_token_without_text() -> None:
 def test_an_event_that_is_no_json_or_an_error_or_endless_ends_the_stream() -> None:
     for line, word in ((b"data: {", "not JSON"), (b'data: {"error": {"message": "no"}}', "no")):
         with pytest.raises(StreamError, match=word):
-            MeasuredAnswer().feed(line + b"\n", 0.0)
+            MeasuredResponse().feed(line + b"\n", 0.0)
     for event in ({"choices": [1]}, {"choices": 3}, {"usage": 4}, {"choices": [{"token_ids": 5}]}):
         with pytest.raises(StreamError, match="not OpenAI's"):
-            MeasuredAnswer().feed(stream(event), 0.0)
+            MeasuredResponse().feed(stream(event), 0.0)
     with pytest.raises(StreamError, match="longer"):
-        MeasuredAnswer().feed(b"x" * (MAX_LINE_BYTES + 1), 0.0)
+        MeasuredResponse().feed(b"x" * (MAX_LINE_BYTES + 1), 0.0)
 
 
 async def test_connections_are_reused_and_replaced_when_the_server_has_closed_them() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.datasets.random_prompts import IdPrompts
 from tandem.bench.interference import Attack, Scene, attack, summary
 
@@ -23,7 +23,7 @@ class ServerCourse:
         self.time = 100.0
         self.stall = stall
         self.stalled = (0.0, 0.0)
-        self.victims: list[MeasuredAnswer] = []
+        self.victims: list[MeasuredResponse] = []
         self.asked: list[dict[str, Any]] = []
 
     def now(self) -> float:
@@ -33,11 +33,11 @@ class ServerCourse:
         self.asked.append({"prompt": prompt, "max_tokens": max_tokens, **more})
         return b"%d" % max_tokens
 
-    async def ask(self, body: bytes, answer: MeasuredAnswer | None = None) -> MeasuredAnswer:
+    async def ask(self, body: bytes, answer: MeasuredResponse | None = None) -> MeasuredResponse:
         if answer is not None:
             self.victims.append(answer)
             await asyncio.Event().wait()
-        answer = MeasuredAnswer(sent=self.time, finished=True)
+        answer = MeasuredResponse(sent=self.time, finished=True)
         if self.victims:
             self.stalled = self.time + self.stall[0], self.time + self.stall[1]
         await self.sleep(1.0 if self.victims else 0.5)

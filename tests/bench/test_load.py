@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from tandem.bench.arrivals import Traffic, arrival_times
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.open_loop import send_all
 from tandem.shared.errors import UsageError
 
@@ -43,7 +43,7 @@ async def sent(times: list[float], seconds: float, limit: int | None = None) -> 
     """Queue times of requests whose answers take so many seconds."""
     clock = JumpingClock()
 
-    async def send(index: int, answer: MeasuredAnswer) -> None:
+    async def send(index: int, answer: MeasuredResponse) -> None:
         answer.sent = clock.now()
         await clock.sleep_until(clock.now() + seconds)
 

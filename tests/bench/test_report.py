@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tandem.bench.client.measured_answer import MeasuredAnswer
+from tandem.bench.client.measured_response import MeasuredResponse
 from tandem.bench.report.figures import deviation, median, percentile
 from tandem.bench.report.plot import write_plot
 from tandem.bench.report.result_file import default_name, read_detailed, write_result
@@ -43,15 +43,15 @@ VLLM_KEYS = [
 ]
 
 
-def answer(sent: float, arrivals: list[float], *, planned: float | None = None) -> MeasuredAnswer:
-    made = MeasuredAnswer(planned=sent if planned is None else planned, sent=sent, finished=True)
+def answer(sent: float, arrivals: list[float], *, planned: float | None = None) -> MeasuredResponse:
+    made = MeasuredResponse(planned=sent if planned is None else planned, sent=sent, finished=True)
     made.arrivals = made.times = [sent + at for at in arrivals]
     made.prompt_tokens, made.output_tokens = 10, len(arrivals)
     return made
 
 
-def failure() -> MeasuredAnswer:
-    return MeasuredAnswer(sent=1.0, error="HTTP 500: </script><b>", finished=True)
+def failure() -> MeasuredResponse:
+    return MeasuredResponse(sent=1.0, error="HTTP 500: </script><b>", finished=True)
 
 
 ANSWERS = [

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from tandem.client.openai_server import OpenAIServer
-from tandem.shared.config.client_config import ConnectionConfig
+from tandem.shared.config.client import ConnectionConfig
 
 Reply = Callable[[dict[str, Any]], Any]
 

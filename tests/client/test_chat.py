@@ -15,7 +15,7 @@ from tandem.client.chat_commands import COMMANDS, run_command
 from tandem.client.line_input import LineInput, history_path, line_editing
 from tandem.client.openai_server import ServerError
 from tandem.client.terminal_chat import TerminalChat
-from tandem.shared.config.client_config import ChatConfig, ConnectionConfig
+from tandem.shared.config.client import ChatConfig, ConnectionConfig
 from tandem.shared.errors import TandemError, UsageError
 from tandem.tests.client.fake_openai import FakeOpenAI, delta, words
 

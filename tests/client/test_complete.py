@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tandem.client.complete import CompletionError, run_complete
-from tandem.shared.config.client_config import CompleteConfig, RequestConfig
+from tandem.shared.config.client import CompleteConfig, RequestConfig
 from tandem.shared.errors import UsageError
 from tandem.tests.client.fake_openai import FakeOpenAI, words
 

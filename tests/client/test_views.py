@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from tandem.client.answer_stream import Piece
-from tandem.client.answer_views import MarkdownView, complete_blocks
+from tandem.client.reply_stream import Piece
+from tandem.client.reply_views import MarkdownView, complete_blocks
 
 TEXT = "# Head\n\ntext\nmore\n\n- a\n\n- b\n\n```py\nx\n\ny\n```\n\nend"
 

@@ -22,7 +22,7 @@ from tandem.tests.support.waiting import until
 CONTEXT = fake_context()
 REQUEST = pb.GenerateRequest(
     request_id="r",
-    call_id=77,
+    internal_id=77,
     prompt=range(20),
     sampling=pb.Sampling(max_tokens=300, n=2, ignore_eos=True),
 )
@@ -55,8 +55,8 @@ async def asked(node: FakeNode) -> AsyncIterator[tuple[DecodeService, asyncio.Qu
             await asyncio.gather(hearing, return_exceptions=True)
 
 
-async def end(service: DecodeService, index: int, call_id: int = 77) -> None:
-    await service.EndChoice(pb.EndChoiceRequest(call_id=call_id, index=index), CONTEXT)
+async def end(service: DecodeService, index: int, internal_id: int = 77) -> None:
+    await service.EndChoice(pb.EndChoiceRequest(internal_id=internal_id, index=index), CONTEXT)
 
 
 async def one_left(node: FakeNode) -> None:
@@ -130,6 +130,6 @@ async def test_nothing_ends_before_the_prompt_is_computed_nor_what_is_not_there(
         node.ranks.computes.set()
         await tokens_of(events, 0, 1)
         await end(service, 9)
-        await end(service, 0, call_id=78)
+        await end(service, 0, internal_id=78)
         heard = await rest(events)
     assert sorted(e.finished.index for e in heard if e.HasField("finished")) == [0, 1]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.decode_node.embedding import pooling_work
-from tandem.decode_node.streams.call_stream import CallEndedError
+from tandem.decode_node.streams.router_stream import RequestEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.sequence import Sequence
@@ -54,7 +54,7 @@ async def test_a_prompt_becomes_a_vector_and_its_blocks_are_freed() -> None:
     ("fields", "word"), [({"pooling": "x"}, "pooling"), ({"dimensions": HIDDEN + 1}, "dimensions")]
 )
 async def test_invalid_options_are_refused(fields: dict[str, Any], word: str) -> None:
-    with pytest.raises(CallEndedError, match=word):
+    with pytest.raises(RequestEndedError, match=word):
         await events_of(FakeNode("d", 7), request(**fields))
 
 
@@ -64,7 +64,9 @@ async def test_a_node_whose_model_has_no_head_generates_nothing() -> None:
     assert len(await events_of(node, request())) == 4
     asked = request()
     asked.ClearField("embed")
-    with pytest.raises(CallEndedError, match="has no lm_head, so that it serves embeddings only"):
+    with pytest.raises(
+        RequestEndedError, match="has no lm_head, so that it serves embeddings only"
+    ):
         await events_of(node, asked)
 
 
@@ -107,13 +109,15 @@ def test_only_models_with_two_segments_number_the_texts(segments: int, second: i
 
 async def test_a_cross_encoder_does_nothing_else() -> None:
     node = cross_encoder()
-    with pytest.raises(CallEndedError, match="has a classifier, which only scores or labels texts"):
+    with pytest.raises(
+        RequestEndedError, match="has a classifier, which only scores or labels texts"
+    ):
         await events_of(node, request())
     asked = request()
     asked.ClearField("embed")
-    with pytest.raises(CallEndedError, match="use /v1/score, /v1/rerank or /classify"):
+    with pytest.raises(RequestEndedError, match="use /v1/score, /v1/rerank or /classify"):
         await events_of(node, asked)
-    with pytest.raises(CallEndedError, match="second_text is 20; the prompt has 20 tokens"):
+    with pytest.raises(RequestEndedError, match="second_text is 20; the prompt has 20 tokens"):
         await events_of(node, request(score=True, second_text=20))
-    with pytest.raises(CallEndedError, match="has no classifier that scores or labels texts"):
+    with pytest.raises(RequestEndedError, match="has no classifier that scores or labels texts"):
         await events_of(FakeNode("d", 7), request(score=True))

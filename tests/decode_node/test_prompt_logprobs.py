@@ -6,7 +6,7 @@ import pytest
 
 from tandem.decode_node.events import PIECE_POSITIONS, prompt_logprobs_events
 from tandem.proto.packed_logprobs import pack_logprobs
-from tandem.router.calls.node_logprobs import alternatives as alternatives_of
+from tandem.router.node_streams.logprobs import alternatives as alternatives_of
 from tandem.shared.engine.plan import PositionLogprobs
 from tandem.shared.engine.sampling_params import SamplingParams
 from tandem.shared.engine.sequence import Sequence

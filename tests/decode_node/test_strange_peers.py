@@ -15,7 +15,7 @@ from tandem.decode_node.estimate import LocalEstimate, RemoteEstimate, why_local
 from tandem.decode_node.peering.link import MeasuredLink
 from tandem.decode_node.peering.peer import Peer
 from tandem.decode_node.peering.peers import Peers, _renew_seconds
-from tandem.decode_node.streams.call_stream import CallEndedError
+from tandem.decode_node.streams.router_stream import RequestEndedError
 from tandem.decode_node.transfers import PrefillSource
 from tandem.proto import tandem_pb2 as pb
 from tandem.shared.engine.sequence import Sequence
@@ -159,7 +159,7 @@ async def _ask(request: pb.GenerateRequest) -> None:
     service = fake_service(node, _nowhere)
     async with node.running():
         events = call_events(service, request)
-        with pytest.raises(CallEndedError) as ended:
+        with pytest.raises(RequestEndedError) as ended:
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")
                 assert request.deadline_seconds >= 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.responses.response_store import MAX_BYTES as STORED_RESPONSES
+from tandem.router.responses.store import MAX_BYTES as STORED_RESPONSES
 
 from . import deployment as d
 from .test_kubernetes import size
@@ -24,7 +24,7 @@ def most(given: dict[str, Any]) -> int:
         + NODE_BYTES * given["max_nodes"]
         + given["max_held_body_bytes"]
         + TOKEN_BYTES * given["max_held_prompt_tokens"]
-        + given["max_held_answer_bytes"]
+        + given["max_held_response_bytes"]
         + STORED_RESPONSES
         + SPARE_BYTES
     )

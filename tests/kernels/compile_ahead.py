@@ -92,7 +92,7 @@ BYTES_A_CLOCK = 3.35e12 / 132 / 1.755e9
 ISSUED_A_CLOCK = 4
 # The most clocks of issuing instructions for each clock of memory. Real programs issue at some 70 %
 # of the limit, so that a kernel up to here is as fast as the memory.
-MOST_SLOTS = 0.6
+MAX_SLOTS = 0.6
 # Those that are not, by words of their names, of which the first entry counts: what they take
 # today, so that none gets slower. Tensor cores take 8 rows in an instruction; codes that stand for
 # any 16 numbers are looked up in them; and codebooks take as many instructions as Q8_0 does, for a
@@ -443,7 +443,7 @@ def check(name: str, usage: Compiled) -> list[str]:
         wrong.append("moves less than 16 bytes at a time")
     if usage.kernel == "_attend" and not usage.asynchronous:
         wrong.append("does not copy keys and values asynchronously")
-    bar = next((most for named, most in SLOW if words.issuperset(named.split())), MOST_SLOTS)
+    bar = next((most for named, most in SLOW if words.issuperset(named.split())), MAX_SLOTS)
     shuffled = usage.kernel == "_multiply" or "int8" in words
     if usage.slots > bar * (SHUFFLED if shuffled else 1):
         wrong.append("issues too many instructions for the bytes that it reads")

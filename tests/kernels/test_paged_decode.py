@@ -247,7 +247,7 @@ def test_heads_of_any_number_and_size(heads: int, kv: int, dim: int) -> None:
 
 def test_more_parts_than_are_weighed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.kernels.gpu.paged_decode.SPLIT", 16)
-    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.MOST_PARTS", 40)
+    monkeypatch.setattr("tandem.kernels.gpu.paged_decode.MAX_SPLITS", 40)
     case = PagedCase([1000, 17], (torch.float32, torch.float32), 2, 1, 16)
     torch.testing.assert_close(case.run(), case.expected(), atol=1e-5, rtol=1e-5)
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from tandem.kernels.gpu.code_numbers import floats_placed, fours
 from tandem.kernels.gpu.quantized_linear import ROWS, decode, multiply
 
-MOST_ROWS = max(ROWS)
+MAX_ROWS = max(ROWS)
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 ALL = BLOCK_FORMATS | GROUPS
@@ -78,7 +78,7 @@ def test_a_weight_is_decoded_to_its_values(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks", "rows"), [("Q4_1", 69, 7), ("Q4_1", 69, MOST_ROWS), ("IQ2_S", 9, 7)]
+    ("name", "blocks", "rows"), [("Q4_1", 69, 7), ("Q4_1", 69, MAX_ROWS), ("IQ2_S", 9, 7)]
 )
 def test_inputs_that_are_divided(name: str, blocks: int, rows: int) -> None:
     """Between programs and warps, with a chunk that is not whole."""
@@ -206,19 +206,19 @@ def test_a_product_that_is_wrong_is_not_relied_on(
         return 0.9 if rows == wrong else 0.0
 
     monkeypatch.setattr(quantized_trial, "largest_error", some)
-    for wrong in (0, MOST_ROWS):
+    for wrong in (0, MAX_ROWS):
         works.cache_clear()
         assert works(kind, torch.float16, torch.device("cuda")) == (wrong == 0)
         assert bool(caplog.text) == (wrong != 0)
     assert "Q8_0 is decoded for each product, because of Triton: its results are" in caplog.text
-    assert tried == 2 * [(kind.name, rows) for rows in (*ROWS, MOST_ROWS + 1)]
+    assert tried == 2 * [(kind.name, rows) for rows in (*ROWS, MAX_ROWS + 1)]
     assert not works(kind, torch.float16, torch.device("cpu"))
     assert not works(kind, torch.float32, torch.device("cuda"))
     assert not works(GROUPS["FP8-40-F32-none"], torch.float16, torch.device("cuda"))
     works.cache_clear()
 
 
-@pytest.mark.parametrize("rows", [0, 1, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [0, 1, MAX_ROWS + 1])
 @pytest.mark.parametrize("name", ["Q4_1", "IQ4_NL", "Q6_K", "IQ2_XXS"])
 def test_operators_take_any_number_of_rows(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch

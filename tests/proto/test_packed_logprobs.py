@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.packed_logprobs import ENTRY_BYTES, pack_logprobs, unpack_logprobs
-from tandem.router.calls.node_logprobs import alternatives, check_logprobs, listed
 from tandem.router.errors import NodeError
+from tandem.router.node_streams.logprobs import alternatives, check_logprobs, listed
 from tandem.shared.engine.rank.logprobs import logprobs_of, position_logprobs
 
 ENTRIES = st.lists(st.tuples(st.integers(0, (1 << 32) - 1), st.floats(width=32, allow_nan=False)))

@@ -20,9 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.anthropic.message_surface import AnthropicMessages
+from tandem.router.anthropic.surface import AnthropicMessages
 from tandem.router.app import APIS
-from tandem.router.calls.node_events import NodeEvent, PlainTokens
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.dispatch import Dispatcher
 from tandem.router.errors import to_api_error
@@ -32,6 +31,7 @@ from tandem.router.http.encoding import dump
 from tandem.router.http.exchange import HttpExchange
 from tandem.router.http.json_body import parse_json
 from tandem.router.http.memory_budget import MemoryBudget
+from tandem.router.node_streams.events import NodeEvent, PlainTokens
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.requests.unknown_fields import UnknownFields
@@ -42,7 +42,7 @@ from tandem.router.telemetry.metrics import Metrics
 from tandem.router.telemetry.request_metrics import RequestMetrics
 from tandem.router.write_outputs import collect_outputs, stream_outputs
 from tandem.shared.config.sampling_defaults import read_defaults
-from tandem.shared.node.calls import Caller
+from tandem.shared.node.caller import Caller
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.tests.router.support import (
@@ -157,7 +157,7 @@ class InProcess:
         return parse_json(json.dumps(body).encode())
 
     async def _served(self, surface: Surface, request: GenerationRequest, sink: _Sink) -> str:
-        response, usage = surface.response(request, 0), sink.access.usage
+        formatter, usage = surface.formatter(request, 0), sink.access.usage
         node = _ScriptedNode(self.node)
 
         def generate(one: GenerationRequest) -> Any:
@@ -166,17 +166,19 @@ class InProcess:
         outputs = surface.outputs(request, generate)
         with (
             RequestMetrics(_metrics(), request, sink.access) as metrics,
-            MemoryBudget(self.options.max_held_answer_bytes, "bytes of answers").share() as memory,
+            MemoryBudget(
+                self.options.max_held_response_bytes, "bytes of responses"
+            ).share() as memory,
         ):
             async with aclosing(outputs):
                 if request.stream:
-                    response.hold(memory)
-                    await stream_outputs(cast(HttpExchange, sink), outputs, metrics, response)
+                    formatter.hold(memory)
+                    await stream_outputs(cast(HttpExchange, sink), outputs, metrics, formatter)
                     return sink.text
-                collector = response.collector(request, memory)
+                collector = formatter.collector(request, memory)
                 await collect_outputs(outputs, metrics, collector.add)
             metrics.finish(usage)
-        return dump(response.whole(collector.result(usage))).decode()
+        return dump(formatter.whole(collector.result(usage))).decode()
 
 
 class _Sink:
@@ -222,7 +224,7 @@ class _Script(Dispatcher):
     ) -> AsyncGenerator[tuple[Any, Sequence[NodeEvent]], None]:
         node = self._node.script
         node.requests.append(request)
-        request.call_id = len(node.requests)
+        request.internal_id = len(node.requests)
         async with aclosing(node.events(request, StreamedContext(Caller()))) as script:
             async for event in script:
                 said = event.tokens

@@ -18,7 +18,7 @@ import httpx
 import uvicorn.server
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tandem.decode_node.streams.call_stream import CallEndedError, CallOutput, CallStream
+from tandem.decode_node.streams.router_stream import RequestEndedError, RequestOutput, RouterStream
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.capabilities import CAPABILITIES
 from tandem.proto.packed_logprobs import pack_logprobs
@@ -31,7 +31,7 @@ from tandem.proto.tandem_pb2_grpc import (
 )
 from tandem.router.options import RouterOptions
 from tandem.router.server import Router
-from tandem.shared.node.calls import Caller
+from tandem.shared.node.caller import Caller
 from tandem.shared.security.credentials import PINGED
 from tandem.tests.support.waiting import until as until
 
@@ -146,7 +146,7 @@ class StreamedContext:
         self.caller = caller
 
     async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise CallEndedError(code, details)
+        raise RequestEndedError(code, details)
 
 
 class FakeStatus(PrefillServicer):
@@ -170,7 +170,7 @@ class FakeDecodeNode(DecodeServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.ended: list[tuple[int, int]] = []  # call and choice
         self.calls = 0  # of Status
-        self.streams: list[CallStream] = []  # also those that have ended
+        self.streams: list[RouterStream] = []  # also those that have ended
         self.open_streams = 0
         self.cancelled = 0
         self.active = 0
@@ -183,7 +183,7 @@ class FakeDecodeNode(DecodeServicer):
         self.beat: asyncio.Task[None] | None = None
 
     async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
-        stream = CallStream(self._serve)
+        stream = RouterStream(self._serve)
         self.streams.append(stream)
         self.open_streams += 1
         try:
@@ -191,7 +191,7 @@ class FakeDecodeNode(DecodeServicer):
         finally:
             self.open_streams -= 1
 
-    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: CallOutput) -> None:
+    async def _serve(self, request: pb.GenerateRequest, caller: Caller, out: RequestOutput) -> None:
         """Serve a call, event by event."""
         self.requests.append(request)
         self.active += 1
@@ -218,7 +218,7 @@ class FakeDecodeNode(DecodeServicer):
         return pb.StatusReply(node_id=self.node_id, epoch=self.epoch)
 
     async def EndChoice(self, request: pb.EndChoiceRequest, context: Any) -> pb.EndChoiceReply:
-        self.ended.append((request.call_id, request.index))
+        self.ended.append((request.internal_id, request.index))
         return pb.EndChoiceReply()
 
     async def _talk(

@@ -32,7 +32,7 @@ async def test_a_client_that_goes_away_frees_the_node(
             writer.close()
         await until(lambda: c.node.active == 0)
         await until(lambda: c.router.app.handler.active == 0)
-        assert all(node.inflight_calls == 0 for node in c.router.nodes)
+        assert all(node.inflight_requests == 0 for node in c.router.nodes)
         c.node.script = None
         assert (await c.chat()).status_code == 200
 

@@ -75,7 +75,7 @@ ASKED: dict[str, tuple[str, dict[str, Any], str, str]] = {
 }
 # Ids, times, and where the request was served.
 VARYING = re.compile(
-    r'"(id|call_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
+    r'"(id|internal_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
     r'\s*("[^"]*"|[\d.]+|\[[^]]*\])'
 )
 
@@ -128,7 +128,7 @@ async def test_a_request_is_continued_wherever_its_node_dies(
         count = 0
         while (dying := Dying(c, count)) and await shown(c, path, body) == want and dying.moved:
             first, second = dying.requests
-            assert second.prompt == first.prompt and second.call_id != first.call_id
+            assert second.prompt == first.prompt and second.internal_id != first.internal_id
             assert field in {field.name for field, _ in second.sampling.ListFields()}
             assert second.sampling.seed == first.sampling.seed
             count += 1

@@ -17,8 +17,7 @@ from tandem.router.result import GenerationResult
 from tandem.router.routes.responses import GenerationResponse
 from tandem.router.routes.services import Exchange, RouterServices
 from tandem.router.served_model import ServedModel
-from tandem.router.surface import Response as SurfaceResponse
-from tandem.router.surface import Surface
+from tandem.router.surface import ResponseFormatter, Surface
 from tandem.router.usage import Usage
 from tandem.tests.router.support import cluster
 
@@ -31,7 +30,7 @@ class Plain(Surface):
     def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
         return parse_completion(body, model, options)
 
-    def response(self, request: GenerationRequest, created: int) -> PlainResponse:
+    def formatter(self, request: GenerationRequest, created: int) -> PlainResponse:
         return PlainResponse()
 
 
@@ -43,7 +42,7 @@ class PlainErrors:
         return f"event: failed\ndata: {error.message}\n\n".encode()
 
 
-class PlainResponse(SurfaceResponse):
+class PlainResponse(ResponseFormatter):
     def opening(self) -> bytes:
         return b"event: open\ndata:\n\n"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.endpoint import DataPlane
 from tandem.shared.handoff.plane.messages import LayerReady
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import grpc
 
 from tandem.decode_node.service import DecodeService
-from tandem.decode_node.streams.call_stream import CallEndedError
+from tandem.decode_node.streams.router_stream import RequestEndedError
 from tandem.proto import tandem_pb2 as pb
 from tandem.tests.support.fake_call import FakeContext
 
@@ -18,12 +18,12 @@ from tandem.tests.support.fake_call import FakeContext
 async def call_events(
     service: DecodeService, request: pb.GenerateRequest
 ) -> AsyncGenerator[pb.GenerateEvent, None]:
-    """The events of a call, each token as one. Raises ``CallEndedError`` if it ends with an error;
-    to close the generator cancels the call."""
+    """The events of a request, each token as one. Raises ``RequestEndedError`` if it ends with an
+    error; closing the generator cancels the request."""
     messages: asyncio.Queue[pb.StreamEvents | None] = asyncio.Queue()
 
     async def requests() -> AsyncIterator[pb.StreamRequest]:
-        yield pb.StreamRequest(call=1, generate=request)
+        yield pb.StreamRequest(number=1, generate=request)
 
     context = FakeContext()
     context.write = messages.put  # type: ignore[attr-defined]
@@ -38,7 +38,7 @@ async def call_events(
                     yield event.generated
                 elif event.ended.status:
                     status = next(c for c in grpc.StatusCode if c.value[0] == event.ended.status)
-                    raise CallEndedError(status, event.ended.details)
+                    raise RequestEndedError(status, event.ended.details)
         await stream
     finally:
         stream.cancel()

@@ -74,7 +74,7 @@ _PLATFORMS = tuple(
 # Kept of ``--seconds`` for the table.
 RESERVE_SECONDS = 5.0
 # Less is not worth the start of a part.
-LEAST_SECONDS = 8.0
+MIN_SECONDS = 8.0
 # As ranks have it, so that what is computed here is what they would compute.
 ENVIRONMENT = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
@@ -257,7 +257,7 @@ class Run:
         if reason := self._unfit(part):
             return Outcome(part.name, NOT_RUN, 0.0, reason)
         left = self._end - time.monotonic()
-        if left < min(part.seconds, LEAST_SECONDS):
+        if left < min(part.seconds, MIN_SECONDS):
             return Outcome(part.name, NOT_RUN, 0.0, "no time is left")
         limit, begun = min(part.seconds, left), time.monotonic()
         status = self._process(part, limit)

@@ -13,8 +13,8 @@ from ....shared.text.tool_parsers.json_call import text_opening
 from ...errors import invalid
 from ..structured_outputs import constraint
 from .call_forms import FORMS, CallForm, CallList, Parts
+from .grammars import Schemas, ToolGrammars, verbatim
 from .plain_fields import NotPlainError
-from .tool_grammars import Schemas, ToolGrammars, verbatim
 
 _ANY_OBJECT = {"type": "object"}
 CHANNELS = "openai"

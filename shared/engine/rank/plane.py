@@ -14,7 +14,7 @@ from ...handoff.carriers.cuda_ipc.cuda_driver import CudaDriver
 from ...handoff.carriers.cuda_ipc.torch_device import Gpu, marker
 from ...handoff.carriers.device import DeviceError
 from ...handoff.carriers.staging import DEFAULT_SLOT_BYTES
-from ...handoff.plane.data_plane import DataPlane
+from ...handoff.plane.endpoint import DataPlane
 from ...handoff.plane.messages import Event
 from ...handoff.plane.settings import DataPlaneConfig
 from ...kv.cache import KVCache

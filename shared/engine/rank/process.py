@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import torch
 
     from ...handoff.plane.computed_layers import ComputedLayers
-    from ...handoff.plane.data_plane import DataPlane
+    from ...handoff.plane.endpoint import DataPlane
     from ...kv.backing import Backing
     from .loading import LoadedModel
     from .runner import ModelRunner

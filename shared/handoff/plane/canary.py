@@ -64,7 +64,7 @@ _ROUTED_PART = 0.1
 # In models of any depth, the difference that another layout makes must stay above the limit.
 _MOST = 0.75
 # By the limit of the first layer: in four bits, three, two, and fewer.
-_MOST_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}
+_MAX_OF_FEW_BITS = {0.5: 1.1, 0.75: 1.35, 1.0: 1.75, 1.25: 2.25}
 # Never divide by zero, the limit of an all-zero layer.
 _SMALLEST = 1e-30
 
@@ -96,7 +96,7 @@ def tolerance(dtype: str, layer: int) -> float:
     """The limit for a layer. Rounding errors are independent, so that differences grow with the
     square root of the depth."""
     first = _FIRST_LAYER[dtype]
-    return min(first * math.sqrt(layer + 1), _MOST_OF_FEW_BITS.get(first, _MOST))
+    return min(first * math.sqrt(layer + 1), _MAX_OF_FEW_BITS.get(first, _MOST))
 
 
 def coarsest(formats: Iterable[str]) -> str:

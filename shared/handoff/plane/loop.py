@@ -13,7 +13,7 @@ import zmq
 from ...kv.layout import scales_in
 from ..carriers.device import Device
 from ..carriers.memfd import host_identity
-from ..carriers.rank_carriers import Kinds, open_carriers
+from ..carriers.ranks import Kinds, open_carriers
 from ..carriers.transport import Endpoints, Joined, Lost, Notice, Transport, TransportEnd
 from ..carriers.zeromq.curve import fresh_keys
 from ..wire import frame

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ...config.limits import MAX_PEERS
 from ..carriers.carrier_option import AUTO
 from ..carriers.device import DEVICE_SLOT_BYTES, DEVICE_SLOTS
-from ..carriers.rank_carriers import CarrierSettings
+from ..carriers.ranks import CarrierSettings
 from ..carriers.staging import DEFAULT_SLOT_BYTES
 from ..carriers.zeromq.sockets import Timing
 from ..wire.greeting import PeerKey

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import PeerRefusedError
-from ..carriers.rank_carriers import RankCarriers
+from ..carriers.ranks import RankCarriers
 from ..carriers.transport import PeerGoneError, TransportEnd
 from ..wire import frame
 from ..wire.frame import Header, Kind

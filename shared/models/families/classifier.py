@@ -33,7 +33,7 @@ _PROBLEMS: dict[str, ScoreActivation] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
-_MOST_LABELS = 1 << 14
+_MAX_LABELS = 1 << 14
 
 
 def read_decoder_head(config: Config) -> ClassifierSpec:
@@ -85,11 +85,11 @@ def _labels(config: Config) -> tuple[str, ...]:
     """The names of the labels in their order; transformers' own for those without."""
     named = config.get("id2label")
     if not isinstance(named, dict):
-        count = config.integer("num_labels", 2, at_most=_MOST_LABELS)
+        count = config.integer("num_labels", 2, at_most=_MAX_LABELS)
         return tuple(f"LABEL_{index}" for index in range(count))
     listed = {str(key): value for key, value in named.items()}
-    if not 0 < len(listed) <= _MOST_LABELS or set(listed) != set(map(str, range(len(listed)))):
-        known = f"names of labels from 0 on, at most {_MOST_LABELS}"
+    if not 0 < len(listed) <= _MAX_LABELS or set(listed) != set(map(str, range(len(listed)))):
+        known = f"names of labels from 0 on, at most {_MAX_LABELS}"
         raise config.refusal("id2label", named, known)
     return tuple(str(listed[str(index)]) for index in range(len(listed)))
 

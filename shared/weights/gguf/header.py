@@ -35,7 +35,7 @@ MAX_KEY = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
 # The fewest bytes of an entry: the name's length, then type and value, or dimensions and offset.
-_LEAST_METADATA, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
+_MIN_METADATA_BYTES, _MIN_TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 
 # Types of metadata: numbers by their form in ``struct``, and others.
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
@@ -94,8 +94,8 @@ class _HeaderReader:
 
     def read(self) -> GGUFHeader:
         self._check_magic()
-        tensors = self._count(_LEAST_TENSOR, MAX_ENTRIES, "tensors")
-        entries = self._count(_LEAST_METADATA, MAX_ENTRIES, "metadata entries")
+        tensors = self._count(_MIN_TENSOR_BYTES, MAX_ENTRIES, "tensors")
+        entries = self._count(_MIN_METADATA_BYTES, MAX_ENTRIES, "metadata entries")
         metadata: dict[str, Any] = {}
         for _ in range(entries):
             key = self._name("a metadata key")

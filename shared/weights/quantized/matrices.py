@@ -25,7 +25,7 @@ _SCALES = ("F16", "BF16", "F32")
 # Values that a longer group's scale is repeated after, so that ranks can cut between them.
 _LONGEST_RUN = 128
 # Far above any model's, each of which takes memory before its weights are read.
-_MOST_EXPERTS = 1 << 14
+_MAX_EXPERTS = 1 << 14
 # The experts of a layer in one tensor, in MLX's names.
 _MLX_EXPERTS = re.compile(r"\.switch_mlp\.")
 
@@ -646,8 +646,8 @@ class _Finder:
     def _experts(self, name: str) -> tuple[int, ...]:
         """The shape of the weights of several experts."""
         shape = self._folder.shape(name)
-        if 0 in shape or shape[0] > _MOST_EXPERTS:
-            raise self._wrong(name, f"up to {_MOST_EXPERTS} experts that have weights")
+        if 0 in shape or shape[0] > _MAX_EXPERTS:
+            raise self._wrong(name, f"up to {_MAX_EXPERTS} experts that have weights")
         return shape
 
     def _expect(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tandem.client.batch import run_batch as module
+from tandem.client.batch import run as module
 from tandem.client.batch import web_file
-from tandem.client.batch.run_batch import BatchError, run_batch
+from tandem.client.batch.run import BatchError, run_batch
 from tandem.client.batch.web_file import WebFileError, shown
-from tandem.shared.config.client_config import RunBatchConfig
+from tandem.shared.config.client import RunBatchConfig
 from tandem.shared.errors import UsageError
 
-from .test_run_batch import CapitalsServer, output, requests
+from .test_run import CapitalsServer, output, requests
 
 
 class Store(ThreadingHTTPServer):

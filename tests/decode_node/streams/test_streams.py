@@ -30,23 +30,23 @@ def speaking() -> FakeNode:
 
 
 class StreamingRouter:
-    """The other end of a stream: what it sends, and what it has got of each call."""
+    """The other end of a stream: what it sends, and what it has got of each number."""
 
     def __init__(self, service: DecodeService) -> None:
         self._service = service
         self._requests: asyncio.Queue[pb.StreamRequest | None] = asyncio.Queue()
-        self.tokens: dict[tuple[int, int], int] = {}  # counts by call and choice
+        self.tokens: dict[tuple[int, int], int] = {}  # counts by number and choice
         self.events: dict[int, list[str | None]] = {}
-        self.ends: dict[int, pb.CallEnd] = {}
+        self.ends: dict[int, pb.RequestEnd] = {}
 
-    def generate(self, call: int, **sampling: Any) -> None:
+    def generate(self, number: int, **sampling: Any) -> None:
         request = pb.GenerateRequest(
-            request_id="r", call_id=call, prompt=range(20), sampling=pb.Sampling(**sampling)
+            request_id="r", internal_id=number, prompt=range(20), sampling=pb.Sampling(**sampling)
         )
-        self._requests.put_nowait(pb.StreamRequest(call=call, generate=request))
+        self._requests.put_nowait(pb.StreamRequest(number=number, generate=request))
 
-    def cancel(self, call: int) -> None:
-        self._requests.put_nowait(pb.StreamRequest(call=call, cancel=True))
+    def cancel(self, number: int) -> None:
+        self._requests.put_nowait(pb.StreamRequest(number=number, cancel=True))
 
     def leave(self) -> None:
         self._requests.put_nowait(None)
@@ -58,21 +58,21 @@ class StreamingRouter:
         await self._service.Stream(self._sent(), cast(Any, context))
 
     async def _read(self, message: pb.StreamEvents) -> None:
-        choices = message.choices or [0] * len(message.calls)
-        for call, choice in zip(message.calls, choices, strict=True):
-            self._count(call, choice, 1)
+        choices = message.choices or [0] * len(message.numbers)
+        for number, choice in zip(message.numbers, choices, strict=True):
+            self._count(number, choice, 1)
         for event in message.events:
             if event.HasField("ended"):
-                self.ends[event.call] = event.ended
+                self.ends[event.number] = event.ended
             elif event.generated.HasField("tokens"):
                 tokens = event.generated.tokens
-                self._count(event.call, tokens.index, len(tokens.tokens))
+                self._count(event.number, tokens.index, len(tokens.tokens))
             else:
                 kind = event.generated.WhichOneof("event")
-                self.events.setdefault(event.call, []).append(kind)
+                self.events.setdefault(event.number, []).append(kind)
 
-    def _count(self, call: int, choice: int, tokens: int) -> None:
-        self.tokens[call, choice] = self.tokens.get((call, choice), 0) + tokens
+    def _count(self, number: int, choice: int, tokens: int) -> None:
+        self.tokens[number, choice] = self.tokens.get((number, choice), 0) + tokens
 
     async def _sent(self) -> AsyncIterator[pb.StreamRequest]:
         while (request := await self._requests.get()) is not None:
@@ -119,8 +119,8 @@ async def test_a_call_that_is_cancelled_frees_what_it_holds_while_others_go_on()
     node = speaking()
     async with connected(node) as (service, router):
         node.ranks.computes.clear()
-        for call in (1, 2):
-            router.generate(call, max_tokens=400, ignore_eos=1)
+        for number in (1, 2):
+            router.generate(number, max_tokens=400, ignore_eos=1)
         await until(lambda: service.requests == 2)
         router.cancel(1)
         await until(lambda: service.requests == 1)
@@ -167,14 +167,14 @@ async def test_an_outbox_sends_columns_before_events_and_forgets_cancelled_calls
     box.drop(3)
     box.close()
     (message,) = [message async for message in box.messages()]
-    assert list(message.calls) == [1, 2, 2] and list(message.choices) == [0, 1, 1]
+    assert list(message.numbers) == [1, 2, 2] and list(message.choices) == [0, 1, 1]
     assert list(message.tokens) == [10, 20, 21]
-    assert [event.call for event in message.events] == [1, 1, 2]
+    assert [event.number for event in message.events] == [1, 1, 2]
     assert list(message.events[1].generated.tokens.tokens) == [11]
 
 
 async def test_a_router_that_stops_reading_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_WAITING", 100)
+    monkeypatch.setattr(module, "MAX_WAITING", 100)
     cut: list[bool] = []
     box = Outbox(lambda: cut.append(True))
     for token in range(1000):

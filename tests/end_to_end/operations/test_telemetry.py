@@ -110,7 +110,7 @@ def test_a_request_that_fails_over_is_one_trace_across_three_processes(
 
     ends = ("request", "Decode.Stream", "stream", "Prefill.Open")
     until(lambda: all(collector.named(name, TRACE) for name in ends), "the spans")
-    request, call, generate = one("request"), one("call"), one("Decode.Stream")
+    request, call, generate = one("request"), one("request_to_node"), one("Decode.Stream")
     assert request.parent == "c0" * 8
     assert [one(name).parent for name in ("placement", "call")] == [request.id] * 2
     assert (generate.parent, call.attributes["node"]) == (call.id, "decode")

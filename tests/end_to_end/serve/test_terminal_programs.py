@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tandem.client.batch.run_batch import run_batch
+from tandem.client.batch.run import run_batch
 from tandem.client.complete import run_complete
 from tandem.client.openai_server import OpenAIServer
 from tandem.client.terminal_chat import TerminalChat
-from tandem.shared.config.client_config import (
+from tandem.shared.config.client import (
     ChatConfig,
     CompleteConfig,
     ConnectionConfig,

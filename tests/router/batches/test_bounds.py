@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.router.batches import batch_runner, batch_store
-from tandem.router.batches.batch_request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
-from tandem.router.batches.batch_store import BatchStore
+from tandem.router.batches import runner, store
 from tandem.router.batches.file_store import FileLimits, FileStore
 from tandem.router.batches.input_lines import MAX_CUSTOM_ID
-from tandem.router.batches.stored_batch import RequestResult
+from tandem.router.batches.request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
+from tandem.router.batches.store import BatchStore
+from tandem.router.batches.stored import RequestResult
 from tandem.router.batches.tables import SCHEMA
 from tandem.router.batches.upload import MAX_FILENAME
 from tandem.router.database import Database
@@ -57,13 +57,13 @@ async def test_batches_and_uploads_at_once_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(tmp_path, nodes=0) as (c, client):
-        monkeypatch.setattr(batch_store, "MAX_UNFINISHED", 1)
+        monkeypatch.setattr(store, "MAX_UNFINISHED", 1)
         first = await create(client, jsonl(line(1)))
         asked = {"endpoint": CHAT, "completion_window": "24h"}
         body = asked | {"input_file_id": first.input_file_id}
         answer = await c.client.post("/v1/batches", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "batch_limit")
-        monkeypatch.setattr(batch_runner, "MAX_UPLOADS", 0)
+        monkeypatch.setattr(runner, "MAX_UPLOADS", 0)
         answer = await c.client.post("/v1/files", files={"file": ("a", b"a")}, data=PURPOSE)
         assert answer.status_code == 503 and "0 files are being uploaded" in answer.text
         monkeypatch.undo()

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.batches import batch_store, file_store, input_lines, upload
-from tandem.router.batches.batch_runner import Batches
+from tandem.router.batches import file_store, input_lines, store, upload
+from tandem.router.batches.runner import Batches
 from tandem.tests.router.batches.batch_client import create, ended, jsonl, line, parsed, served
 from tandem.tests.router.support import Cluster
 from tandem.tests.support.clock import SteppedClock
@@ -27,7 +27,7 @@ EXPIRY: Any = {"anchor": "created_at", "seconds": HOUR}
 def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
     """The time of the stores."""
     clock = SteppedClock()
-    for module in (batch_store, file_store, upload):
+    for module in (store, file_store, upload):
         monkeypatch.setattr(module, "time", SimpleNamespace(time=clock))
     return clock
 
@@ -68,7 +68,7 @@ async def test_a_file_that_has_expired_is_gone(tmp_path: Path, clock: SteppedClo
         assert rows(tmp_path, "pieces") == 2
         await folder_of(c).files.expire()
         assert (rows(tmp_path, "files"), rows(tmp_path, "pieces")) == (1, 1)
-        clock.now += batch_store.KEPT_SECONDS
+        clock.now += store.KEPT_SECONDS
         await folder_of(c).files.expire()
         assert rows(tmp_path, "files") == 0
 
@@ -89,7 +89,7 @@ async def test_an_upload_that_was_broken_off_leaves_nothing(
 async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
     tmp_path: Path, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.router.batches.batch_run.time", SimpleNamespace(time=clock))
+    monkeypatch.setattr("tandem.router.batches.run.time", SimpleNamespace(time=clock))
     async with served(tmp_path) as (c, client):
         content = jsonl(line(1), line(2, model="other"))
         batch = await ended(client, await create(client, content, output_expires_after=EXPIRY))
@@ -103,7 +103,7 @@ async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
         assert rows(tmp_path, "requests") == 0
         await folder_of(c).batches.expire()
         assert (await client.batches.retrieve(batch.id)).status == "completed"
-        clock.now += 3 * batch_store.KEPT_SECONDS
+        clock.now += 3 * store.KEPT_SECONDS
         await folder_of(c).batches.expire()
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve(batch.id)

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.proto.packed_logprobs import pack_logprobs
-from tandem.router.beams.beam_search import BeamSearch
+from tandem.router.beams.search import BeamSearch
 from tandem.router.generation import BeamOptions, EarlyStopping
 
 END = 0

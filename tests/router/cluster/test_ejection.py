@@ -20,37 +20,37 @@ def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
     node = Ejection(clock)
     pauses = []
     for _ in range(7):
-        node.asked("call")
+        node.sent("call")
         pauses.append(node.failed("call"))
         assert node.ejected
         clock.now += pauses[-1]
         assert not node.ejected
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    node.asked("call")
+    node.sent("call")
     node.answered("call")
     assert not node.ejected
-    node.asked("call")
+    node.sent("call")
     assert node.failed("call") == 1.0
 
 
 def test_failures_during_a_pause_count_once() -> None:
     node = Ejection(SteppedClock())
     for call in range(5):
-        node.asked(call)
+        node.sent(call)
     assert [node.failed(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.asked("first")
+    node.sent("first")
     clock.now += node.failed("first")
     assert not node.ejected
-    node.asked("trial")
+    node.sent("trial")
     assert node.ejected
     node.ended("trial")  # its client has gone: nothing is known
     assert not node.ejected
-    node.asked("another")
+    node.sent("another")
     node.answered("another")
     assert not node.ejected
 
@@ -58,11 +58,11 @@ def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
 def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.asked("grammar", compiles=True)
+    node.sent("grammar", compiles=True)
     clock.now += 9.0
     assert not node.ejected
     clock.now += node.failed("grammar")
-    node.asked("trial", compiles=True)  # after a pause, one call at a time
+    node.sent("trial", compiles=True)  # after a pause, one call at a time
     assert node.ejected
     node.answered("trial")
     assert not node.ejected
@@ -71,9 +71,9 @@ def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
 def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.asked("slow")
+    node.sent("slow")
     clock.now += 1.9
-    node.asked("later")
+    node.sent("later")
     assert not node.ejected
     clock.now += 0.2
     assert node.ejected
@@ -138,5 +138,5 @@ async def test_a_disconnect_of_the_client_does_not_eject_the_node(tmp_path: Path
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         (node,) = c.router.nodes
-        await until(lambda: not node.inflight_calls)
+        await until(lambda: not node.inflight_requests)
         assert not node.ejection.ejected

@@ -12,7 +12,7 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster import admin
 from tandem.router.cluster.node_table import NodeTable
-from tandem.router.cluster.reachability import MAX_CALLS, Reachability, UnreachedError
+from tandem.router.cluster.reachability import MAX_RPCS, Reachability, UnreachedError
 from tandem.shared.security.credentials import INSECURE
 from tandem.tests.end_to_end.handoff.fault_proxy import BOTH, running_proxy
 from tandem.tests.router.support import Cluster, FakeDecodeNode, cluster, until
@@ -164,7 +164,7 @@ async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -
     met = Counted(NodeTable(3.0), INSECURE)
     names = [f"n{number}" for number in range(1000)]
     await asyncio.gather(*(met.meet(name, 1, pb.ROLE_DECODE, name) for name in names))
-    assert most == MAX_CALLS
+    assert most == MAX_RPCS
 
 
 async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

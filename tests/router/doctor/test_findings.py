@@ -13,7 +13,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster.absent_nodes import MAX_ABSENT, REMEMBERED_SECONDS, AbsentNodes
 from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
-from tandem.router.doctor.survey import MAX_PAIRS, CallResult, Survey, SurveyedNode, plan_pairs
+from tandem.router.doctor.survey import MAX_PAIRS, RpcResult, Survey, SurveyedNode, plan_pairs
 from tandem.shared.telemetry.process_metrics import EXPIRY
 from tandem.shared.telemetry.prompt_metrics import PROMPTS, RECENT
 
@@ -32,7 +32,7 @@ def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
         "load": LOAD,
         "model": CARD,
     } | status
-    return SurveyedNode(info, CallResult(0.01, pb.StatusReply(**said)))
+    return SurveyedNode(info, RpcResult(0.01, pb.StatusReply(**said)))
 
 
 def unreachable(seen: SurveyedNode) -> SurveyedNode:
@@ -40,12 +40,12 @@ def unreachable(seen: SurveyedNode) -> SurveyedNode:
     return seen
 
 
-def examined(**fields: Any) -> dict[str, CallResult]:
+def examined(**fields: Any) -> dict[str, RpcResult]:
     pair = pb.PairReport(node_id="p", address="p:1", **fields)
-    return {"d": CallResult(0.1, pb.ExamineReply(pairs=[pair]))}
+    return {"d": RpcResult(0.1, pb.ExamineReply(pairs=[pair]))}
 
 
-def many(left_out: int) -> dict[str, CallResult]:
+def many(left_out: int) -> dict[str, RpcResult]:
     """The answer of an older node to a request for too many pairs."""
     seen = examined(carrier="tcp")
     seen["d"].reply.left_out = left_out
@@ -56,9 +56,9 @@ def healthy(**changes: Any) -> Survey:
     well = Survey(
         url="http://r:8000",
         registry="r:8001",
-        health=CallResult(0.01, {}),
-        ready=CallResult(0.01, {}),
-        listed=CallResult(0.01, pb.ListReply(version="1")),
+        health=RpcResult(0.01, {}),
+        ready=RpcResult(0.01, {}),
+        listed=RpcResult(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
         encrypted=True,
@@ -85,7 +85,7 @@ def at_one_host(carrier: str) -> Survey:
 
 def absent(**fields: Any) -> Survey:
     gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
-    return healthy(listed=CallResult(0.01, pb.ListReply(version="1", absent=[gone])))
+    return healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=[gone])))
 
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
@@ -93,7 +93,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 
 def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
-    seldom = CallResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
+    seldom = RpcResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
     assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
 
 
@@ -126,13 +126,13 @@ SLOTS = "tandem_data_plane_staging_slots"
     ("seen", "problem", "remedy"),
     [
         (
-            healthy(health=CallResult(3, problem="refused")),
+            healthy(health=RpcResult(3, problem="refused")),
             "does not answer at http",
             "tandem router",
         ),
-        (healthy(ready=CallResult(0, problem="stopping")), "is not ready: stopping", "log"),
+        (healthy(ready=RpcResult(0, problem="stopping")), "is not ready: stopping", "log"),
         (
-            healthy(listed=CallResult(3, problem="x"), nodes=[]),
+            healthy(listed=RpcResult(3, problem="x"), nodes=[]),
             "registry does not answer",
             "--router",
         ),
@@ -147,7 +147,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
         (
-            with_node(SurveyedNode(node(PREFILL, "p").info, CallResult(3, problem="no answer"))),
+            with_node(SurveyedNode(node(PREFILL, "p").info, RpcResult(3, problem="no answer"))),
             "does not answer at p:1: no answer",
             "--port",
         ),
@@ -173,7 +173,7 @@ SLOTS = "tandem_data_plane_staging_slots"
             "in 12 ms, so unless it is overloaded (see its log), large packets are lost",
         ),
         (
-            healthy(pairs={"d": CallResult(9, problem="slow")}),
+            healthy(pairs={"d": RpcResult(9, problem="slow")}),
             "could not be examined: slow",
             "again",
         ),
@@ -238,10 +238,10 @@ def test_prefill_nodes_without_prompts_are_not_reported_if_none_were_long(
 )
 def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | None) -> None:
     counts = metric("process_open_fds", files), metric("process_max_fds", 1000)
-    of_router = pb.ListReply(version="1", open_files=files, most_open_files=1000)
+    of_router = pb.ListReply(version="1", open_files=files, open_file_limit=1000)
     for subject, seen in (
         ("prefill node p", with_node(node(PREFILL, "p", metrics=counts))),
-        ("router", healthy(listed=CallResult(0.01, of_router))),
+        ("router", healthy(listed=RpcResult(0.01, of_router))),
     ):
         found = findings(seen)
         assert [one.wrong for one in found] == ([] if judged is None else [judged])
@@ -274,7 +274,7 @@ def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> 
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (
-            healthy(listed=CallResult(0, pb.ListReply(version="2"))),
+            healthy(listed=RpcResult(0, pb.ListReply(version="2"))),
             "the router runs 2, but: p 1, d 1",
         ),
         (
@@ -363,7 +363,7 @@ def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
 
 def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
     gone = [pb.AbsentNode(node_id=f"n{n}", reason="was silent", refused=n < 5) for n in range(300)]
-    seen = healthy(listed=CallResult(0.01, pb.ListReply(version="1", absent=gone)))
+    seen = healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=gone)))
     *shown, rest = findings(seen)
     assert [found.subject.split()[-1] for found in shown] == [f"n{n}" for n in range(236, 300)]
     assert "236 more are absent" in rest.problem
@@ -374,6 +374,6 @@ def test_a_node_that_has_returned_is_a_note_and_hides_no_problem() -> None:
     [note] = findings(absent(reason="rank 0 ended", failed=True, returned=True))
     assert not note.wrong and "is here again" in note.problem
     unready = healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={})
-    found = findings(replace(unready, ready=CallResult(0, problem="it can call no node")))
+    found = findings(replace(unready, ready=RpcResult(0, problem="it can call no node")))
     assert [each.wrong for each in found] == [True, False]
     assert "is not ready: it can call no node" in found[0].problem

@@ -15,7 +15,7 @@ import pytest
 from tandem.router.database import Database
 from tandem.router.errors import ApiError
 from tandem.router.mcp import approvals as approvals_module
-from tandem.router.mcp.approvals import ApprovalAnswer, Approvals
+from tandem.router.mcp.approvals import ApprovalResponse, Approvals
 from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
 from tandem.router.state import SCHEMA
@@ -308,9 +308,9 @@ async def test_modes_are_checked_and_chats_have_none(tmp_path: Path) -> None:
 TOOL = ServerTool("s", "t")
 
 
-def answer_to(approval_id: str, **fields: Any) -> ApprovalAnswer:
+def answer_to(approval_id: str, **fields: Any) -> ApprovalResponse:
     given: dict[str, Any] = {"tool": TOOL, "arguments": "{}", "approve": True, "param": "p"}
-    return ApprovalAnswer(id=approval_id, **(given | fields))
+    return ApprovalResponse(id=approval_id, **(given | fields))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.http.json_body import parse_text
-from tandem.router.mcp.mcp_chat import McpChat
+from tandem.router.mcp.chat import McpChat
 from tandem.router.mcp.rounds import MAX_CALLS_IN_ROUND
 from tandem.router.mcp.server_tools import CallOutcome, McpListing, McpTool
 from tandem.router.requests import call_arguments

@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from tandem.router.mcp.mcp_servers import McpServers
-from tandem.tests.router.mcp.test_mcp_servers import SCRIPT
+from tandem.router.mcp.servers import McpServers
 from tandem.tests.router.mcp.test_rounds import call
+from tandem.tests.router.mcp.test_servers import SCRIPT
 from tandem.tests.router.openai.test_tools import TEMPLATE
 from tandem.tests.router.support import Cluster, cluster, held_briefly, make_model, until
 

@@ -142,7 +142,7 @@ async def test_logprobs(tmp_path: Path) -> None:
 
 async def test_whole_answers_are_as_long_as_they_may_be(tmp_path: Path) -> None:
     asked = {"logprobs": True, "top_logprobs": 2, "stream": False}
-    async with cluster(tmp_path, max_answer_logprobs=60) as c:
+    async with cluster(tmp_path, max_response_logprobs=60) as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
             for given in ({}, {"num_predict": 30}):
                 answer = await c.client.post(path, json=body | asked | {"options": given})

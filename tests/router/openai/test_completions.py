@@ -145,7 +145,7 @@ async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_
         c.node.script = script
         body = (await c.complete("x", stop="wo", n=3)).json()
         assert [choice["text"] for choice in body["choices"]] == ["hello", "one t", "hello"]
-        assert c.node.ended == [(c.node.requests[0].call_id, 1)] and c.node.ended[0][0]
+        assert c.node.ended == [(c.node.requests[0].internal_id, 1)] and c.node.ended[0][0]
         (node,) = c.router.nodes
         await until(lambda: not node._connection._ending)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.anthropic.message_request import MessagesRequest
+from tandem.router.anthropic.request import MessagesRequest
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
 from tandem.router.ollama.request import (

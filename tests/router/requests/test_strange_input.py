@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.anthropic.message_request import MessagesRequest, parse_messages
+from tandem.router.anthropic.request import MessagesRequest, parse_messages
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.cluster.reachability import Reachability
 from tandem.router.cluster.registry_service import Registry
@@ -23,7 +23,7 @@ from tandem.router.errors import ApiError
 from tandem.router.generation import GenerationRequest
 from tandem.router.http.encoding import dump
 from tandem.router.http.json_body import parse_json
-from tandem.router.node_call import request_error
+from tandem.router.node_request import request_error
 from tandem.router.ollama.request import (
     OPENAI_NAMES,
     OllamaChatRequest,

@@ -9,7 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.responses import background_runs, response_store
+from tandem.router.responses import background_runs
+from tandem.router.responses.store import LOST_SECONDS
 from tandem.tests.router.responses.test_responses import ended, served, stored
 from tandem.tests.router.support import until
 
@@ -85,7 +86,7 @@ async def test_one_whose_router_is_gone_has_failed() -> None:
     async with stored(2, now, lifetime=1000.0) as store:
         body = {"id": "a", "status": "queued", "output": []}
         await store.add(ended("a", body=body, in_progress=True))
-        now[0] = response_store.LOST_SECONDS - 1
+        now[0] = LOST_SECONDS - 1
         assert (await store.get("a", "")).in_progress
         assert await store.tell({"a": "in_progress"}) == []
         now[0] *= 2

@@ -13,8 +13,8 @@ import pytest
 
 from tandem.router.database import Database
 from tandem.router.errors import ApiError
-from tandem.router.responses import response_store
-from tandem.router.responses.response_store import ResponseStore, StoredResponse
+from tandem.router.responses import store as store_module
+from tandem.router.responses.store import ResponseStore, StoredResponse
 from tandem.router.state import SCHEMA
 from tandem.tests.router.support import Cluster, cluster
 
@@ -175,7 +175,7 @@ async def test_the_store_is_bounded_and_forgets() -> None:
 
 
 async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "MAX_BYTES", 3 * response_store.RESPONSE_BYTES)
+    monkeypatch.setattr(store_module, "MAX_BYTES", 3 * store_module.RESPONSE_BYTES)
     async with stored(100, [0.0]) as store:
         for name in "ab":
             await store.add(ended(name, items=[{"id": "i", "text": "x" * 100}]))

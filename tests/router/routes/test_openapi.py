@@ -15,11 +15,11 @@ from jsonschema import Draft202012Validator
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router import app
-from tandem.router.anthropic.message_request import MessagesRequest
+from tandem.router.anthropic.request import MessagesRequest
 from tandem.router.openai.chat_request import ChatCompletionRequest
 from tandem.router.openai.completion_request import CompletionRequest
 from tandem.router.requests.body_model import BodyModel
-from tandem.router.responses.response_request import CreateResponseRequest
+from tandem.router.responses.request import CreateResponseRequest
 from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, usage
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tandem import Completion, Engine, EngineConfig, SamplingParams
-from tandem.shared.config.engine_config import EngineConfig as Config
+from tandem.shared.config.engine import EngineConfig as Config
 from tandem.shared.engine import start
 from tandem.shared.engine.start import plans_ahead
 from tandem.shared.kv.planning import NodeDevice, RankDevice

@@ -10,7 +10,7 @@ import pytest
 from tandem.shared.process.open_files import (
     FEW,
     KEPT_PART,
-    most_open_files,
+    open_file_limit,
     open_files,
     room_for_connections,
     warn_of_few_connections,
@@ -51,5 +51,5 @@ def test_few_connections_are_told_with_what_to_do(caplog: pytest.LogCaptureFixtu
     warn_of_few_connections(4096, 700)
     (line,) = caplog.messages
     assert "at most 700 connections at a time, not its 4096 of --max-connections" in line
-    assert f"may open {most_open_files()} files" in line
+    assert f"may open {open_file_limit()} files" in line
     assert "ulimit" in line and "LimitNOFILE" in line

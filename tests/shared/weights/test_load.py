@@ -16,9 +16,9 @@ from tandem.shared.models.layers.part import Part
 from tandem.shared.models.parallel import TensorParallel, WeightSlot
 from tandem.shared.models.registry import FAMILIES
 from tandem.shared.models.weight_names import target_of, with_short_names
-from tandem.shared.weights.checkpoint_weights import CheckpointWeights
+from tandem.shared.weights.checkpoint import CheckpointWeights
 from tandem.shared.weights.load import load_model, resolve_dtype
-from tandem.shared.weights.random_weights import RandomWeights
+from tandem.shared.weights.random import RandomWeights
 from tandem.shared.weights.source import read_spec
 from tandem.tests.support.checkpoints import tiny_models
 from tandem.tests.support.runners import embeddings
@@ -362,7 +362,7 @@ def test_dummy_weights_are_made_in_pieces_on_the_device_itself(
     for rank, size in ((0, 1), (1, 2)):
         at_once = weights(rank, size)
         with monkeypatch.context() as patch:
-            patch.setattr("tandem.shared.weights.random_weights._PIECE", 500)
+            patch.setattr("tandem.shared.weights.random._PIECE", 500)
             assert all(map(torch.equal, weights(rank, size), at_once))
     model = load_model(folder, load_format="dummy", device="meta")
     assert embeddings(model).device.type == "meta"

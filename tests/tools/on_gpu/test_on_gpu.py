@@ -85,7 +85,7 @@ def test_the_time_of_all_parts_is_shared_by_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_gpu, "RESERVE_SECONDS", 0.0)
-    monkeypatch.setattr(on_gpu, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(on_gpu, "MIN_SECONDS", 0.1)
     parts = (replace(LONG, seconds=300), GOOD)
     assert main(["--out", str(tmp_path), "--device", "emulation", "--seconds", "3"], parts) == 1
     found = results(tmp_path)

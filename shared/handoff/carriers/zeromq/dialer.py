@@ -18,7 +18,7 @@ from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
 from ..base import FrameReader, ReceiveChannel
-from ..rank_carriers import RankCarriers
+from ..ranks import RankCarriers
 from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys

@@ -19,7 +19,7 @@ from ...wire import frame, greeting
 from ...wire.frame import FrameError, Kind, Message
 from ...wire.greeting import Greeting, PeerKey
 from ..base import MAX_SLOTS, FrameWriter, SendChannel, SendHandle
-from ..rank_carriers import RankCarriers
+from ..ranks import RankCarriers
 from ..transport import Endpoints, Joined, Lost, Notice, PeerGoneError
 from . import password
 from .curve import OVERHEAD_BYTES, CurveKeys, ZapHandler

@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 
 from tandem.router.errors import RequestError
+from tandem.router.openai.tools.grammars import ToolGrammar, with_grammars
 from tandem.router.openai.tools.guided_calls import CHANNELS, GuidedTools
-from tandem.router.openai.tools.tool_grammars import ToolGrammar, with_grammars
 from tandem.shared.engine.structured.grammar import Grammar, GrammarError
 from tandem.shared.engine.structured.llguidance_backend import LLGuidanceBackend
 from tandem.shared.engine.structured.params import StructuredOutputs

@@ -20,8 +20,8 @@ from tandem import (
     ThinkingBudget,
 )
 from tandem.router.openai.tools.forced_calls import required_calls
+from tandem.router.openai.tools.grammars import ToolGrammar, calls_and_text, with_grammars
 from tandem.router.openai.tools.guided_calls import GuidedTools
-from tandem.router.openai.tools.tool_grammars import ToolGrammar, calls_and_text, with_grammars
 from tandem.shared.engine.structured import step_masks
 from tandem.shared.engine.structured.constraint import Constraint
 from tandem.shared.engine.structured.grammar import GrammarError

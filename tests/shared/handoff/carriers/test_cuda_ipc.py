@@ -18,7 +18,7 @@ from tandem.shared.handoff.carriers.device import DEVICE_WINDOW_BYTES, DeviceErr
 from tandem.shared.handoff.carriers.staging import HOST_WINDOW_BYTES
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.plane import loop as plane_loop
-from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.endpoint import DataPlane
 from tandem.shared.handoff.plane.messages import (
     WINDOW_OF_CARRIER,
     Expecting,

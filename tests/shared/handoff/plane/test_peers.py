@@ -8,7 +8,7 @@ import pytest
 
 from tandem.shared.causes import Cause
 from tandem.shared.errors import OverloadedError, StartupError, UnavailableError
-from tandem.shared.handoff.plane.data_plane import DataPlane
+from tandem.shared.handoff.plane.endpoint import DataPlane
 from tandem.shared.handoff.plane.messages import (
     CancelExpect,
     Cancelled,

@@ -11,7 +11,7 @@ import zmq
 
 from tandem.shared.handoff.carriers.transport import Transport
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
-from tandem.shared.handoff.plane.data_plane import ZEROMQ
+from tandem.shared.handoff.plane.endpoint import ZEROMQ
 from tandem.shared.handoff.plane.loop import PlaneLoop
 from tandem.tests.shared.handoff.support.faults import Schedule, faulty
 from tandem.tests.shared.handoff.support.memory_transport import MEMORY, Network

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from tandem.shared.handoff.carriers.cuda_ipc import NAME as CUDA_IPC
 from tandem.shared.handoff.carriers.cuda_ipc.torch_device import Gpu
 from tandem.shared.handoff.carriers.kinds import CARRIERS
-from tandem.shared.handoff.carriers.rank_carriers import Kinds
+from tandem.shared.handoff.carriers.ranks import Kinds
 from tandem.shared.handoff.carriers.transport import Transport
 from tandem.shared.handoff.carriers.zeromq.sockets import Timing
 from tandem.shared.handoff.epoch import new_epoch
-from tandem.shared.handoff.plane.data_plane import ZEROMQ, DataPlane
+from tandem.shared.handoff.plane.endpoint import ZEROMQ, DataPlane
 from tandem.shared.handoff.plane.messages import (
     Event,
     Expect,

@@ -32,7 +32,7 @@ from tandem.shared.handoff.carriers.doorbells import (
 from tandem.shared.handoff.carriers.memfd import MemfdError
 from tandem.shared.handoff.carriers.nixl import carrier as nixl
 from tandem.shared.handoff.carriers.nixl.agent import NixlError, NixlPlace
-from tandem.shared.handoff.carriers.rank_carriers import RankCarriers
+from tandem.shared.handoff.carriers.ranks import RankCarriers
 from tandem.shared.handoff.carriers.shared_memory import carrier as shared_memory
 from tandem.shared.handoff.carriers.shared_memory.carrier import SharedMemoryCarrier
 from tandem.shared.handoff.carriers.shared_memory.ring import MappedRing, RingPlace, SharedRing

@@ -1,0 +1,184 @@
+"""Answers and errors in Ollama's shape: one object, or a line of JSON for each piece."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from datetime import UTC, datetime
+from typing import Any
+
+from ...shared.text.output import CallDelta
+from ..errors import ApiError
+from ..generation import ChoiceDelta, new_tokens
+from ..http.encoding import EncodedArray, dump
+from ..http.text_template import StampedTemplates
+from ..openai.chat_formatter import EncodedEntries, TokenEntries
+from ..openai.response_fields import token_names
+from ..requests.call_arguments import read_arguments
+from ..result import GenerationResult
+from ..surface import ResponseFormatter
+from ..usage import Usage
+from .request import OllamaRequest, OnlyLoadsError
+
+
+class OllamaErrors:
+    """Errors in Ollama's shape: a message."""
+
+    def error_body(self, error: ApiError) -> Any:
+        return {"error": error.message}
+
+    def error_event(self, error: ApiError) -> bytes:
+        return dump(self.error_body(error)) + b"\n"
+
+
+class OllamaFormatter(ResponseFormatter):
+    """Formats one response; ``chat`` tells the two routes apart."""
+
+    def __init__(self, request: OllamaRequest, *, chat: bool) -> None:
+        self._request = request
+        self._chat = chat
+        self._begun = time.monotonic_ns()
+        self._first: int | None = None
+        self._reason = "stop"
+        self._calls: dict[int, _StreamedCall] = {}
+        texts = token_names(request)
+        self._entries = TokenEntries(request.model.tokenizer, texts)
+        self._tokens = new_tokens()  # of a streamed answer whose context is returned
+        self._lines = StampedTemplates(self._text_line)
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        """A line for new text; calls are written whole, once they are."""
+        if self._first is None:
+            self._first = time.monotonic_ns()
+        if self._request.returns_context:
+            self._tokens.extend(delta.tokens)
+        reasoning = delta.reasoning if self._request.include_reasoning else ""
+        lines = b""
+        if delta.scored or (delta.text and reasoning):
+            lines += self._line(self._content(delta.text, reasoning) | self._logprobs(delta))
+        elif delta.text or reasoning:
+            lines += self._lines.fill(not delta.text, _stamp(), delta.text or reasoning)
+        for call in delta.calls:
+            self._calls.setdefault(call.index, _StreamedCall()).add(call)
+        if delta.finish_reason is not None:
+            self._reason = _done_reason(delta.finish_reason)
+            if self._calls:
+                calls = [call.body() for call in self._calls.values()]
+                lines += self._line(self._content("", "", calls))
+        return lines
+
+    def closing(self, usage: Usage) -> bytes:
+        end = self._end(usage, self._reason)
+        if self._request.returns_context:
+            end["context"] = self._context(self._tokens)
+        content = {**self._content("", ""), **end}
+        return self._line(content, done=True)
+
+    def choice_logprobs(self) -> OllamaLogprobs | None:
+        return OllamaLogprobs(self._entries) if self._request.logprobs is not None else None
+
+    def whole(self, result: GenerationResult) -> dict[str, Any]:
+        (choice,) = result.choices
+        reasoning = choice.reasoning.getvalue() if self._request.include_reasoning else ""
+        calls = [_call(made.name, made.arguments.getvalue()) for made in choice.calls]
+        content = self._content(choice.text, reasoning, calls)
+        end = self._end(result.usage, _done_reason(choice.finish_reason))
+        if self._request.returns_context:
+            end["context"] = self._context(choice.tokens)
+        if choice.logprobs is not None:
+            content["logprobs"] = choice.logprobs.body()
+        return self._body(content, done=True, made=_timestamp()) | end
+
+    def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
+        if not delta.scored:
+            return {}
+        return {"logprobs": [self._entries.scored(item) for item in delta.scored]}
+
+    def _context(self, tokens: array[int]) -> array[int]:
+        """The tokens of prompt and answer, which the next request may begin with."""
+        (prompt,) = self._request.prompts
+        return prompt.tokens + tokens
+
+    def _content(
+        self, text: Any, reasoning: str, calls: list[dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        extra: dict[str, Any] = {"thinking": reasoning} if reasoning else {}
+        if not self._chat:
+            return {"response": text, **extra}
+        if calls:
+            extra["tool_calls"] = calls
+        return {"message": {"role": "assistant", "content": text, **extra}}
+
+    def _body(self, content: dict[str, Any], *, done: bool, made: str) -> dict[str, Any]:
+        head = {"model": self._request.asked_model, "created_at": made}
+        return {**head, **content, "done": done}
+
+    def _line(self, content: dict[str, Any], *, done: bool = False) -> bytes:
+        return dump(self._body(content, done=done, made=_timestamp())) + b"\n"
+
+    def _text_line(self, thinking: bool, made: str, text: str) -> bytes:
+        """A line of text, or of reasoning, alone."""
+        content = self._content("", text) if thinking else self._content(text, "")
+        return dump(self._body(content, done=False, made=made)) + b"\n"
+
+    def _end(self, usage: Usage, reason: str) -> dict[str, Any]:
+        """Counts, and durations in nanoseconds. Of an answer that is not streamed, all of it counts
+        as generation."""
+        now = time.monotonic_ns()
+        first = self._first or self._begun
+        return {
+            "done_reason": reason,
+            "total_duration": now - self._begun,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": first - self._begun,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": now - first,
+        }
+
+
+class OllamaLogprobs(EncodedEntries):
+    """The logprobs of an answer: one entry for each token."""
+
+    def body(self) -> EncodedArray:
+        return self.content
+
+
+def loaded(asked: OnlyLoadsError) -> dict[str, Any]:
+    """The answer to a request without a prompt: the model is loaded, as always."""
+    head = {"model": asked.asked_model, "created_at": _timestamp()}
+    return {**head, **asked.content, "done": True, "done_reason": "load"}
+
+
+class _StreamedCall:
+    """One call of a stream, collected."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._arguments: list[str] = []
+
+    def add(self, delta: CallDelta) -> None:
+        self._name = self._name or delta.name
+        self._arguments.append(delta.arguments)
+
+    def body(self) -> dict[str, Any]:
+        return _call(self._name, "".join(self._arguments))
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    """A call; the arguments of one that was cut off are no JSON, and left out."""
+    return {"function": {"name": name, "arguments": read_arguments(arguments)}}
+
+
+def _timestamp() -> str:
+    """The time now, as Ollama writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _stamp() -> bytes:
+    """The JSON of the time now."""
+    return b'"%b"' % _timestamp().encode()
+
+
+def _done_reason(finish_reason: str | None) -> str:
+    return "length" if finish_reason == "length" else "stop"

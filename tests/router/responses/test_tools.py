@@ -1,0 +1,290 @@
+"""Tools, formats, logprobs and reasoning of responses, with OpenAI's client."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tandem.router.responses.chat_turns import as_messages
+from tandem.router.responses.input_items import read_input
+from tandem.router.responses.tools import custom_input
+from tandem.tests.router.openai.test_tools import ANSWER, PARAMETERS, TEMPLATE
+from tandem.tests.router.responses.test_responses import prompt, served
+from tandem.tests.router.support import CONTEXT, make_model
+
+WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+NOW: dict[str, Any] = {"type": "function", "name": "now", "description": "the time"}
+CALL_EVENTS = (
+    "response.output_item.added", "response.function_call_arguments.delta",
+    "response.function_call_arguments.done", "response.output_item.done",
+)  # fmt: skip
+
+
+async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path) as (c, client):
+        c.node.reply = c.encode(ANSWER)
+        first = await client.responses.create(input="hi", tools=[WEATHER, NOW])
+        message, *calls = first.output
+        assert (message.type, first.output_text) == ("message", "I look.")
+        assert [json.loads(call.arguments)["city"] for call in calls] == ["Öl", "Ys"]
+        assert {(call.type, call.name, call.status) for call in calls} == {
+            ("function_call", "weather", "completed")
+        }
+        assert first.tools[0].name == "weather" and first.parallel_tool_calls
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"warm {i}"}
+            for i, call in enumerate(calls)
+        ]
+        c.node.reply = c.encode("fine")
+        stored = await client.responses.create(
+            input=results, previous_response_id=first.id, tools=[WEATHER]
+        )
+        told = prompt(c)
+        assert "I look.[weather][weather]" in told
+        assert told.index("[weather]") < told.index("tool\nwarm 0") < told.index("warm 1")
+        # The same without the store: items go back as they came.
+        history = [{"role": "user", "content": "hi"}, *first.output, *results]
+        again = await client.responses.create(input=history, tools=[WEATHER], store=False)
+        assert prompt(c) == told and again.output_text == stored.output_text == "fine"
+
+
+async def test_calls_are_streamed_as_events_of_their_items(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path) as (c, client):
+        c.node.reply = c.encode(ANSWER)
+        stream = await client.responses.create(input="hi", tools=[WEATHER], stream=True)
+        events = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        second = [event for event in events if getattr(event, "output_index", 0) == 2]
+        assert tuple(dict.fromkeys(event.type for event in second)) == CALL_EVENTS
+        deltas = [event.delta for event in second if event.type.endswith(".delta")]
+        done = next(event for event in second if event.type.endswith("arguments.done"))
+        assert len(deltas) > 2 and "".join(deltas) == done.arguments == '{"city": "Ys"}'
+        assert events[-1].response.output[2] == second[-1].item
+        strict = WEATHER | {"strict": True, "parameters": PARAMETERS | {"required": ["city"]}}
+        async with client.responses.stream(model="tiny", input="hi", tools=[strict]) as helped:
+            final = await helped.get_final_response()
+        assert [item.parsed_arguments for item in final.output[1:]] == [
+            {"city": "Öl"},
+            {"city": "Ys"},
+        ]
+
+
+CHOICES: tuple[tuple[Any, str], ...] = (
+    ("required", '[{"name":"now","parameters":{}}]'),
+    ({"type": "function", "name": "now"}, "{}"),
+    (
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "now"}],
+        },
+        '[{"name":"now","parameters":{}}]',
+    ),
+)
+
+
+async def test_every_kind_of_tool_choice(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path) as (c, client):
+        for choice, reply in CHOICES:
+            c.node.reply = c.encode(reply)
+            made = await client.responses.create(
+                input="hi", tools=[WEATHER, NOW], tool_choice=choice, parallel_tool_calls=False
+            )
+            [call] = made.output
+            assert (call.name, call.arguments) == ("now", "{}") and made.status == "completed"
+            assert c.node.requests[-1].sampling.HasField("structured_outputs")
+        c.node.reply = c.encode("no")
+        made = await client.responses.create(input="hi", tools=[NOW], tool_choice="none")
+        assert made.output_text == "no"
+
+
+# The tools of Codex, reduced: it offers web search to every server.
+CODEX: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "custom", "name": "patch", "description": "one",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: two"}},
+    {"type": "namespace", "name": "agents", "description": "three",
+     "tools": [NOW | {"defer_loading": False}, WEATHER]},
+]  # fmt: skip
+
+
+def called(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path, context=2048) as (c, client):
+        c.node.reply = c.encode(called("patch", input="a\nb") + called("agents__now"))
+        asked: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
+        made = await client.responses.create(**asked)
+        patch, now = made.output
+        assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "a\nb")
+        assert (now.type, now.name, now.namespace) == ("function_call", "now", "agents")
+        assert [tool.type for tool in made.tools] == ["web_search", "custom", "namespace"]
+        shown = prompt(c)
+        for part in ("Lark grammar:\\nstart: two", '"three\\n\\nthe time"', "agents__weather"):
+            assert part in shown
+        assert "web_search" not in shown
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream if getattr(event, "output_index", 1) == 0]
+        assert [event.type.removeprefix("response.") for event in events] == [
+            "output_item.added", "custom_tool_call_input.delta",
+            "custom_tool_call_input.done", "output_item.done",
+        ]  # fmt: skip
+        assert events[1].delta == events[2].input == events[3].item.input == "a\nb"
+        results = [
+            {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "fine"},
+            {"type": "function_call_output", "call_id": now.call_id, "output": "noon"},
+        ]
+        await client.responses.create(**asked | {"input": [*made.output, *results]})
+        assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in prompt(c)
+        c.node.reply = c.encode('[{"name":"patch","parameters":{"input": """\nx')
+        forced = {"type": "custom", "name": "patch"}
+        made = await client.responses.create(**asked, tool_choice=forced)
+        assert made.output[0].input == "x"
+
+
+def test_the_input_of_a_custom_tool_may_be_written_without_its_object() -> None:
+    for written, read in (('{"input":"x"}', "x"), ("x", "x"), ('{"patch":"x"}', '{"patch":"x"}')):
+        assert custom_input(written) == read
+
+
+class PortCity(BaseModel):
+    name: str
+
+
+async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+        c.node.reply = c.encode('{"name":"Ys"}')
+        made = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
+        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "PortCity"
+        assert "name" in c.node.requests[-1].sampling.structured_outputs.json
+        text: Any = {"format": {"type": "json_object"}}
+        await client.responses.create(input="hi", text=text)
+        assert c.node.requests[-1].sampling.structured_outputs.json_object
+        assert c.node.requests[-1].sampling.structured_outputs.param == "text.format"
+
+
+async def test_logprobs_of_the_text_are_included(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, client):
+        asked: dict[str, Any] = {
+            "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2,
+        }  # fmt: skip
+        made = await client.responses.create(**asked)
+        logprobs = made.output[0].content[0].logprobs
+        assert "".join(entry.token for entry in logprobs) == "hello world"
+        assert {len(entry.top_logprobs) for entry in logprobs} == {2}
+        stream = await client.responses.create(**asked, stream=True)
+        events = [event async for event in stream]
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        streamed = [entry.token for event in deltas for entry in event.logprobs]
+        assert streamed == [entry.token for entry in logprobs]
+        last = events[-1].response
+        assert last.output[0].content[0].logprobs == logprobs
+        assert await client.responses.retrieve(last.id) == last
+
+
+async def test_reasoning_is_an_item_that_may_go_back(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}"))
+    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
+        c.node.reply = c.encode("<think>one two</think>three")
+        made = await client.responses.create(input="hi", include=["reasoning.encrypted_content"])
+        reasoning, message = made.output
+        assert reasoning.content[0].text == "one two" and made.output_text == "three"
+        assert made.usage.output_tokens_details.reasoning_tokens > 0
+        sent = {
+            "type": "reasoning",
+            "summary": [],
+            "encrypted_content": reasoning.encrypted_content,
+        }
+        await client.responses.create(input=[sent, message, {"role": "user", "content": "x"}])
+        assert "assistant\none two<|end|>" in prompt(c)
+        async with client.responses.stream(model="tiny", input="hi") as stream:
+            kinds = dict.fromkeys([event.type async for event in stream])
+        assert "response.reasoning_text.delta" in kinds and "response.reasoning_text.done" in kinds
+
+
+async def test_a_conversation_that_is_too_long_loses_its_oldest_turns(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, client):
+        turns: list[dict[str, Any]] = []
+        for i in range(9):
+            turns += [
+                {"role": "user", "content": f"question {i} " + "x" * 60},
+                {"role": "assistant", "content": "a"},
+            ]
+        turns.append({"role": "user", "content": "last"})
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await client.responses.create(input=turns, max_output_tokens=50)
+        made = await client.responses.create(
+            input=turns, truncation="auto", max_output_tokens=50, instructions="be brief"
+        )
+        shown = prompt(c)
+        assert "be brief" in shown and "last" in shown and "question 8" in shown
+        assert "question 0" not in shown and made.truncation == "auto"
+        room = CONTEXT - 50 - len(c.node.requests[-1].prompt)
+        assert 0 <= room < 80  # not one turn more fits
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await client.responses.create(input="y" * 5000, truncation="auto")
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"tools": [5]}, "tools[0]"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function", "name": 5}]}, "tools[0].name"),
+    ({"tools": [{"type": "web_search"}, NOW | {"name": 5}]}, "tools[1].name"),
+    ({"tools": [CODEX[2] | {"tools": [NOW, NOW | {"name": "?"}]}]}, "tools[0].tools[1].name"),
+    ({"tools": [CODEX[2] | {"tools": [{"type": "mcp"}]}]}, "tools[0].tools[0].type"),
+    ({"tools": [CODEX[1] | {"name": ""}]}, "tools[0].name"),
+    ({"tools": [NOW, {"type": "x"}]}, "tools[1].type"),
+    ({"tools": [NOW], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+    (
+        {"tools": [NOW], "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": []}},
+        "tool_choice.mode",
+    ),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "x"}}}, "text.format.type"),
+    ({"max_output_tokens": CONTEXT}, "input"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "?"}]}, "input"),
+)
+
+
+async def test_errors_name_the_fields_of_this_api(tmp_path: Path) -> None:
+    async with served(tmp_path) as (c, _):
+        for fields, param in WRONG:
+            answer = await c.client.post("/v1/responses", json={"input": "hi", **fields})
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert error["param"] == param, error
+            assert "function.name" not in error["message"]
+
+
+def test_calls_that_the_router_ran_are_calls_and_results_of_one_turn() -> None:
+    ran: dict[str, Any] = {
+        "type": "mcp_call", "id": "m", "server_label": "s", "name": "t", "arguments": "{bad",
+    }  # fmt: skip
+    read = read_input([ran | {"arguments": "{}", "output": "r"}], set())
+    items: list[dict[str, Any]] = [
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]},
+        *read,
+        ran | {"output": None, "error": {"type": "x"}},
+        {"type": "message", "role": "assistant", "content": [{"text": "done"}]},
+    ]
+    first, *results, last = as_messages(items)
+    assert first["reasoning_content"] == "hm" and len(first["tool_calls"]) == 2
+    assert first["tool_calls"][1]["function"] == {
+        "name": "s__t",
+        "arguments": "{bad",
+    }
+    assert [result["content"] for result in results] == ["r", 'Error: {"type": "x"}']
+    assert last == {"role": "assistant", "content": "done"}
