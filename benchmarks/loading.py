@@ -148,7 +148,7 @@ def load_and_read(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         "bytes": sum(file.stat().st_size for file in files),
         "imports": imports,
         "above": _memory("VmHWM") - after,
-        "kept": _memory("RssAnon") - before if model else 0,
+        "kept": _memory("RssAnon") - before if weights else 0,
     }
 
 

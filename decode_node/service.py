@@ -109,7 +109,7 @@ class DecodeService(DecodeServicer):
         for stream in self._streams:
             stream.end()
 
-    async def Stream(
+    async def Stream(  # type: ignore[override]  # writes to its context
         self,
         requests: AsyncIterator[pb.StreamRequest],
         context: grpc.aio.ServicerContext[Any, pb.StreamEvents],

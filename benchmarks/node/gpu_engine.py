@@ -210,9 +210,7 @@ def profile(step: Callable[[], Any], device: str) -> str:
     step()
     settle(device)
     # Only kernels on a GPU: recording the launches would slow them down.
-    with profiler(
-        activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
-    ) as record:
+    with profiler(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as record:
         start = time.perf_counter()
         step()
         settle(device)

@@ -71,7 +71,9 @@ class LoadNode(DecodeServicer):
         self._over = asyncio.Event()
         self._open: list[RouterStream] = []
 
-    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+    async def Stream(  # type: ignore[override]  # writes to its context
+        self, requests: AsyncIterator[pb.StreamRequest], context: Any
+    ) -> None:
         stream = RouterStream(self._serve)
         self._open.append(stream)
         await stream.run(requests, context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -19,6 +20,9 @@ from ...shared.node.introduction import introduction
 from ...shared.security.credentials import INSECURE, LASTING, Credentials
 from .peer import Peer, endpoints_of
 from .refused_peers import RefusedPeers
+
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import PrefillAsyncStub
 
 HELLO_SECONDS = 2.0
 # For the reply of a process that may have ended.
@@ -76,7 +80,7 @@ class Greeter:
         return TransferError(silent, cause=Cause.PEER_LOST)
 
     def introduced(
-        self, address: str, reply: pb.HelloReply, stub: PrefillStub, channel: grpc.aio.Channel
+        self, address: str, reply: pb.HelloReply, stub: PrefillAsyncStub, channel: grpc.aio.Channel
     ) -> Peer:
         """The peer that a reply describes. Raises ``TransferError`` for an invalid reply."""
         heads = self._engine.kv_heads(len(reply.ranks))

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import grpc
 
 from ...proto import tandem_pb2 as pb
-from ...proto.tandem_pb2_grpc import PrefillStub
 from ...shared.causes import Cause
 from ...shared.errors import TransferError
 from ...shared.handoff.carriers.transport import Endpoints
@@ -20,6 +20,9 @@ from ...shared.handoff.wire.head_parts import HeadPart
 from ...shared.host_port import is_wildcard, join_host_port, split_host_port
 from ...shared.unix_sockets import folder_of, kv_endpoint_of
 from .link import MeasuredLink
+
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import PrefillAsyncStub
 
 
 class PeerLostError(TransferError):
@@ -38,7 +41,7 @@ class Peer:
     endpoints: tuple[Endpoints, ...]  # of each rank
     kv_dtype: str
     parts: list[HeadPart]  # which of its ranks sends which heads to which of ours
-    stub: PrefillStub
+    stub: PrefillAsyncStub
     channel: grpc.aio.Channel
     trust: LeaseTrust
     link: MeasuredLink = field(default_factory=MeasuredLink)

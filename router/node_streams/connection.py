@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
@@ -24,6 +24,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )
+
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import DecodeAsyncStub
 
 
 class _Running(NamedTuple):
@@ -70,14 +73,14 @@ class NodeConnection:
         self._peak_sequences = max(self._peak_sequences, self.sequences)
         return remote
 
-    def _open_stream(self, stub: Any) -> NodeStream:
+    def _open_stream(self, stub: DecodeAsyncStub) -> NodeStream:
         stream = self._stream
         if stream is not None and self._stream_channel is not self._channel:
             self._retired = [each for each in (*self._retired, stream) if not each.over]
             stream.retire()
             stream = None
         if stream is None or stream.over:
-            stream = self._stream = NodeStream(stub.Stream())
+            stream = self._stream = NodeStream(stub.Stream())  # type: ignore[call-arg]  # written to
             self._stream_channel = self._channel
             stream.start()
         return stream
@@ -130,7 +133,7 @@ class NodeConnection:
         if channel is not None:
             await channel.close(grace=None)
 
-    def _stub(self) -> Any:
+    def _stub(self) -> DecodeAsyncStub:
         if self._channel is None or self._generation != self._credentials.generation:
             # An older channel is closed when its last request ends.
             self._generation = self._credentials.generation

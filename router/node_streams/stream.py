@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context
 from itertools import repeat
-from typing import Any
 
 import grpc
 
@@ -22,7 +21,7 @@ IDLE_SECONDS = 30.0
 class NodeStream:
     """Reads and writes one RPC. ``over`` is final: requests need a new stream."""
 
-    def __init__(self, rpc: Any) -> None:
+    def __init__(self, rpc: grpc.aio.StreamStreamCall[pb.StreamRequest, pb.StreamEvents]) -> None:
         self._rpc = rpc
         self._running: dict[int, RemoteRequest] = {}
         self._numbers: dict[RemoteRequest, int] = {}

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -43,6 +44,9 @@ _REFUSALS = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.ABORTED,
 )
+
+if TYPE_CHECKING:
+    from ...proto.tandem_pb2_grpc import RegistryAsyncStub
 # Of these, the one that may be over at any moment: the router could not call this node.
 _UNREACHED = grpc.StatusCode.ABORTED
 
@@ -103,7 +107,7 @@ class Registration:
                     await self._leave(stub)
                     raise
 
-    async def _call(self, stub: RegistryStub) -> float:
+    async def _call(self, stub: RegistryAsyncStub) -> float:
         """One call to the router; returns the pause until the next."""
         try:
             return await self._join_or_beat(stub)
@@ -145,13 +149,13 @@ class Registration:
         log.info(message, self.router)
         self.problem = self._logged = ""
 
-    async def _join_or_beat(self, stub: RegistryStub) -> float:
+    async def _join_or_beat(self, stub: RegistryAsyncStub) -> float:
         me = self._describe()
         if self._link is None or self._link.role != me.role:
             return await self._join(stub, me)
         return await self._beat(stub, me, self._link)
 
-    async def _join(self, stub: RegistryStub, me: pb.JoinRequest) -> float:
+    async def _join(self, stub: RegistryAsyncStub, me: pb.JoinRequest) -> float:
         self._link = None
         if self._announce is not None:
             me.address = await self._announce()
@@ -163,7 +167,7 @@ class Registration:
         # flag.
         return 0.0
 
-    async def _beat(self, stub: RegistryStub, me: pb.JoinRequest, link: _RouterLink) -> float:
+    async def _beat(self, stub: RegistryAsyncStub, me: pb.JoinRequest, link: _RouterLink) -> float:
         rates = link.new_rates(me.load.link_rates)
         del me.load.link_rates[:]
         me.load.link_rates.extend(rates)
@@ -218,7 +222,7 @@ class Registration:
         elif answer.role not in (pb.ROLE_UNSPECIFIED, role) and not self.draining:
             self._on_role(answer.role)
 
-    async def _leave(self, stub: RegistryStub) -> None:
+    async def _leave(self, stub: RegistryAsyncStub) -> None:
         me = self._describe()
         with contextlib.suppress(grpc.aio.AioRpcError):
             await stub.Leave(

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import grpc
 
@@ -152,6 +152,12 @@ class Credentials:
         return grpc.secure_channel(
             address, self._as_client(), options=self._named((*_DIRECTLY, *_LARGE))
         )
+
+    @overload
+    def stub(self, kind: Callable[[grpc.aio.Channel], S], channel: grpc.aio.Channel) -> S: ...
+
+    @overload
+    def stub(self, kind: Callable[[grpc.Channel], S], channel: grpc.Channel) -> S: ...
 
     def stub(self, kind: Callable[[Any], S], channel: grpc.aio.Channel | grpc.Channel) -> S:
         """A stub whose RPCs carry the token.

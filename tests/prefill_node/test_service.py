@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -30,6 +30,9 @@ from tandem.tests.support.fake_node import ATTENTION, LAYER, RANKS, FakeNode
 from tandem.tests.support.grpc_server import served
 from tandem.tests.support.waiting import until
 
+if TYPE_CHECKING:
+    from tandem.proto.tandem_pb2_grpc import PrefillAsyncStub
+
 ME, EPOCH = "d", 7
 PROMPT = list(range(100))
 
@@ -38,7 +41,7 @@ class ServedPrefill(FakeNode):
     """A prefill node and a stub for it."""
 
     service: PrefillService
-    stub: PrefillStub
+    stub: PrefillAsyncStub
 
     def open(self, transfer_id: int = 1, attempt: int = 0, **fields: Any) -> Any:
         values: dict[str, Any] = {"node_id": ME, "epoch": EPOCH, "peer_epoch": 3, "prompt": PROMPT}

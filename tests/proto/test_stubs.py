@@ -17,4 +17,4 @@ def test_committed_stubs_are_fresh(tmp_path: Path) -> None:
     for made in sorted(tmp_path.iterdir()):
         committed = Path(__file__).parents[2] / "proto" / made.name
         assert made.read_text() == committed.read_text(), "run python -m tandem.proto.generate"
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6

@@ -182,7 +182,9 @@ class FakeDecodeNode(DecodeServicer):
         self.port = 0
         self.beat: asyncio.Task[None] | None = None
 
-    async def Stream(self, requests: AsyncIterator[pb.StreamRequest], context: Any) -> None:
+    async def Stream(  # type: ignore[override]  # writes to its context
+        self, requests: AsyncIterator[pb.StreamRequest], context: Any
+    ) -> None:
         stream = RouterStream(self._serve)
         self.streams.append(stream)
         self.open_streams += 1
