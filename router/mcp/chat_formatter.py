@@ -38,8 +38,8 @@ class McpChatFormatter(ChatFormatter):
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResultCollector:
         return _Collector(request, self, memory, self._executed)
 
-    def _called(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
-        fields = super()._called([call for call in calls if call.name not in self._tools])
+    def _call_fields(self, calls: Sequence[ToolCallResult]) -> dict[str, Any]:
+        fields = super()._call_fields([call for call in calls if call.name not in self._tools])
         if self._executed:
             fields["mcp_calls"] = [_executed(call) for call in self._executed]
         return fields

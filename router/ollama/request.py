@@ -22,8 +22,7 @@ from ..generation import GenerationRequest
 from ..openai.chat_messages import MAX_MESSAGES, MAX_TOOL_CALLS
 from ..openai.chat_request import parse_chat
 from ..openai.completion_request import parse_completion
-from ..openai.generation_body import MAX_STOPS, StopString
-from ..openai.logprob_fields import check_alternatives
+from ..openai.generation_body import MAX_STOPS, StopString, check_alternatives
 from ..openai.request_fields import OpenAIRequest
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.definitions import Tools
