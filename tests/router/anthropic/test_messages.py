@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.anthropic.count_tokens import count_prompt_tokens
+from tandem.router.anthropic.request import count_prompt_tokens
 from tandem.router.http import keep_alive
 from tandem.tests.router.in_process import CHAT, MESSAGES, Answered, InProcess
 from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
