@@ -6,7 +6,7 @@ from math import isfinite
 
 from ...proto import tandem_pb2 as pb
 
-# Sums of several nodes' counts must fit into the 32 bits of a message's field.
+# Sums of several nodes' counts must fit into a 32-bit field of a message.
 MAX_COUNT = 1 << 31
 MAX_TOKENS_PER_SECOND = 1e9
 MAX_LINKS = 4096

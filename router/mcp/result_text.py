@@ -1,4 +1,4 @@
-"""The result of a call as text for a model, of bounded size."""
+"""The result of a tool call as text for the model, of bounded size."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 from ..requests.json_size import json_text
 
 
-def result_text(content: list[Any], structured: Any, most: int) -> str:
-    """The text of the content blocks of a result, as dicts; of a result without blocks, its
-    structured value."""
+def result_text(content: list[Any], structured: Any, max_bytes: int) -> str:
+    """The text of a result's content blocks, which are dicts; of its structured value if it has no
+    blocks."""
     text = "\n".join(_block(block) for block in content)
     if not content and structured is not None:
         text = json_text(structured)
-    return cut(text, most)
+    return cut(text, max_bytes)
 
 
-def cut(text: str, most: int) -> str:
-    """At most so many bytes, with a note of what is missing."""
+def cut(text: str, max_bytes: int) -> str:
+    """The text in at most ``max_bytes`` bytes, with a note if it was truncated."""
     data = text.encode(errors="replace")
-    if len(data) <= most:
+    if len(data) <= max_bytes:
         return data.decode()
     note = f"\n[cut: the result has {len(data)} bytes]"
-    return data[: max(0, most - len(note))].decode(errors="ignore") + note
+    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
 
 
 def _block(block: dict[str, Any]) -> str:

@@ -20,64 +20,64 @@ def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
     node = Ejection(clock)
     pauses = []
     for _ in range(7):
-        node.sent("call")
-        pauses.append(node.failed("call"))
+        node.on_sent("call")
+        pauses.append(node.on_failure("call"))
         assert node.ejected
         clock.now += pauses[-1]
         assert not node.ejected
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    node.sent("call")
-    node.answered("call")
+    node.on_sent("call")
+    node.on_reply("call")
     assert not node.ejected
-    node.sent("call")
-    assert node.failed("call") == 1.0
+    node.on_sent("call")
+    assert node.on_failure("call") == 1.0
 
 
 def test_failures_during_a_pause_count_once() -> None:
     node = Ejection(SteppedClock())
     for call in range(5):
-        node.sent(call)
-    assert [node.failed(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
+        node.on_sent(call)
+    assert [node.on_failure(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("first")
-    clock.now += node.failed("first")
+    node.on_sent("first")
+    clock.now += node.on_failure("first")
     assert not node.ejected
-    node.sent("trial")
+    node.on_sent("trial")
     assert node.ejected
-    node.ended("trial")  # its client has gone: nothing is known
+    node.on_end("trial")  # its client has gone: nothing is known
     assert not node.ejected
-    node.sent("another")
-    node.answered("another")
+    node.on_sent("another")
+    node.on_reply("another")
     assert not node.ejected
 
 
 def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("grammar", compiles=True)
+    node.on_sent("grammar", compiles=True)
     clock.now += 9.0
     assert not node.ejected
-    clock.now += node.failed("grammar")
-    node.sent("trial", compiles=True)  # after a pause, one call at a time
+    clock.now += node.on_failure("grammar")
+    node.on_sent("trial", compiles=True)  # after a pause, one call at a time
     assert node.ejected
-    node.answered("trial")
+    node.on_reply("trial")
     assert not node.ejected
 
 
 def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
-    node.sent("slow")
+    node.on_sent("slow")
     clock.now += 1.9
-    node.sent("later")
+    node.on_sent("later")
     assert not node.ejected
     clock.now += 0.2
     assert node.ejected
-    node.answered("slow")
+    node.on_reply("slow")
     assert not node.ejected
 
 

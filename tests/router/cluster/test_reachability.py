@@ -40,7 +40,7 @@ async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
         for _ in range(3):
             code, details = await refused(c, node.join_request(c.model))
             assert code is grpc.StatusCode.ABORTED
-            assert f"cannot call this node at 127.0.0.1:{port}: " in details
+            assert f"cannot reach this node at 127.0.0.1:{port}: " in details
             assert "refused" in details and "--host" in details and "--advertise" in details
         told = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(told) == 1, "once, however often it asks"
@@ -122,7 +122,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
-            reason = f"the router cannot call this node at {address}: no answer within 2 s"
+            reason = f"the router cannot reach this node at {address}: no answer within 2 s"
             assert (await told()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()
@@ -146,7 +146,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
             assert not entered.ejected and not await told()
     told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
     assert sum("is unreachable" in line for line in told_of) == 1
-    assert sum("can be called again" in line for line in told_of) == 1
+    assert sum("can be reached again" in line for line in told_of) == 1
 
 
 async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:
@@ -186,5 +186,5 @@ async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyP
     await until(lambda: calls > 3)
     assert node.unreachable == "no answer"
     node.lose()
-    await until(lambda: not reachability._following)
+    await until(lambda: not reachability._probes)
     await table.close()

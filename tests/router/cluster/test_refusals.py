@@ -104,7 +104,7 @@ def test_all_nodes_may_be_lost_at_once() -> None:
 def test_a_reason_is_bounded_and_an_old_entry_makes_room() -> None:
     clock = SteppedClock()
     absent = AbsentNodes(clock)
-    absent.most = 1
+    absent.capacity = 1
     absent.add(pb.AbsentNode(node_id="a", role=pb.ROLE_DECODE, reason="x" * 9999))
     assert len(absent.reason("a")) == MAX_REASON
     assert absent.full

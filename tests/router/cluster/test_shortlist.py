@@ -49,7 +49,7 @@ class Fleet:
 
     def report(self, name: str, *, held: Sequence[int] = (), **load: int) -> None:
         full = {"running": 5, "free_blocks": 1000, "total_blocks": 1000, "block_size": BLOCK}
-        node = self.table.named(name)
+        node = self.table.find(name)
         assert node is not None
         version = node.prefixes.version
         told = pb.Prefixes(
@@ -96,7 +96,7 @@ def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
 
 def test_a_prompt_goes_to_where_it_was_placed_before_any_report() -> None:
     fleet = Fleet()
-    node = fleet.table.named("d120")
+    node = fleet.table.find("d120")
     assert node is not None
     node.inflight_load.begin(node.inflight_prompt(PromptKeys(PROMPT), 0))
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_idle_unreachable_nodes_do_not_hide_others(name: str) -> None:
     unreachable = {f"d{number}" for number in range(2 * LIGHTEST)}
     for node_id in unreachable:
         fleet.report(node_id, running=0)
-        fleet.table[node_id].ejection.failed("call")
+        fleet.table[node_id].ejection.on_failure("request")
     for _ in range(6):
         assert fleet.place(name).decode.node_id not in unreachable
 
@@ -163,7 +163,7 @@ def test_a_version_of_few_nodes_keeps_its_helpers() -> None:
 def test_nodes_that_drain_or_go_take_no_place_of_others() -> None:
     fleet = Fleet()
     for number in range(MANY - 1):
-        node = fleet.table.named(f"d{number}")
+        node = fleet.table.find(f"d{number}")
         assert node is not None
         node.drain()
     assert {fleet.place().decode.node_id for _ in range(6)} == {f"d{MANY - 1}"}
@@ -215,7 +215,7 @@ def test_round_robin_decides_as_if_it_looked_at_all_nodes(
         if state == "failed":
             exclude |= {node.key}
         elif state == "ejected":
-            node.ejection.failed("call")
+            node.ejection.on_failure("request")
         elif state == "drains":
             node.drain()
     policy, prompt = POLICIES["round-robin"], PromptKeys(PROMPT)

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.cluster import admin
-from tandem.router.cluster.absence import told as described
+from tandem.router.cluster.admin import describe_absence
 from tandem.router.cluster.node_table import NodeTable
 from tandem.shared.kv.prefix_keys import pack_keys
 from tandem.tests.router.support import FakeDecodeNode, cluster, until
@@ -196,11 +196,11 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
     assert told == f"decode node a ends: {reason}"
     node.clock.now += 12
     [absent] = node.table.absent.all()
-    assert described(absent) == f"left 12 s ago: {reason}"
+    assert describe_absence(absent) == f"left 12 s ago: {reason}"
     assert node.table.absent.tally() == {("decode", "lost"): 1}
     node.join(epoch=2)
     [absent] = node.table.absent.all()
-    assert described(absent).endswith("; another start of it is here again")
+    assert describe_absence(absent).endswith("; another start of it is here again")
     assert not node.table.absent.tally() and node.lost() == 1
     await node.table.close()
 

@@ -56,9 +56,9 @@ async def test_a_named_node_stays_while_no_decode_node_takes_work(
         cluster(tmp_path, nodes=0, pd_url=node.address) as c,
     ):
         await until(lambda: node.polls > 2)
-        assert c.router.nodes.named("p") is None, "there is no decode node to compare it with"
+        assert c.router.nodes.find("p") is None, "there is no decode node to compare it with"
         await c.add()
-        await until(lambda: c.router.nodes.named("p") is not None)
+        await until(lambda: c.router.nodes.find("p") is not None)
         entered = c.router.nodes["p"]
         c.router.nodes["decode-0"].drain()
         polls = node.polls

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.cluster.absent_nodes import MAX_ABSENT, REMEMBERED_SECONDS, AbsentNodes
+from tandem.router.cluster.absent_nodes import MAX_ABSENT, RETENTION_SECONDS, AbsentNodes
 from tandem.router.doctor.findings import Finding, findings
 from tandem.router.doctor.report import as_json, as_text
 from tandem.router.doctor.survey import MAX_PAIRS, RpcResult, Survey, SurveyedNode, plan_pairs
@@ -36,7 +36,7 @@ def node(role: pb.Role, name: str, **status: Any) -> SurveyedNode:
 
 
 def unreachable(seen: SurveyedNode) -> SurveyedNode:
-    seen.info.unreachable = "the router cannot call it: no route"
+    seen.info.unreachable = "the router cannot reach it: no route"
     return seen
 
 
@@ -58,7 +58,7 @@ def healthy(**changes: Any) -> Survey:
         registry="r:8001",
         health=RpcResult(0.01, {}),
         ready=RpcResult(0.01, {}),
-        listed=RpcResult(0.01, pb.ListReply(version="1")),
+        listing=RpcResult(0.01, pb.ListReply(version="1")),
         nodes=[node(pb.ROLE_PREFILL, "p"), node(pb.ROLE_DECODE, "d")],
         pairs=examined(carrier="tcp", canary_seconds=0.02),
         encrypted=True,
@@ -85,7 +85,7 @@ def at_one_host(carrier: str) -> Survey:
 
 def absent(**fields: Any) -> Survey:
     gone = pb.AbsentNode(node_id="gone", role=pb.ROLE_PREFILL, address="g:1", **fields)
-    return healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=[gone])))
+    return healthy(listing=RpcResult(0.01, pb.ListReply(version="1", absent=[gone])))
 
 
 def metric(name: str, value: float, **labels: str) -> pb.Metric:
@@ -94,7 +94,7 @@ def metric(name: str, value: float, **labels: str) -> pb.Metric:
 
 def test_heartbeats_are_late_by_the_period_that_the_router_asks_for() -> None:
     seldom = RpcResult(0.01, pb.ListReply(version="1", heartbeat_seconds=5.0))
-    assert findings(replace(with_node(late(node(PREFILL, "p"))), listed=seldom)) == []
+    assert findings(replace(with_node(late(node(PREFILL, "p"))), listing=seldom)) == []
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         ),
         (healthy(ready=RpcResult(0, problem="stopping")), "is not ready: stopping", "log"),
         (
-            healthy(listed=RpcResult(3, problem="x"), nodes=[]),
+            healthy(listing=RpcResult(3, problem="x"), nodes=[]),
             "registry does not answer",
             "--router",
         ),
@@ -142,7 +142,7 @@ SLOTS = "tandem_data_plane_staging_slots"
         (absent(reason="rank 0 ended", failed=True), "left 0 s ago: rank 0 ended", "its log"),
         (
             with_node(unreachable(node(PREFILL, "p"))),
-            "the router cannot call it: no route",
+            "the router cannot reach it: no route",
             "between the router's machine",
         ),
         (with_node(node(PREFILL, "p", epoch=8)), "another process", "--advertise"),
@@ -241,7 +241,7 @@ def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | No
     of_router = pb.ListReply(version="1", open_files=files, open_file_limit=1000)
     for subject, seen in (
         ("prefill node p", with_node(node(PREFILL, "p", metrics=counts))),
-        ("router", healthy(listed=RpcResult(0.01, of_router))),
+        ("router", healthy(listing=RpcResult(0.01, of_router))),
     ):
         found = findings(seen)
         assert [one.wrong for one in found] == ([] if judged is None else [judged])
@@ -255,7 +255,7 @@ def test_a_process_with_few_files_left_is_reported(files: int, judged: bool | No
 )
 def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> None:
     ends = metric(EXPIRY, 1000.0 + 86400 * days, file="--tls-cert")
-    found = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), asked_at=1000.0))
+    found = findings(replace(with_node(node(PREFILL, "p", metrics=[ends])), timestamp=1000.0))
     assert [problem in one.problem and one.wrong == (days < 0) for one in found] == (
         [True] if problem else []
     )
@@ -274,7 +274,7 @@ def test_certificates_that_expire_soon_are_reported(days: int, problem: str) -> 
         (with_node(late(node(PREFILL, "p"))), "last heartbeat is 2.5 s old"),
         (with_node(node(PREFILL, "p", load=pb.Load(total_blocks=9))), "none of its 9 KV blocks"),
         (
-            healthy(listed=RpcResult(0, pb.ListReply(version="2"))),
+            healthy(listing=RpcResult(0, pb.ListReply(version="2"))),
             "the router runs 2, but: p 1, d 1",
         ),
         (
@@ -351,19 +351,19 @@ def test_absent_nodes_are_few_recent_and_forgotten_when_they_come() -> None:
     now[0] = 5.0
     nodes.add(pb.AbsentNode(node_id=str(MAX_ABSENT), reason="refused"))
     nodes.add(pb.AbsentNode(node_id="b", refused=True))
-    nodes.returned("b")
-    nodes.returned(str(2 * MAX_ABSENT - 1))
+    nodes.mark_returned("b")
+    nodes.mark_returned(str(2 * MAX_ABSENT - 1))
     *others, back, newest = nodes.all()
     assert (newest.reason, newest.seconds_ago) == ("refused", 0)
     assert back.returned and not any(node.returned for node in others)
     assert len(others) == MAX_ABSENT - 3 and {node.seconds_ago for node in others} == {5.0}
-    now[0] = REMEMBERED_SECONDS
+    now[0] = RETENTION_SECONDS
     assert nodes.all() == [newest]
 
 
 def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
     gone = [pb.AbsentNode(node_id=f"n{n}", reason="was silent", refused=n < 5) for n in range(300)]
-    seen = healthy(listed=RpcResult(0.01, pb.ListReply(version="1", absent=gone)))
+    seen = healthy(listing=RpcResult(0.01, pb.ListReply(version="1", absent=gone)))
     *shown, rest = findings(seen)
     assert [found.subject.split()[-1] for found in shown] == [f"n{n}" for n in range(236, 300)]
     assert "236 more are absent" in rest.problem
@@ -374,6 +374,6 @@ def test_a_node_that_has_returned_is_a_note_and_hides_no_problem() -> None:
     [note] = findings(absent(reason="rank 0 ended", failed=True, returned=True))
     assert not note.wrong and "is here again" in note.problem
     unready = healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={})
-    found = findings(replace(unready, ready=RpcResult(0, problem="it can call no node")))
+    found = findings(replace(unready, ready=RpcResult(0, problem="it can reach no node")))
     assert [each.wrong for each in found] == [True, False]
-    assert "is not ready: it can call no node" in found[0].problem
+    assert "is not ready: it can reach no node" in found[0].problem

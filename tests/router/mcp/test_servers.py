@@ -35,7 +35,7 @@ def stdio(label: str, *args: str) -> McpServerConfig:
 
 @asynccontextmanager
 async def connected(*servers: McpServerConfig, seconds: float = 20.0) -> AsyncIterator[McpServers]:
-    made = McpServers(servers, seconds=seconds, most=2000)
+    made = McpServers(servers, seconds=seconds, max_result_bytes=2000)
     made.start()
     try:
         yield made

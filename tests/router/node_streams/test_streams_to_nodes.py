@@ -94,7 +94,7 @@ async def test_tokens_that_wait_are_read_together_and_in_order() -> None:
 async def test_a_call_fails_once_too_much_waits_for_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_request, "MAX_WAITING", 10_000)
+    monkeypatch.setattr(remote_request, "MAX_UNREAD", 10_000)
     call, cancelled = multiplexed()
     for _ in range(3):  # what has been read no longer counts
         for token in range(3000):
@@ -104,7 +104,7 @@ async def test_a_call_fails_once_too_much_waits_for_its_client(
             call.add(tokens_event(0, [7], 40))
         while call._events:
             assert 0 < len(await call.read()) < 2 * remote_request.MAX_READ / 41
-        assert call._waiting == 0
+        assert call._unread == 0
     assert cancelled == []
     for _ in range(244):
         call.add(tokens_event(0, [7], 40))
