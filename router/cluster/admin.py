@@ -133,7 +133,7 @@ def describe_absence(node: pb.AbsentNode) -> str:
         event = f"left {ago}: {node.reason}"
     else:
         event = f"{node.reason} and was dropped {ago} (it was at {node.address})"
-    return f"{event}; another start of it is here again" if node.returned else event
+    return f"{event}; it has returned since" if node.returned else event
 
 
 def _row(node: pb.NodeInfo) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _ask(registry: str, credentials: Credentials, rpc: Callable[[RegistryStub], 
                 raise RequestError(error.details() or "refused") from None
             if error.code() not in _NO_REPLY:
                 raise UnavailableError(
-                    f"the router at {registry} answered with {error.code().name}: {error.details()}"
+                    f"the router at {registry} replied with {error.code().name}: {error.details()}"
                 ) from None
             raise UnavailableError(
                 f"no router answers at {registry}: {credentials.explain(error)}; --router is the "

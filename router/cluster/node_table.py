@@ -148,7 +148,7 @@ class NodeTable:
         if pause:
             self.ejections.labels(reason).inc()
             log.warning(
-                "node %s gets requests last for %g s: %s, %.1f s after its last heartbeat",
+                "node %s is ejected for %g s: %s, %.1f s after its last heartbeat",
                 node.node_id,
                 pause,
                 reason,
@@ -177,7 +177,7 @@ class NodeTable:
             return node
         previous = self._nodes.get(request.node_id)
         if previous is not None and previous.epoch != request.epoch and not previous.finished:
-            self._lose(previous, "died and was restarted", "died without a word")
+            self._lose(previous, "died and was restarted", "died without notice")
         reason = "was replaced by a restart or a change of role"
         self._remove(request.node_id, reason, keep=node is not None)
         return self._add(request, address)

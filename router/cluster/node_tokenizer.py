@@ -41,9 +41,9 @@ async def tokenizer_of(
     try:
         files = await _fetch(address, credentials)
     except _FetchError as error:
-        raise ModelError(f"{local_problem}; and the node does not give it: {error}") from None
+        raise ModelError(f"{local_problem}; fetching it from the node failed: {error}") from None
     if problem := await in_thread(lambda: _mismatch(files, card)):
-        raise ModelError(f"the node gives another one than it announces ({problem})")
+        raise ModelError(f"the node sent another tokenizer than it announced ({problem})")
     log.info("the tokenizer of %s comes from the node at %s", card.name, address)
     return files
 

@@ -113,6 +113,6 @@ class Reachability:
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return f"no answer within {RPC_SECONDS:g} s"
             case grpc.StatusCode.UNIMPLEMENTED:
-                return "what answers there is no such node"
+                return "the server there is not a node of this role"
             case _:
                 return self._credentials.explain(error)

@@ -37,7 +37,7 @@ class ApprovalResponse:
 class _State(enum.StrEnum):
     WAITING = "waiting"
     CLAIMED = "claimed"  # by a request that responds to it
-    ANSWERED = "answered"
+    FINAL = "answered"
 
 
 class Approvals:
@@ -93,19 +93,17 @@ class Approvals:
 
         return await self._database.run(work)
 
-    async def release(
-        self, approval_id: str, outcome: CallOutcome | None, *, answered: bool
-    ) -> None:
-        """End a claim. The approval is final if it is ``answered``; otherwise another request may
+    async def release(self, approval_id: str, outcome: CallOutcome | None, *, final: bool) -> None:
+        """End a claim. If it is ``final``, the approval is used up; otherwise another request may
         respond, and gets the ``outcome`` if the call has run. Raises ``ApiError`` 503."""
-        outcome_json = None if outcome is None or answered else json.dumps(asdict(outcome))
+        outcome_json = None if outcome is None or final else json.dumps(asdict(outcome))
 
         def work(connection: sqlite3.Connection) -> None:
-            if answered:
+            if final:
                 connection.execute(
                     "UPDATE approvals SET state = ?, outcome = NULL, arguments = '', size = 0"
                     " WHERE id = ?",
-                    (_State.ANSWERED, approval_id),
+                    (_State.FINAL, approval_id),
                 )
                 return
             connection.execute(
@@ -150,7 +148,7 @@ def _check(row: sqlite3.Row | None, response: ApprovalResponse) -> CallOutcome |
     if row["state"] == _State.CLAIMED:
         message = f"Another request is answering the approval request '{response.id[:64]}'."
         raise invalid(message, response.param, "approval_request_in_progress")
-    if row["state"] == _State.ANSWERED or (row["outcome"] and not response.approve):
+    if row["state"] == _State.FINAL or (row["outcome"] and not response.approve):
         message = f"The approval request '{response.id[:64]}' has already been answered."
         raise invalid(message, response.param, "approval_request_answered")
     original = ServerTool(row["label"], row["name"]), row["arguments"]

@@ -24,7 +24,7 @@ from .chat_formatter import McpChatFormatter
 from .request_approvals import RequestApprovals
 from .rounds import Parsing, Rounds
 from .servers import McpServers
-from .tools import OfferedTools, as_function, is_mcp, offer_tools
+from .tools import ToolOffer, as_function, is_mcp, offer_tools
 
 # An estimate, to choose the threads that parse a prompt.
 CHARACTERS_OF_TOKEN = 4
@@ -68,7 +68,7 @@ class McpChat:
         if _names_servers(body):
             return self._with_rounds(body, model, options, max_calls, approvals, grammars)
         if approvals is not None:
-            _check_responses(approvals.responses, OfferedTools(body))
+            _check_responses(approvals.responses, ToolOffer(body))
         return parse_chat(self._with_offer(body, options), model, options, grammars)
 
     def outputs(self, request: GenerationRequest, generate: Generate, owner: str) -> Outputs:
@@ -107,7 +107,7 @@ class McpChat:
 
     def _replaced(
         self, body: dict[str, Any], ignored: set[str], *, approvals: bool
-    ) -> tuple[McpServers, OfferedTools]:
+    ) -> tuple[McpServers, ToolOffer]:
         """The servers, and the body with functions in place of their tools."""
         if self._servers is None:
             param = f"tools[{next(i for i, tool in enumerate(body['tools']) if is_mcp(tool))}].type"
@@ -127,20 +127,20 @@ class McpChat:
         grammars: ToolGrammars,
     ) -> McpChatRequest:
         ignored: set[str] = set()
-        servers, offered = self._replaced(body, ignored, approvals=approvals is not None)
+        servers, offer = self._replaced(body, ignored, approvals=approvals is not None)
         if approvals is not None:
-            _check_responses(approvals.responses, offered)
+            _check_responses(approvals.responses, offer)
 
         def parse(body: dict[str, Any]) -> ChatRequest:
             return parse_chat(body, model, options, grammars)
 
-        request = parse(offered.body)
+        request = parse(offer.body)
         rounds = Rounds(
-            body=offered.body,
-            tools=offered.tools,
-            guarded=offered.guarded,
+            body=offer.body,
+            tools=offer.tools,
+            guarded=offer.guarded,
             approvals=approvals,
-            listings=offered.listings,
+            listings=offer.listings,
             parse=parse,
             run=lambda tool, arguments: servers.call(tool.label, tool.name, arguments),
             max_rounds=options.mcp_max_rounds,
@@ -178,15 +178,15 @@ def _has_no_tools(body: Any) -> bool:
     return isinstance(body, dict) and not any(body.get(name) for name in _TOOL_FIELDS)
 
 
-def _check_responses(responses: Sequence[ApprovalResponse], offered: OfferedTools) -> None:
+def _check_responses(responses: Sequence[ApprovalResponse], offer: ToolOffer) -> None:
     """Check that the request offers the tools of the calls that it responds to."""
     for response in responses:
         label, name = response.tool.label, response.tool.name
-        if label not in offered.errors:
+        if label not in offer.errors:
             message = f"'tools' must have the MCP server '{label}', whose call is answered."
             raise invalid(message, "tools", "missing_required_parameter")
-        if response.approve and model_name(label, name) not in offered.tools:
-            if offered.errors[label] is not None:
+        if response.approve and model_name(label, name) not in offer.tools:
+            if offer.errors[label] is not None:
                 message = f"The MCP server '{label}' of the approved call is not available."
                 raise UnavailableError(message)
             message = f"'tools' does not offer the approved tool '{name[:64]}' of '{label}'."

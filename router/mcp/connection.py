@@ -157,7 +157,7 @@ class McpConnection:
                 texts = len(tool.name) + len(tool.description or "")
                 size = size_of(tool.input_schema) + texts
                 if size > remaining or len(tools) >= MAX_TOOLS:
-                    self._warn(f"has too many tools; it is used with {len(tools)} of them")
+                    self._warn(f"has too many tools; only the first {len(tools)} are used")
                     return tuple(tools.values())
                 remaining -= size
                 tools.setdefault(tool.name, _tool(tool))
@@ -175,7 +175,7 @@ class McpConnection:
         if isinstance(error, BaseExceptionGroup):
             kind = type(error.exceptions[0]).__name__
         if not self._lost:
-            self._warn(f"is not available ({kind}); it is tried again from time to time")
+            self._warn(f"is not available ({kind}); retrying from time to time")
         self._lost = True
         reason = f"The server is not available ({kind})."
         self._publish(McpListing(label=self._config.label, error=reason))

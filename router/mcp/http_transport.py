@@ -49,7 +49,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         # A compressed body could expand beyond any limit.
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.ReadError("the response is compressed, although it must not be")
+            raise httpx2.ReadError("the response is compressed, although 'identity' was requested")
         max_bytes = self._max_bytes * (STREAM_MESSAGES if events else 1)
         response.stream = _BoundedBody(response.stream, max_bytes)
         return response

@@ -80,4 +80,4 @@ class RequestApprovals:
             lost = task.cancelled() or task.exception() is not None
             outcome = CallOutcome(text=INTERRUPTED, failed=True) if lost else task.result()
         with suppress(ApiError):  # logged already; the call does not run again
-            await self._approvals.release(approval_id, outcome, answered=self._settled)
+            await self._approvals.release(approval_id, outcome, final=self._settled)

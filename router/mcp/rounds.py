@@ -62,9 +62,9 @@ class Rounds:
                 if self.approved:
                     calls = [_call_delta(i, call) for i, call in enumerate(self.approved.values())]
                     yield [RequestAdmitted(), ChoiceDelta(0, calls=calls)]
-                    executed = await self._run_approved(state)
-                    yield [RoundDelta(0, executed_calls=executed)]
-                    resume = partial(state.resume, executed)
+                    results = await self._run_approved(state)
+                    yield [RoundDelta(0, executed_calls=results)]
+                    resume = partial(state.resume, results)
                     following = await self._parsed(request, state, parse, resume)
                     if following is not None:
                         yield [RoundDelta(0, next_request=following)]
@@ -73,19 +73,19 @@ class Rounds:
                     turn = ModelTurn(state.calls, self.guarded)
                     async with aclosing(generate(following)) as outputs:
                         async for batch in outputs:
-                            if deltas := turn.take(batch, first=state.rounds == 0):
-                                yield deltas
+                            if new_outputs := turn.take(batch, first=state.rounds == 0):
+                                yield new_outputs
                     state.calls += len(turn.calls)
                     own = [call for call in turn.calls if call.name in self.tools]
-                    last = turn.end(answered=len(own) == len(turn.calls))
+                    last = turn.end(all_run=len(own) == len(turn.calls))
                     if not own or last.finish_reason == "length":
                         break
-                    executed = await self._run_all(own, state)
+                    results = await self._run_all(own, state)
                     waiting = [await self._ask(call) for call in own if call.name in self.guarded]
-                    yield [RoundDelta(0, executed_calls=executed, approval_requests=waiting)]
+                    yield [RoundDelta(0, executed_calls=results, approval_requests=waiting)]
                     if waiting or len(own) < len(turn.calls):
                         break  # the client approves or runs the others
-                    following = await self._following(request, turn, executed, state, parse)
+                    following = await self._following(request, turn, results, state, parse)
                     if following is None:
                         last.finish_reason = "length"
                     else:
@@ -102,7 +102,7 @@ class Rounds:
         for i, call in enumerate(calls):
             tool, arguments = self.tools[call.name], call.arguments.getvalue()
             run = partial(self.run, tool, arguments) if i < allowed else _not_run
-            work.append(_executed(call.id, tool, arguments, run()))
+            work.append(_execute(call.id, tool, arguments, run()))
         return list(await asyncio.gather(*work))
 
     async def _run_approved(self, state: _Progress) -> list[ExecutedCall]:
@@ -113,7 +113,7 @@ class Rounds:
         for i, call in enumerate(self.approved.values()):
             run = partial(self.run, call.tool, call.arguments)
             outcome = self.approvals.run(call.id, run) if i < allowed else _not_run()
-            work.append(_executed(call.id, call.tool, call.arguments, outcome))
+            work.append(_execute(call.id, call.tool, call.arguments, outcome))
         return list(await asyncio.gather(*work))
 
     def _take_calls(self, count: int, state: _Progress) -> int:
@@ -220,7 +220,7 @@ async def _not_run() -> CallOutcome:
     return CallOutcome(text=NOT_RUN, failed=True)
 
 
-async def _executed(
+async def _execute(
     call_id: str, tool: ServerTool, arguments: str, run: Coroutine[Any, Any, CallOutcome]
 ) -> ExecutedCall:
     outcome = await run

@@ -20,7 +20,7 @@ CHOOSES_SERVER = ("server_url", "connector_id", "tunnel_id", "headers", "authori
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTools:
+class ToolOffer:
     """The body of a chat with functions in place of server tools. ``tools`` has them by the names
     that the model uses; ``guarded`` has the names whose calls need an approval. ``errors`` has each
     server by label, with the reason if its tools are unavailable."""
@@ -38,10 +38,10 @@ def offer_tools(
     ignored: set[str],
     *,
     approvals: bool = False,
-) -> OfferedTools:
+) -> ToolOffer:
     """Replace the server tools in the body of a chat. ``approvals`` says whether it may require
     them. Raises ``RequestError``."""
-    offered = OfferedTools(dict(body))
+    offer = ToolOffer(dict(body))
     tools: list[Any] = []
     labels: dict[str, list[str]] = {}  # names of functions by server label
     for i, tool in enumerate(body["tools"]):
@@ -58,14 +58,14 @@ def offer_tools(
         tools += [as_function(label, item) for item in allowed]
         names = {model_name(label, item.name): item for item in allowed}
         labels[label] = list(names)
-        offered.tools.update((name, ServerTool(label, item.name)) for name, item in names.items())
+        offer.tools.update((name, ServerTool(label, item.name)) for name, item in names.items())
         guarded = _guard(request.require_approval, f"{param}.require_approval", approvals, ignored)
-        offered.guarded.update(name for name, item in names.items() if guarded(item))
-        offered.listings.append(_listing_item(listing, allowed))
-        offered.errors[label] = listing.error
-    offered.body["tools"] = tools
-    offered.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
-    return offered
+        offer.guarded.update(name for name, item in names.items() if guarded(item))
+        offer.listings.append(_listing_item(listing, allowed))
+        offer.errors[label] = listing.error
+    offer.body["tools"] = tools
+    offer.body["tool_choice"] = _choice(body.get("tool_choice"), labels)
+    return offer
 
 
 def is_mcp(tool: Any) -> bool:

@@ -53,11 +53,12 @@ class ModelTurn:
         calls = [call for call in map(self._take_call, delta.calls) if call is not None]
         return replace(delta, calls=calls, finish_reason=None)
 
-    def end(self, *, answered: bool) -> ChoiceDelta:
-        """The finish of the response, unless another turn follows. The finish reason of a turn
-        whose calls are all ``answered`` is not "tool_calls", as the client has none to run."""
+    def end(self, *, all_run: bool) -> ChoiceDelta:
+        """The finish of the response, unless another turn follows. If the router has handled all
+        calls (``all_run``), the finish reason is not "tool_calls", as the client has none to
+        run."""
         reason = self._finish_reason
-        if reason == "tool_calls" and answered:
+        if reason == "tool_calls" and all_run:
             reason = "stop"
         return ChoiceDelta(0, finish_reason=reason, stop_reason=self._stop_reason)
 

@@ -222,7 +222,7 @@ def _encoded(
         messages,
         model,
         variables=_template_variables(chat),
-        tools=tools.shown,
+        tools=tools.definitions,
         add_generation_prompt=adds_generation_prompt(chat),
         add_special_tokens=chat.add_special_tokens,
         continue_final_message=chat.continue_final_message,

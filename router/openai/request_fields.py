@@ -68,7 +68,7 @@ def read_shared(
     check_alternatives("prompt_logprobs", body.prompt_logprobs, options)
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("'prompt_logprobs' is not available with 'stream'.", "prompt_logprobs")
-    # Nearly all tokenizers write no spaces between special tokens, whatever this says.
+    # Most tokenizers never write spaces between special tokens; for them true has no effect.
     if not (body.spaces_between_special_tokens or model.tokenizer.texts.exact):
         message = "'spaces_between_special_tokens' must be true for this model's tokenizer."
         raise invalid(message, "spaces_between_special_tokens", "unsupported_value")

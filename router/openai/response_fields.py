@@ -34,7 +34,7 @@ class PromptLogprobsEncoder:
         return len(self._entries)
 
     def add(self, items: Collection[pb.PositionLogprobs]) -> None:
-        self._entries.extend(_ranked(position, self._tokenizer) for position in items)
+        self._entries.extend(_ranked_tokens(position, self._tokenizer) for position in items)
 
     def body(self) -> EncodedArray:
         return self._entries
@@ -126,13 +126,11 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST_LOGPROB) if not math.isnan(logprob) else LOWEST_LOGPROB
 
 
-def _ranked(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+def _ranked_tokens(position: pb.PositionLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     chosen, text_of = position.chosen, tokenizer.texts.text_of
-    ranked = [(chosen.token, chosen.logprob, chosen.rank)]
-    ranked += [
-        (token, value, rank) for rank, (token, value) in enumerate(alternatives(position), 1)
-    ]
+    rows = [(chosen.token, chosen.logprob, chosen.rank)]
+    rows += [(token, value, rank) for rank, (token, value) in enumerate(alternatives(position), 1)]
     return {
         str(token): {"logprob": finite(value), "rank": rank, "decoded_token": text_of(token)}
-        for token, value, rank in ranked
+        for token, value, rank in rows
     }

@@ -116,8 +116,8 @@ class _Search:
             low //= 2
 
     def slots_at(self, depth: int) -> int:
-        """The slots that may hold the prompt to this depth, by all rows read so far; several rows
-        are rarely all false positives."""
+        """The slots that may hold the prompt to this depth, by all rows read so far: it is rare
+        that all of them are false positives."""
         if depth not in self._rows:
             self._rows[depth] = self._table._row(self.key(depth))
         slots = self._slots

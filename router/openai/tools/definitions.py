@@ -78,11 +78,11 @@ FunctionChoice = Annotated[Any, DocumentedAs(Literal["none", "auto"] | NamedFunc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
-    """The tools of a request: the template gets those ``shown``, ``use`` is ``None`` if the output
-    has no calls, ``forced`` constrains the output to calls, and ``guided`` constrains calls that
-    the model chooses to make."""
+    """The tools of a request: ``definitions`` for the template; ``use``, which is ``None`` if the
+    output has no calls; ``forced``, which constrains the output to calls; and ``guided``, which
+    constrains calls that the model chooses to make."""
 
-    shown: list[dict[str, Any]] | None = None
+    definitions: list[dict[str, Any]] | None = None
     use: ToolUse | None = None
     forced: pb.StructuredOutputs | None = None
     guided: pb.StructuredOutputs | None = None
@@ -125,7 +125,7 @@ def read_tools(
     name = _function_name(choice, functions)
     if choice == "none":
         excluded = options.exclude_tools_when_tool_choice_none
-        return NO_TOOLS if excluded else ToolRequest(shown=functions.shown)
+        return NO_TOOLS if excluded else ToolRequest(definitions=functions.definitions)
     if choice in (None, "auto"):
         _check_automatic(options)
     use = ToolUse(
@@ -135,7 +135,7 @@ def read_tools(
         required=choice == "required",
         named=name,
     )
-    request = ToolRequest(shown=functions.shown, use=use)
+    request = ToolRequest(definitions=functions.definitions, use=use)
     if use.parser == CHANNELS and (use.named or use.required):
         return _in_channels(request, grammars, functions.strict)
     if use.named or use.required:
@@ -207,7 +207,7 @@ def shown_tools(tools: list[Any], ignored: set[str]) -> list[dict[str, Any]] | N
     """Check tools that the template only shows to the model. Raises ``RequestError``."""
     if not tools:
         return None
-    return _functions(tools, ignored).shown
+    return _functions(tools, ignored).definitions
 
 
 def _functions(tools: list[Any], ignored: set[str], schema_place: str = "") -> _Functions:
@@ -225,7 +225,7 @@ class _Functions:
     """The functions of a request in the form that templates expect, their schemas, and the places
     of strict schemas."""
 
-    shown: list[dict[str, Any]] = field(default_factory=list)
+    definitions: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     strict: dict[str, str] = field(default_factory=dict)
 
@@ -260,13 +260,13 @@ class _Functions:
         for name in ("description", "parameters"):
             if (value := getattr(function, name)) is not None:
                 definition[name] = value
-        self.shown.append({"type": "function", "function": definition})
+        self.definitions.append({"type": "function", "function": definition})
 
     def only(self, names: Collection[str]) -> _Functions:
         """A subset of the functions, for the template and the parser alike."""
-        shown = [tool for tool in self.shown if tool["function"]["name"] in names]
+        definitions = [tool for tool in self.definitions if tool["function"]["name"] in names]
         strict = {name: place for name, place in self.strict.items() if name in names}
-        return _Functions(shown, {name: self.schemas[name] for name in names}, strict)
+        return _Functions(definitions, {name: self.schemas[name] for name in names}, strict)
 
 
 def _function_name(choice: Any, functions: _Functions) -> str:

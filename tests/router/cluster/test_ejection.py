@@ -96,7 +96,7 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        told = r"decode-0 gets requests last for 3600 s: no answer, [0-9.]+ s after its last heart"
+        told = r"decode-0 is ejected for 3600 s: no answer, [0-9.]+ s after its last heart"
         assert re.search(told, caplog.text)
 
 

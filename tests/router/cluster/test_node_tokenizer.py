@@ -101,10 +101,10 @@ async def test_what_a_node_gives_must_be_what_it_announces(
 ) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         told = await refusal(c, c.model, vocabulary="other")
-        assert "the node gives another one than it announces (vocabulary)" in told
+        assert "the node sent another tokenizer than it announced (vocabulary)" in told
         told = await refusal(c, tmp_path / "nowhere")
         assert "/only/on/the/node/tokenizer.json does not exist" in told
-        assert "and the node does not give it: " in told and "nowhere" in told
+        assert "fetching it from the node failed: " in told and "nowhere" in told
         monkeypatch.setattr(node_tokenizer, "MAX_BYTES", 100)
         assert "the node's tokenizer is larger than 100 bytes" in await refusal(c, c.model)
         monkeypatch.undo()

@@ -76,7 +76,7 @@ async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
         stray = FakeDecodeNode("stray", [])
         stray.port = c.router.registry_port
         _, details = await refused(c, stray.join_request(c.model))
-        assert "what answers there is no such node" in details
+        assert "the server there is not a node of this role" in details
         named = stray.join_request(c.model, address="no-such-host.invalid:9")
         assert "no-such-host.invalid" in (await refused(c, named))[1]
 

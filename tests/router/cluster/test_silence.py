@@ -200,7 +200,7 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
     assert node.table.absent.tally() == {("decode", "lost"): 1}
     node.join(epoch=2)
     [absent] = node.table.absent.all()
-    assert describe_absence(absent).endswith("; another start of it is here again")
+    assert describe_absence(absent).endswith("; it has returned since")
     assert not node.table.absent.tally() and node.lost() == 1
     await node.table.close()
 

@@ -372,7 +372,7 @@ def test_of_many_absent_nodes_the_earlier_ones_are_counted() -> None:
 
 def test_a_node_that_has_returned_is_a_note_and_hides_no_problem() -> None:
     [note] = findings(absent(reason="rank 0 ended", failed=True, returned=True))
-    assert not note.wrong and "is here again" in note.problem
+    assert not note.wrong and "has returned since" in note.problem
     unready = healthy(nodes=[node(pb.ROLE_DECODE, "d")], pairs={})
     found = findings(replace(unready, ready=RpcResult(0, problem="it can reach no node")))
     assert [each.wrong for each in found] == [True, False]

@@ -334,15 +334,15 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
             await kept.claim("", answer_to(ids[0]))
         await kept.claim("", answer_to(ids[1]))
         # An outcome counts; whoever is forgotten while it is claimed cannot run again.
-        await kept.release(ids[1], CallOutcome(text="x" * 200), answered=False)
+        await kept.release(ids[1], CallOutcome(text="x" * 200), final=False)
         with pytest.raises(ApiError, match="not found"):
             await kept.claim("", answer_to(ids[1]))
-        await kept.release(ids[1], None, answered=True)
+        await kept.release(ids[1], None, final=True)
         await kept.claim("", answer_to(ids[2]))
-        await kept.release(ids[2], CallOutcome(text="y", failed=True), answered=False)
+        await kept.release(ids[2], CallOutcome(text="y", failed=True), final=False)
         outcome = await kept.claim("", answer_to(ids[2]))
         assert outcome == CallOutcome(text="y", failed=True)
-        await kept.release(ids[2], None, answered=False)
+        await kept.release(ids[2], None, final=False)
         now[0] = 11.0
         with pytest.raises(ApiError, match="not found"):
             await kept.claim("", answer_to(ids[2]))
@@ -355,9 +355,9 @@ async def test_one_of_several_routers_answers(tmp_path: Path) -> None:
         claims = (router.claim("", answer_to(approval_id)) for router in (one, other))
         claimed = await asyncio.gather(*claims, return_exceptions=True)
         assert sorted(str(each)[:15] for each in claimed) == ["Another request", "None"]
-        await one.release(approval_id, CallOutcome(text="done"), answered=False)
+        await one.release(approval_id, CallOutcome(text="done"), final=False)
         assert await other.claim("", answer_to(approval_id)) == CallOutcome(text="done")
-        await other.release(approval_id, None, answered=True)
+        await other.release(approval_id, None, final=True)
         with pytest.raises(RequestError, match="already been answered"):
             await one.claim("", answer_to(approval_id))
 
