@@ -113,12 +113,12 @@ async def test_claude_code(tmp_path: Path) -> None:
             ("/v1/messages?beta=true", quick),
             ("/v1/messages?beta=true", title),
         ):
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["request-id"]
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            assert response.headers["request-id"]
         c.node.reply = c.encode("<think>one</think>" + CALL)
-        answer = await c.client.post("/v1/messages?beta=true", json=ASKED)
-        events = named_events(answer.text)
+        response = await c.client.post("/v1/messages?beta=true", json=ASKED)
+        events = named_events(response.text)
         request = c.node.requests[-1]
         tokenizer = c.router.registry.model().tokenizer
         prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
@@ -148,8 +148,8 @@ async def test_goose(tmp_path: Path) -> None:
         c.client.headers.update(headers)
         models = (await c.client.get("/v1/models")).json()["data"]
         c.node.reply = c.encode(CALL)
-        answer = await c.client.post("/v1/messages", json=body)
-        events = named_events(answer.text)
+        response = await c.client.post("/v1/messages", json=body)
+        events = named_events(response.text)
         # Its OpenAI provider asks for the same with the routes of that API.
         chat = await c.client.post(
             "/v1/chat/completions",

@@ -28,12 +28,12 @@ SHOWING = (
 
 def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
     """What the template makes of each body."""
-    made = []
+    rendered = []
     for body in bodies:
-        answer = ask(c, **body)
-        assert answer.status_code == 200, answer.text
-        made.append(c.prompt())
-    return made
+        response = ask(c, **body)
+        assert response.status_code == 200, response.text
+        rendered.append(c.prompt())
+    return rendered
 
 
 def test_reasoning_is_a_block_of_its_own() -> None:
@@ -76,8 +76,8 @@ async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_message()
         assert {"thinking", "signature", "text"} <= set(kinds)
-        thought, said = final.content
-        assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
+        thought, text_block = final.content
+        assert (thought.thinking, text_block.text) == ("one two", "\n\nthree") and thought.signature
         beta = await client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
         assert beta.content[0].thinking == "one two"
 
@@ -92,8 +92,8 @@ def test_templates_are_asked_for_reasoning() -> None:
         ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
     ]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [body for body, _ in bodies])
-    assert made == [f"user::hi\n{shown}" for _, shown in bodies]
+    rendered = prompts(c, [body for body, _ in bodies])
+    assert rendered == [f"user::hi\n{variables}" for _, variables in bodies]
 
 
 def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
@@ -101,10 +101,10 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     turns: list[dict[str, Any]] = []
     for number in "123":
         thought = {"type": "thinking", "thinking": f"t{number}", "signature": "x"}
-        said = {"type": "text", "text": f"a{number}"}
+        reply = {"type": "text", "text": f"a{number}"}
         turns += [
             {"role": "user", "content": f"u{number}"},
-            {"role": "assistant", "content": [thought, secret, said]},
+            {"role": "assistant", "content": [thought, secret, reply]},
         ]
     turns.append({"role": "user", "content": "end"})
     keeps: list[tuple[Any, str]] = [
@@ -115,9 +115,9 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     ]
     edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
-    for prompt, (_, kept) in zip(made, keeps, strict=True):
-        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
+    rendered = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+    for prompt, (_, reasoning) in zip(rendered, keeps, strict=True):
+        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == reasoning
     applied = ask(c, messages=turns, context_management=edits[-1])
     stream = ask(c, messages=turns, context_management=edits[0], stream=True)
     (edit,) = applied.json()["context_management"]["applied_edits"]

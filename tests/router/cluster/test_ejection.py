@@ -96,8 +96,8 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert 'tandem_decode_nodes_ejected_total{reason="no answer"} 1.0' in (
             c.router.metrics.render().decode()
         )
-        told = r"decode-0 is ejected for 3600 s: no answer, [0-9.]+ s after its last heart"
-        assert re.search(told, caplog.text)
+        message = r"decode-0 is ejected for 3600 s: no answer, [0-9.]+ s after its last heart"
+        assert re.search(message, caplog.text)
 
 
 async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
@@ -133,10 +133,10 @@ async def test_a_node_that_answers_no_can_be_reached(
 async def test_a_disconnect_of_the_client_does_not_eject_the_node(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.script = hang
-        asked = asyncio.create_task(c.complete("x"))
+        task = asyncio.create_task(c.complete("x"))
         await until(lambda: bool(c.node.requests))
-        asked.cancel()
-        await asyncio.gather(asked, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         (node,) = c.router.nodes
         await until(lambda: not node.inflight_requests)
         assert not node.ejection.ejected

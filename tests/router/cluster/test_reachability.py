@@ -42,8 +42,8 @@ async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
             assert code is grpc.StatusCode.ABORTED
             assert f"cannot reach this node at 127.0.0.1:{port}: " in details
             assert "refused" in details and "--host" in details and "--advertise" in details
-        told = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert len(told) == 1, "once, however often it asks"
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(warnings) == 1, "once, however often it asks"
         assert await statuses(c) == [503, 503]
         page = (await c.client.get("/metrics")).text
         assert 'tandem_nodes{role="decode",state="ready"} 0' in page
@@ -77,8 +77,8 @@ async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
         stray.port = c.router.registry_port
         _, details = await refused(c, stray.join_request(c.model))
         assert "the server there is not a node of this role" in details
-        named = stray.join_request(c.model, address="no-such-host.invalid:9")
-        assert "no-such-host.invalid" in (await refused(c, named))[1]
+        join = stray.join_request(c.model, address="no-such-host.invalid:9")
+        assert "no-such-host.invalid" in (await refused(c, join))[1]
 
 
 async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachable(
@@ -95,8 +95,8 @@ async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachab
         await until(lambda: bool(c.router.nodes["decode-0"].unreachable))
         assert "meets node decode-1" in c.router.nodes["decode-0"].unreachable
         for _ in range(4):
-            answer = (await c.chat()).json()
-            assert answer["tandem"]["decode_nodes"] == ["decode-1"]
+            response = (await c.chat()).json()
+            assert response["tandem"]["decode_nodes"] == ["decode-1"]
 
 
 async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
@@ -117,13 +117,13 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
             assert (await c.chat()).status_code == 503
             beat = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch)
 
-            async def told() -> str:
+            async def warnings() -> str:
                 return str((await c.registry.Heartbeat(beat)).unreachable)
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
             reason = f"the router cannot reach this node at {address}: no answer within 2 s"
-            assert (await told()).startswith(reason)
+            assert (await warnings()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()
             assert details["status"] == "unavailable"
@@ -143,20 +143,20 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
             # It returns without a request, since none would come.
             wire.heal()
             await until(lambda: entered.state == "ready")
-            assert not entered.ejected and not await told()
-    told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
-    assert sum("is unreachable" in line for line in told_of) == 1
-    assert sum("can be reached again" in line for line in told_of) == 1
+            assert not entered.ejected and not await warnings()
+    messages = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
+    assert sum("is unreachable" in line for line in messages) == 1
+    assert sum("can be reached again" in line for line in messages) == 1
 
 
 async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:
-    calls = most = 0
+    calls = peak = 0
 
     class Counted(Reachability):
         async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
-            nonlocal calls, most
+            nonlocal calls, peak
             calls += 1
-            most = max(most, calls)
+            peak = max(peak, calls)
             await asyncio.sleep(0)
             calls -= 1
             return pb.StatusReply(node_id=address, epoch=1)
@@ -164,7 +164,7 @@ async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -
     met = Counted(NodeTable(3.0), INSECURE)
     names = [f"n{number}" for number in range(1000)]
     await asyncio.gather(*(met.meet(name, 1, pb.ROLE_DECODE, name) for name in names))
-    assert most == MAX_RPCS
+    assert peak == MAX_RPCS
 
 
 async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,12 +54,12 @@ async def test_an_invalid_join_is_remembered_counted_and_logged_once(
     for _ in range(3):
         await door.refuse("b")
         await door.refuse("c", address="x\x1b[2J")
-    listed = {node.node_id: node for node in door.absent.all()}
+    entries = {node.node_id: node for node in door.absent.all()}
     assert door.absent.tally() == {("prefill", "refused"): 2} and door.refused() == 6
-    assert "at most 1 node" in listed["b"].reason
-    assert "must be printable" in listed["c"].reason and listed["c"].address.isprintable()
-    told = warnings(caplog)
-    assert len(told) == 2 and f"node b at {ADDRESS} is refused: this router" in told[0]
+    assert "at most 1 node" in entries["b"].reason
+    assert "must be printable" in entries["c"].reason and entries["c"].address.isprintable()
+    messages = warnings(caplog)
+    assert len(messages) == 2 and f"node b at {ADDRESS} is refused: this router" in messages[0]
 
 
 async def test_a_join_without_a_valid_name_is_only_counted_and_seldom_logged(

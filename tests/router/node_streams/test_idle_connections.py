@@ -51,8 +51,8 @@ async def test_requests_over_a_connection_that_has_died_are_served_over_another(
 
             c.node.script = dies
             asking = [asyncio.create_task(c.chat())]
-        for answer in await asyncio.gather(*asking):
-            assert answer.status_code == 200 and "hello" in answer.text
+        for response in await asyncio.gather(*asking):
+            assert response.status_code == 200 and "hello" in response.text
         [node] = c.router.nodes
         assert node.state == "ready" and not node.ejected
 

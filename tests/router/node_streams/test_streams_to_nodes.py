@@ -20,8 +20,8 @@ from tandem.tests.router.support import admitted, cluster, events, finished, tok
 async def test_calls_of_a_node_share_a_stream(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         c.node.delay = 0.01
-        answers = await asyncio.gather(*(c.chat(stream=number % 2 == 0) for number in range(6)))
-        assert all("hello" in answer.text for answer in answers)
+        responses = await asyncio.gather(*(c.chat(stream=number % 2 == 0) for number in range(6)))
+        assert all("hello" in response.text for response in responses)
         assert len(c.node.requests) == 6 and len(c.node.streams) == 1
 
 
@@ -38,9 +38,9 @@ async def test_a_client_that_goes_away_ends_its_call_alone(tmp_path: Path) -> No
                     yield event
 
         c.node.script = script
-        gone, stays = (asyncio.create_task(c.chat(stream=True)) for _ in range(2))
+        leaving, stays = (asyncio.create_task(c.chat(stream=True)) for _ in range(2))
         await until(lambda: c.node.active == 2)
-        gone.cancel()
+        leaving.cancel()
         await until(lambda: c.node.active == 1)
         go_on.set()
         assert events((await stays).text)[-1] == "[DONE]"

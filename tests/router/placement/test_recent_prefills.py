@@ -27,9 +27,9 @@ def test_a_prompt_moves_until_its_kv_is_complete() -> None:
 
 def test_prompts_of_decode_nodes_are_counted_only() -> None:
     prefills = RecentPrefills(lambda: 0.0)
-    asked, alone = prefills.begin("p0", "d0", 5), prefills.begin("", "d0", 5)
-    assert list(prefills.running()) == [asked]
-    prefills.finish(asked, usage())
+    remote, alone = prefills.begin("p0", "d0", 5), prefills.begin("", "d0", 5)
+    assert list(prefills.running()) == [remote]
+    prefills.finish(remote, usage())
     prefills.end(alone)
     assert list(prefills.running()) == [] and prefills.recent() == []
     assert (prefills.prompts_moved, prefills.prompts_local) == (0, 1)
