@@ -78,7 +78,7 @@ def test_the_prompt_of_an_agent(template: str, prompt: str) -> None:
 
 
 async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:
-    """With its query, its headers, and beta fields; a new one is no reason to fail."""
+    """With its query, headers and beta fields; unknown ones are accepted."""
     fields: dict[str, Any] = {
         "system": SYSTEM,
         "metadata": {"user_id": "user_1_account__session_2"},

@@ -1,4 +1,4 @@
-"""POST /v1/messages: text, in Anthropic's shape."""
+"""POST /v1/messages: text in Anthropic's shape."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ JSON: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 def prefilled(text: str) -> list[dict[str, Any]]:
-    """A conversation whose last message the answer continues."""
+    """A conversation whose last message the output continues."""
     return [*HI["messages"], {"role": "assistant", "content": text}]
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """A body with these fields, without those that are ``...``."""
+    """A body with these fields, except those set to ``...``."""
     return {name: value for name, value in (HI | fields).items() if value is not ...}
 
 
@@ -42,7 +42,7 @@ def ask(c: InProcess, **fields: Any) -> Answered:
 
 
 def named_events(text: str) -> list[dict[str, Any]]:
-    """The data of a stream's events, each of which has its type as its name."""
+    """The data of a stream's events; checks that each is named after its type."""
     events = []
     for block in text.split("\n\n"):
         if block:
@@ -54,7 +54,7 @@ def named_events(text: str) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
-    # Here, because it takes more than a second, and not every worker has tests with it.
+    # Imported here, because it takes more than a second, which most workers do not need.
     import anthropic
 
     options: dict[str, Any] = {"api_key": "none", "max_retries": 0} | fields
@@ -371,7 +371,7 @@ def test_answers_follow_a_format() -> None:
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
 
 
-def test_an_answer_continues_the_last_message() -> None:
+def test_output_continues_the_last_message() -> None:
     c = InProcess(reasoning_parser="deepseek_r1")
     message = ask(c, messages=prefilled("one two")).json()
     body = {"model": "tiny", "messages": prefilled("one two")}

@@ -1,4 +1,4 @@
-"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
+"""Thinking: blocks of reasoning, the template variables for it, and how it is cleared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
 REASONED = "<think>one two</think>\n\nthree"
-# Shows what a template is given.
+# Renders the variables that a template gets.
 SHOWING = (
     "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}\n{% endfor %}"
     "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ lazy }}"
@@ -27,7 +27,7 @@ SHOWING = (
 
 
 def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What the template makes of each body."""
+    """The rendered prompt of each body."""
     rendered = []
     for body in bodies:
         response = ask(c, **body)
@@ -59,7 +59,7 @@ def test_reasoning_is_a_block_of_its_own() -> None:
     assert [block["type"] for block in blank["content"]] == ["thinking"]
 
 
-def test_an_answer_without_text_has_an_empty_block() -> None:
+def test_output_without_text_has_an_empty_block() -> None:
     c = InProcess()
     c.node.reply = []
     assert ask(c).json()["content"] == [text_block("")]
@@ -82,7 +82,7 @@ async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
         assert beta.content[0].thinking == "one two"
 
 
-def test_templates_are_asked_for_reasoning() -> None:
+def test_templates_get_variables_for_reasoning() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({}, "False False  "),
         ({"thinking": {"type": "disabled"}}, "False False  "),

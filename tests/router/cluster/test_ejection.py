@@ -15,32 +15,32 @@ from tandem.tests.router.support import cluster, until
 from tandem.tests.support.clock import SteppedClock
 
 
-def test_each_pause_is_twice_as_long_until_a_call_is_answered() -> None:
+def test_each_pause_is_twice_as_long_until_a_reply() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
     pauses = []
     for _ in range(7):
-        node.on_sent("call")
-        pauses.append(node.on_failure("call"))
+        node.on_sent("request")
+        pauses.append(node.on_failure("request"))
         assert node.ejected
         clock.now += pauses[-1]
         assert not node.ejected
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    node.on_sent("call")
-    node.on_reply("call")
+    node.on_sent("request")
+    node.on_reply("request")
     assert not node.ejected
-    node.on_sent("call")
-    assert node.on_failure("call") == 1.0
+    node.on_sent("request")
+    assert node.on_failure("request") == 1.0
 
 
 def test_failures_during_a_pause_count_once() -> None:
     node = Ejection(SteppedClock())
-    for call in range(5):
-        node.on_sent(call)
-    assert [node.on_failure(call) for call in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    for request in range(5):
+        node.on_sent(request)
+    assert [node.on_failure(request) for request in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
+def test_after_a_pause_one_request_is_sent_at_a_time() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
     node.on_sent("first")
@@ -48,7 +48,7 @@ def test_after_a_pause_one_call_is_let_through_at_a_time() -> None:
     assert not node.ejected
     node.on_sent("trial")
     assert node.ejected
-    node.on_end("trial")  # its client has gone: nothing is known
+    node.on_end("trial")  # its client has left, which proves nothing
     assert not node.ejected
     node.on_sent("another")
     node.on_reply("another")
@@ -62,13 +62,13 @@ def test_a_node_that_compiles_a_grammar_is_not_slow() -> None:
     clock.now += 9.0
     assert not node.ejected
     clock.now += node.on_failure("grammar")
-    node.on_sent("trial", compiles=True)  # after a pause, one call at a time
+    node.on_sent("trial", compiles=True)  # after a pause, one request at a time
     assert node.ejected
     node.on_reply("trial")
     assert not node.ejected
 
 
-def test_a_node_that_is_slow_to_answer_gets_no_more_meanwhile() -> None:
+def test_a_node_that_is_slow_to_reply_gets_no_more_requests() -> None:
     clock = SteppedClock()
     node = Ejection(clock)
     node.on_sent("slow")
@@ -100,7 +100,7 @@ async def test_a_node_that_cannot_be_reached_costs_one_request_its_timeout_and_n
         assert re.search(message, caplog.text)
 
 
-async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
+async def test_the_only_node_is_used_while_ejected_and_recovers_when_it_replies(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path, admission_timeout=0.2) as c:
@@ -121,7 +121,7 @@ async def test_the_only_node_is_asked_all_the_same_and_is_back_when_it_answers(
         (grpc.StatusCode.UNAVAILABLE, "this node is draining", 503),
     ],
 )
-async def test_a_node_that_answers_no_can_be_reached(
+async def test_a_node_that_rejects_a_request_is_reachable(
     tmp_path: Path, code: grpc.StatusCode, details: str, status: int
 ) -> None:
     async with cluster(tmp_path) as c:

@@ -1,4 +1,4 @@
-"""In-flight load: a prompt counts at once, once, and until the node reports it itself."""
+"""In-flight load: a prompt counts immediately, once, and until the node reports it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_placement_ends_once_on_the_nodes_that_computed() -> None:
     placement = InflightPlacement()
     placement.begin("d", decode, InflightPrompt(0, 10, (1,)))
     placement.begin("p", prefill, InflightPrompt(10, 10, (1,)))
-    placement.end("d", "another")  # the decode node had it from elsewhere
+    placement.end("d", "another")  # the decode node received it from another node
     placement.end()
     assert decode.expects(1) and not prefill.expects(1)
     assert prefill.queued_tokens == 0

@@ -1,4 +1,4 @@
-"""The node table: calls, reports, lost nodes."""
+"""The node table: requests, reports, lost nodes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tandem.tests.support.clock import SteppedClock
 NOBODY = "127.0.0.1:1"
 
 
-async def test_a_report_from_before_a_call_ended_adds_no_load_of_other_routers() -> None:
+async def test_a_report_from_before_a_request_ended_adds_no_load_of_other_routers() -> None:
     node = Node(pb.JoinRequest(node_id="d", role=pb.ROLE_DECODE), NOBODY, 0.0, INSECURE)
 
     def sequences(running: int) -> int:
         node.report(pb.Load(running=running), pb.Prefixes())
         return node.view(PromptKeys([1, 2, 3], "")).sequences
 
-    call = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), ())
-    assert sequences(running=2) == 2  # ours
+    remote = node.generate(pb.GenerateRequest(sampling=pb.Sampling(n=2)), ())
+    assert sequences(running=2) == 2  # this router's
     assert sequences(running=3) == 3
-    node.end(call)
+    node.end(remote)
     assert sequences(running=2) == 0  # written before it had ended
-    assert sequences(running=2) == 2  # so these are of others
+    assert sequences(running=2) == 2  # so these belong to other routers
     await node.close()
 
 

@@ -1,4 +1,4 @@
-"""A router without a folder of the model takes tokenizer and template from a node."""
+"""A router without the model's folder fetches the tokenizer and template from a node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.tests.support.fake_node import FakeNode
 
 
 class GivingNode(FakeDecodeNode):
-    """A decode node that gives its tokenizer as a real one does."""
+    """A decode node that sends its tokenizer like a real one."""
 
     folder = Path()
     requests_served = 0
@@ -40,8 +40,8 @@ class GivingNode(FakeDecodeNode):
 async def joined(
     c: Cluster, folder: Path, path: str = "/only/on/the/node", name: str = "decode-0", **text: str
 ) -> GivingNode:
-    """A node with this folder, which is at ``path`` by its own account, and whose fingerprint has
-    other fields of ``text`` than those of the folder."""
+    """A node with this folder, which announces ``path``, and a fingerprint whose ``text`` fields
+    differ from the folder's."""
     node = GivingNode(name, c.encode("hello world"))
     node.folder = folder
     await node.start()
@@ -77,7 +77,7 @@ async def test_a_router_on_another_machine_takes_it_from_the_first_node(
         assert set(c.encode("hi")) <= set(request.prompt)
 
 
-async def test_a_folder_of_another_model_at_the_same_path_is_not_taken(tmp_path: Path) -> None:
+async def test_a_folder_of_another_model_at_the_same_path_is_not_used(tmp_path: Path) -> None:
     other = tmp_path / "other"
     async with cluster(tmp_path, nodes=0) as c:
         shutil.copytree(c.model, other)
@@ -89,7 +89,7 @@ async def test_a_folder_of_another_model_at_the_same_path_is_not_taken(tmp_path:
         assert same.requests_served == 0
 
 
-async def test_nodes_that_disagree_about_the_template_are_told_in_one_line(tmp_path: Path) -> None:
+async def test_nodes_with_another_template_are_refused_in_one_line(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await joined(c, c.model)
         reason = await refusal(c, c.model, name="decode-1", chat_template="other")

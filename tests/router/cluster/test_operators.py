@@ -88,7 +88,7 @@ async def test_a_thousand_nodes_are_listed_whatever_they_have_measured(tmp_path:
         for number in range(1000):
             join = pb.JoinRequest(node_id=f"{number:0250}", epoch=1, role=pb.ROLE_PREFILL)
             join.load.link_rates.extend(rates)
-            join.version = "v" * 5000  # more than gRPC takes by itself
+            join.version = "v" * 5000  # above gRPC's default limit
             c.router.nodes.join(join, "127.0.0.1:9")
         registry = f"127.0.0.1:{c.router.registry_port}"
         listing = await asyncio.to_thread(admin.list_nodes, registry)
@@ -96,16 +96,18 @@ async def test_a_thousand_nodes_are_listed_whatever_they_have_measured(tmp_path:
         assert len(admin.as_table(listing).splitlines()) == 1001
 
 
-async def test_a_router_that_answers_with_an_error_is_there(
+async def test_an_error_reply_shows_that_a_router_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(self: Registry, request: pb.ListRequest, context: Any) -> None:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many requests")
 
     monkeypatch.setattr(Registry, "List", refuse)
     async with cluster(tmp_path, nodes=0) as c:
         registry = f"127.0.0.1:{c.router.registry_port}"
-        with pytest.raises(UnavailableError, match="RESOURCE_EXHAUSTED: too many calls") as raised:
+        with pytest.raises(
+            UnavailableError, match="RESOURCE_EXHAUSTED: too many requests"
+        ) as raised:
             await asyncio.to_thread(admin.list_nodes, registry)
         assert "no router answers" not in str(raised.value)
 
@@ -123,7 +125,7 @@ async def test_a_drain_may_have_a_limit(tmp_path: Path) -> None:
         assert reply.drain and reply.HasField("drain_seconds") and reply.drain_seconds == 0.0
 
 
-async def test_a_node_that_sends_no_heartbeats_cannot_be_told_to_drain(tmp_path: Path) -> None:
+async def test_a_node_without_heartbeats_cannot_be_drained(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0, pd_url="127.0.0.1:9") as c:
         request = pb.JoinRequest(
             node_id="p", epoch=1, role=pb.ROLE_PREFILL, address="127.0.0.1:9", model=pb.ModelCard()

@@ -1,4 +1,4 @@
-"""Refused and lost nodes: what is remembered of them, counted and logged."""
+"""Refused and lost nodes: recorded, counted and logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADDRESS = "127.0.0.1:9"
 
 
 class Door:
-    """A registry, with what it has counted."""
+    """A registry, and its counts."""
 
     def __init__(self, max_nodes: int = 1) -> None:
         self.clock = SteppedClock()
@@ -46,7 +46,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-async def test_an_invalid_join_is_remembered_counted_and_logged_once(
+async def test_an_invalid_join_is_recorded_counted_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     door = Door()

@@ -1,4 +1,4 @@
-"""Joins: nodes that the registry enters, and those that it refuses."""
+"""Joins: nodes that the registry admits or refuses."""
 
 from __future__ import annotations
 

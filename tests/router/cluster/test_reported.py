@@ -19,7 +19,7 @@ from tandem.shared.kv.published import PrefixDigest
 from tandem.tests.router.support import FakeDecodeNode, cluster, make_model, until
 
 
-async def test_a_static_prefill_node_whose_answer_fails_does_not_end_the_router(
+async def test_a_static_prefill_node_whose_reply_fails_does_not_end_the_router(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tandem.router.cluster.static_nodes.POLL_SECONDS", 0.01)
@@ -108,7 +108,7 @@ async def test_prompts_go_to_their_prefix_before_and_after_it_is_reported(
             await c.registry.Heartbeat(
                 pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch, prefixes=keys)
             )
-        # No heartbeat comes between them: the router itself knows where it sent the first.
+        # There is no heartbeat in between: the router counts its own placement.
         text = "the quick brown fox " * 12
         await c.complete(text)
         (home,) = [node for node in c.nodes if node.requests]

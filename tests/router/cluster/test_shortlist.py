@@ -1,4 +1,4 @@
-"""Placement in a large cluster compares a few nodes, and finds the right ones."""
+"""Placement in a large cluster compares a few nodes, and includes the best ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_node_that_holds_a_prompt_gets_it_wherever_it_is_listed() -> None:
     fleet.report("d97", held=PROMPT)
     fleet.report("p61", held=PROMPT[:100])
     for number in range(0, MANY, 3):
-        fleet.report(f"d{number}", held=PROMPT[:8])  # a beginning that many share
+        fleet.report(f"d{number}", held=PROMPT[:8])  # a prefix that many share
     for _ in range(4):
         assert fleet.place().decode.node_id == "d97"
     without = fleet.place(exclude=frozenset({("d97", 1)}))
@@ -274,7 +274,7 @@ def found_among(held: list[int], released: set[int], turn: int) -> None:
         assert max(held[owner] for owner in owners) == maximum
 
 
-def test_a_place_that_was_given_back_is_used_again() -> None:
+def test_a_released_slot_is_used_again() -> None:
     holders: PrefixTable[str] = PrefixTable()
     for _ in range(100):
         column = holders.column("a")

@@ -64,7 +64,7 @@ def test_a_router_that_stood_still_does_not_take_its_nodes_for_dead() -> None:
     now += 10
     table.expire(held_up=9)
     now += 1
-    table.expire()  # what came meanwhile may still be unread
+    table.expire()  # messages that arrived in between may still be unread
     assert len(table) == 1
     now += 2
     table.expire()
@@ -135,7 +135,7 @@ class Drained:
         beat.load.MergeFrom(pb.Load(**load))  # type: ignore[arg-type]
         self.table.heartbeat(beat)
 
-    def call(self) -> None:
+    def begin_request(self) -> None:
         self.table["a"].generate(pb.GenerateRequest(), ())
 
     def silence(self) -> None:
@@ -156,7 +156,7 @@ def by_command(node: Drained) -> None:
 
 
 def with_a_call(node: Drained) -> None:
-    node.call()
+    node.begin_request()
     node.table["a"].drain()
 
 
@@ -188,7 +188,7 @@ async def test_a_node_that_ends_with_a_failure_is_lost_at_once(
 ) -> None:
     reason = "rank 0 was killed (SIGKILL), possibly for lack of memory"
     node = Drained()
-    node.call()
+    node.begin_request()
     started = node.table["a"]
     node.table.leave("a", 1, reason)
     assert started.lost and len(node.table) == 0 and node.lost() == 1

@@ -1,4 +1,4 @@
-"""Prefill nodes of --pd-url: when they enter, stay, and are refused."""
+"""Prefill nodes of --pd-url: when they join, stay, and are refused."""
 
 from __future__ import annotations
 

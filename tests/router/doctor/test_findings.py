@@ -46,7 +46,7 @@ def examined(**fields: Any) -> dict[str, RpcResult]:
 
 
 def many(left_out: int) -> dict[str, RpcResult]:
-    """The answer of an older node to a request for too many pairs."""
+    """The results of a decode node that left out some pairs."""
     results = examined(carrier="tcp")
     results["d"].reply.left_out = left_out
     return results

@@ -42,7 +42,7 @@ async def test_openai_client_gets_vectors_of_every_kind_of_input(c: Cluster) -> 
     ]
     async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
         for value, prompts in inputs:
-            created = await client.embeddings.create(model="tiny", input=value)  # asks for base64
+            created = await client.embeddings.create(model="tiny", input=value)  # requests base64
             plain = await client.embeddings.create(
                 model="tiny", input=value, encoding_format="float"
             )
@@ -68,7 +68,7 @@ async def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_reques
 
 
 async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
-    """This tokenizer has none; those of encoders are in the tests of tokenizers."""
+    """This tokenizer has none; the tests of tokenizers cover those of encoders."""
     text = "one two three stop here hello world"
     ids = c.encode(text)
     cases: tuple[tuple[dict[str, Any], list[int]], ...] = (
@@ -91,7 +91,7 @@ async def test_a_text_beyond_the_context_is_refused_or_cut(c: Cluster) -> None:
         assert "set 'truncate_prompt_tokens' to -1" in error["message"]
         await embed(c, value, truncate_prompt_tokens=-1)
         assert list(c.node.requests[-1].prompt) == c.encode(long)[:CONTEXT]
-    # Far beyond the context, as documents are.
+    # Far beyond the context, like documents.
     await embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
     error = await rejected(c, " one" * 10_000, truncate_prompt_tokens=-1)
     assert "A text that is cut may have at most 16384 tokens" in error["message"]

@@ -120,7 +120,7 @@ async def test_documents_are_ranked_by_a_cross_encoder(path: str, pairs: Cluster
     assert not pairs.node.requests[-1].embed.normalize
 
 
-async def test_documents_are_returned_if_they_are_wanted(vectors: Cluster) -> None:
+async def test_documents_are_returned_on_request(vectors: Cluster) -> None:
     response = await post(
         vectors, "/rerank", query="hi", documents=TEXTS[:3], return_documents=False
     )
@@ -217,7 +217,7 @@ def encoded(c: Cluster, text: str) -> list[int]:
 
 
 async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None:
-    """Given by the operator, as users of vLLM do, with variables; an instruction stands before."""
+    """From the operator, as in vLLM, with variables; an instruction comes first."""
     options: dict[str, Any] = {"chat_template": TEMPLATE}
     options |= {"default_chat_template_kwargs": '{"unit": "one"}'}
     async with cluster(tmp_path, nodes=0, **options) as c:
@@ -225,7 +225,7 @@ async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None
         await post(c, "/rerank", query="hello", documents=["world", "<|end|>"])
         prompts = [list(request.prompt) for request in c.node.requests]
         assert encoded(c, "hello<|end|>world<|end|>one") in prompts
-        # What a document says is text.
+        # A document's special tokens are plain text.
         end = encoded(c, "<|end|>")
         assert sorted(prompt.count(end[0]) for prompt in prompts) == [2, 2]
         await post(c, "/score", **PAIR, instruction="find")
@@ -234,7 +234,7 @@ async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None
 
 
 async def test_a_reranker_by_name_has_the_template_of_its_card(tmp_path: Path) -> None:
-    """Of the node's files, which a router far away gets from the node."""
+    """From the node's files, which a remote router fetches."""
     async with cluster(tmp_path, nodes=0) as c:
         named = tmp_path / "Qwen3-Reranker-0.6B"
         named.symlink_to(c.model)
@@ -285,7 +285,7 @@ async def test_texts_get_the_label_of_their_best_score(path: str, tmp_path: Path
 
 
 async def test_a_full_node_refuses_the_whole_request(pairs: Cluster) -> None:
-    """Some of whose pairs it has, which it ends."""
+    """It ends the pairs that the node already runs."""
 
     async def full(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
         if len(pairs.node.requests) > 20:

@@ -1,4 +1,4 @@
-"""A small MCP server on standard input and output; its argument is how it misbehaves."""
+"""A small MCP server on standard input and output; its argument selects its fault."""
 
 from __future__ import annotations
 

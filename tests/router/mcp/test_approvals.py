@@ -29,7 +29,7 @@ TWO_CALLS = "I try." + call("s__drop", a=1) + call("s__drop", a=2)
 
 
 def yes(item: Any, **fields: Any) -> dict[str, Any]:
-    """The approval of a call, or another answer to it."""
+    """The approval of a call, or another response to its request."""
     request_id = item["id"] if isinstance(item, dict) else item.id
     return {
         "type": "mcp_approval_response",
@@ -60,7 +60,9 @@ def error_of(response: httpx.Response) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, stored: bool) -> None:
+async def test_approved_calls_run_and_denied_ones_are_reported_to_the_model(
+    tmp_path: Path, stored: bool
+) -> None:
     async with (
         served(tmp_path, TWO_CALLS, "Done.") as (c, servers),
         openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
@@ -99,7 +101,7 @@ async def test_approved_calls_run_and_denied_ones_are_told(tmp_path: Path, store
         assert (
             text.index("Error: not allowed") < text.index("denied this call") < text.index("dear")
         )
-        # Both are a part of the conversation from now on, once.
+        # Both stay in the conversation, once.
         following: dict[str, Any] = {"input": "x", "previous_response_id": second.id}
         if not stored:
             items = [item.model_dump(exclude_unset=True) for item in second.output]
@@ -163,7 +165,8 @@ async def test_a_request_that_fails_can_be_sent_again_and_the_call_runs_once(
 
 
 def slow_calls(servers: FakeServers) -> tuple[asyncio.Event, asyncio.Event]:
-    """Make calls wait: an event that one has begun, and one to let it go on."""
+    """Make calls wait. Returns an event that is set when one starts, and one that lets it
+    finish."""
     started, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(label: str, tool: str, arguments: str) -> CallOutcome:
@@ -195,7 +198,7 @@ async def test_a_call_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
 
 
 async def ended(c: Cluster, body: dict[str, Any]) -> dict[str, Any]:
-    """A response in the background, when it has ended."""
+    """A background response, once it has ended."""
     await until(lambda: c.router.app.services.runs.find(body["id"], "") is None)
     stored: dict[str, Any] = (await c.client.get(f"/v1/responses/{body['id']}")).json()
     return stored
@@ -243,7 +246,7 @@ def place(index: int) -> str:
     return f"input[{index}].approval_request_id"
 
 
-async def test_answers_have_to_fit_the_conversation(tmp_path: Path) -> None:
+async def test_approval_responses_must_fit_the_conversation(tmp_path: Path) -> None:
     async with served(tmp_path, TWO_CALLS, "Done.", api_key="one,two") as (c, servers):
         c.client.headers["authorization"] = "Bearer one"
         first = await asking(c)
@@ -268,7 +271,7 @@ async def test_answers_have_to_fit_the_conversation(tmp_path: Path) -> None:
         for items, fields, expected in cases:
             response = await post(c, items, **fields)
             assert error_of(response) == expected, response.text
-        # Another key has no part in it, even with the items.
+        # Another key cannot respond, even with the items.
         c.client.headers["authorization"] = "Bearer two"
         response = await post(c, [one, yes(one)])
         assert error_of(response) == (
@@ -319,7 +322,7 @@ def response_to(approval_id: str, **fields: Any) -> ApprovalResponse:
 
 @asynccontextmanager
 async def waiting(now: list[float], path: Path | None = None) -> AsyncIterator[Approvals]:
-    """Calls that wait for ten seconds, in memory or in a file."""
+    """Approvals with a lifetime of ten seconds, in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
@@ -337,7 +340,7 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ApiError, match="not found"):
             await approvals.claim("", response_to(ids[0]))
         await approvals.claim("", response_to(ids[1]))
-        # An outcome counts; whoever is forgotten while it is claimed cannot run again.
+        # Outcomes count too; a call whose entry is dropped while claimed cannot run again.
         await approvals.release(ids[1], CallOutcome(text="x" * 200), final=False)
         with pytest.raises(ApiError, match="not found"):
             await approvals.claim("", response_to(ids[1]))
@@ -352,7 +355,7 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
             await approvals.claim("", response_to(ids[2]))
 
 
-async def test_one_of_several_routers_answers(tmp_path: Path) -> None:
+async def test_one_of_several_routers_claims_an_approval(tmp_path: Path) -> None:
     path = tmp_path / "router.sqlite3"
     async with waiting([0.0], path) as one, waiting([0.0], path) as other:
         approval_id = await one.ask("", TOOL, "{}")

@@ -1,4 +1,4 @@
-"""Messages of servers that would take long to check."""
+"""Messages of servers that would take long to validate."""
 
 from __future__ import annotations
 

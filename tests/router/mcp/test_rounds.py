@@ -45,7 +45,7 @@ def call(name: str, **arguments: Any) -> str:
 
 
 class FakeServers:
-    """Servers whose tools answer at once, with what they were called with."""
+    """Servers whose tools return immediately; they record their calls."""
 
     def __init__(self) -> None:
         self.executed: list[tuple[str, str, str]] = []
@@ -71,7 +71,7 @@ def chat_with(c: Cluster, servers: Any) -> McpChat:
 async def served(
     tmp_path: Path, *replies: str, **options: Any
 ) -> AsyncIterator[tuple[Cluster, FakeServers]]:
-    """A cluster whose node gives one reply after the other, and then the last one again."""
+    """A cluster whose node sends one reply after the other, then repeats the last."""
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, context=4096, **options) as c:
         servers: Any = FakeServers()
@@ -95,7 +95,9 @@ TWO_ROUNDS = (
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bool) -> None:
+async def test_a_chat_continues_until_the_model_replies_without_calls(
+    tmp_path: Path, stream: bool
+) -> None:
     async with served(tmp_path, *TWO_ROUNDS) as (c, servers):
         response = await c.chat(tools=[SERVER, NOW], stream=stream)
         assert response.status_code == 200, response.text
@@ -125,7 +127,7 @@ async def test_a_chat_goes_on_until_the_model_answers(tmp_path: Path, stream: bo
         assert "Error: not allowed" in rendered and len(c.node.requests) == 3
 
 
-async def test_calls_of_a_chat_go_back_with_its_answer(tmp_path: Path) -> None:
+async def test_calls_of_a_chat_go_back_with_its_reply(tmp_path: Path) -> None:
     async with served(tmp_path, *TWO_ROUNDS) as (c, _):
         message = (await c.chat(tools=[SERVER])).json()["choices"][0]["message"]
         history = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "x"}]

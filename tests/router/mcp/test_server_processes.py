@@ -28,7 +28,7 @@ TOOLS = [{"type": "mcp", "server_label": REAL}]
 async def served(
     tmp_path: Path, replies: list[str], *faults: str, **options: Any
 ) -> AsyncIterator[tuple[Cluster, McpServers]]:
-    """A router with a good server and one for each fault, and a node that gives one reply after the
+    """A router with a good server and one for each fault, and a node that sends one reply after the
     other."""
     arguments = {REAL: ()} | {fault: (fault,) for fault in faults}
     programs = {
@@ -90,7 +90,7 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
             assert whole["status"] == "completed"
             ran = [item for item in whole["output"] if item["type"] == "mcp_call"]
             results = [str(item["error"] or item["output"]) for item in ran]
-            # A server that broke is connected again, once that is noticed.
+            # The router reconnects to a server that broke, once it notices.
             return ask(tool) if not ran or "not connected" in results[0] else results[0]
 
         for name, part in definitions.items():

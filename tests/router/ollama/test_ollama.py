@@ -45,7 +45,7 @@ async def test_a_prompt_and_its_options(tmp_path: Path) -> None:
         sampling = c.node.requests[0].sampling
         assert list(c.node.requests[0].prompt) == c.encode("hi")
         stop = ASK | WHOLE | {"system": "one", "options": {"stop": [" wor"], "num_ctx": 4096}}
-        # As curl sends it without a header.
+        # As curl sends it by default.
         form = {"content-type": "application/x-www-form-urlencoded"}
         response = await c.client.post("/api/generate", content=json.dumps(stop), headers=form)
         assert response.json()["response"] == "hello"
@@ -140,7 +140,7 @@ async def test_logprobs(tmp_path: Path) -> None:
             assert "".join(one["token"] for one in whole[:2]) == "hello world"
 
 
-async def test_whole_answers_are_as_long_as_they_may_be(tmp_path: Path) -> None:
+async def test_whole_responses_have_the_maximum_length(tmp_path: Path) -> None:
     fields = {"logprobs": True, "top_logprobs": 2, "stream": False}
     async with cluster(tmp_path, max_response_logprobs=60) as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
@@ -166,7 +166,7 @@ async def test_a_context_goes_on(tmp_path: Path) -> None:
 
 
 async def test_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
-    """Of a chat, the oldest turns but system messages; of a prompt, its middle."""
+    """A chat loses its oldest turns except system messages, a prompt its middle."""
     messages = [{"role": "user", "content": f"{number} stop here"} for number in ("one", "two")]
     turns = [{"role": "system", "content": "fox"}, *messages, {"role": "user", "content": "dog"}]
     async with cluster(tmp_path) as c:

@@ -58,7 +58,7 @@ def test_a_stream_has_the_role_first_and_one_finish_reason() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"n": 3}, {"stop": "wor"}, {"stop": ["o w", "zz"]}, {"logprobs": True}]
 )
-def test_deltas_add_up_to_the_unary_answer(chunk: int, fields: dict[str, Any]) -> None:
+def test_deltas_add_up_to_the_unary_response(chunk: int, fields: dict[str, Any]) -> None:
     c = InProcess(reply="hello wörld 🙂 日本 the end")
     c.node.chunk = chunk
     whole = c.chat(**fields).json()["choices"]

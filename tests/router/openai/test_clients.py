@@ -14,7 +14,7 @@ from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
 from tandem.tests.router.in_process import CHAT, InProcess, tiny
 from tandem.tests.router.support import cluster
 
-# A template that shows tool calls and thinking, as those of Qwen3 and others do.
+# A template that renders tool calls and thinking, like Qwen3's and others.
 TOOLS = (
     "{% for m in messages %}<|start|>{{ m.role }}\n"
     "{% if m.role == 'tool' %}result of {{ m.tool_call_id }}: {% endif %}{{ m.content }}"
@@ -73,7 +73,7 @@ def c() -> InProcess:
     return InProcess()
 
 
-def test_what_asks_for_nothing_is_taken(c: InProcess) -> None:
+def test_fields_without_effect_are_accepted(c: InProcess) -> None:
     for case, fields in TAKEN.items():
         response = c.chat(**fields)
         assert response.status_code == 200, (case, response.text)
@@ -103,7 +103,7 @@ def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     expected = c.encode(
         "<|start|>assistant\n<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\n"
     )
-    # An answer of ours that the client sends back with all its fields.
+    # A reply that the client sends back with all its fields.
     silents: list[dict[str, Any]] = [
         {"content": None},
         {},
@@ -148,13 +148,13 @@ async def test_the_openai_client_finds_vllms_fields(tmp_path: Path) -> None:
         assert chat.prompt_logprobs[1][str(ids[1])]["decoded_token"]
         assert chat.choices[0].token_ids == [*c.node.reply, 0]
         text: Any = await client.completions.create(model="tiny", prompt=["a", "hi"], **ask)
-        # The prompts of a request are on their way side by side.
+        # The prompts of a request run concurrently.
         requests = sorted(c.node.requests[-2:], key=lambda request: request.request_id)
         for choice, request in zip(text.choices, requests, strict=True):
             ids = list(request.prompt)
             assert choice.prompt_token_ids == ids and len(choice.prompt_logprobs) == len(ids)
             assert choice.token_ids == [*c.node.reply, 0]
-        # Not asked for, they are there and null, as vLLM has them: its clients do not test.
+        # They are null unless requested, as in vLLM, whose clients do not check for their presence.
         chat = await client.chat.completions.create(model="tiny", messages=messages)
         assert chat.prompt_logprobs is chat.prompt_token_ids is chat.choices[0].token_ids is None
         text = await client.completions.create(model="tiny", prompt="hi")
@@ -162,7 +162,7 @@ async def test_the_openai_client_finds_vllms_fields(tmp_path: Path) -> None:
         assert choice.prompt_logprobs is choice.prompt_token_ids is choice.token_ids is None
 
 
-async def test_the_openai_client_takes_its_own_answers_back(tmp_path: Path) -> None:
+async def test_the_openai_client_sends_replies_back_as_history(tmp_path: Path) -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     async with (
         cluster(tmp_path) as c,

@@ -138,7 +138,7 @@ async def test_a_stop_string_ends_its_choice_on_the_node_while_others_go_on(tmp_
             for index, text in enumerate(("hello", "one two ", "hello")):
                 yield tokens_event(index, c.encode(text))
             await until(lambda: bool(c.node.ended))
-            yield tokens_event(1, c.encode("three"))  # which the node had on its way
+            yield tokens_event(1, c.encode("three"))  # already on its way from the node
             for index in (2, 0):
                 yield finished(index, pb.FINISH_REASON_LENGTH)
 
@@ -201,7 +201,7 @@ def test_a_stop_token_is_text_where_stop_strings_are(include: bool, stream: bool
     async def script(request: Any, context: Any) -> Any:
         yield admitted()
         yield tokens_event(0, hello)
-        # The end token of the model is a special one, which is not shown.
+        # The model's end token is a special token, which is not shown.
         yield finished(0, stop_token=end if request.sampling.stop_token_ids else 0)
 
     c.node.script = script

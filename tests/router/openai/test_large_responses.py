@@ -51,7 +51,7 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", LARGE)
-async def test_a_large_answer_does_not_hold_the_loop(tmp_path: Path, case: str) -> None:
+async def test_a_large_response_does_not_hold_the_loop(tmp_path: Path, case: str) -> None:
     async with cluster(tmp_path, context=CONTEXT) as c:
         c.node.reply = c.encode("hello world ") * 100
         c.node.chunk = 10
@@ -119,7 +119,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-def test_an_answer_out_of_all_proportion_is_refused() -> None:
+def test_a_disproportionate_response_is_rejected() -> None:
     c = InProcess(context=CONTEXT)
     for case, (fields, words) in TOO_LARGE.items():
         error = check(c.answered(COMPLETIONS, {"prompt": "x"} | fields), 400)
@@ -174,7 +174,7 @@ def test_what_was_cut_fits_or_nothing_does(
     assert fits(cut) or not fits([1] * len(prompts))
 
 
-async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
+async def test_prompts_and_responses_are_bounded_together(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=CONTEXT, max_held_prompt_tokens=1000) as c:
         error = check(await c.complete([5] * 1001), 503)
         assert "prompt tokens of all requests together" in error["message"]

@@ -1,4 +1,4 @@
-"""Constraints on the output: what nodes get of them, and what is wrong in them."""
+"""Constraints on the output: sent to nodes, and rejected if invalid."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ REASON = "the output cannot follow its grammar: no token continues it"
 
 
 async def cut_short(request: pb.GenerateRequest, context: Any) -> Any:
-    """The first choice fails; the others go on meanwhile."""
+    """The first choice fails; the others continue."""
     choices = range(request.sampling.n)
     yield admitted()
     yield usage(request)
@@ -221,7 +221,7 @@ def test_a_grammar_that_fails_in_one_of_several_choices_ends_that_one() -> None:
         assert streamed.pop() == "[DONE]"
         ends = [e["choices"][0] for e in streamed if e["choices"][0]["finish_reason"]]
         assert [end.get("error", {}).get("code") for end in ends] == [CODE, None, None]
-        # Of the best choices none may fail.
+        # With best_of no choice may fail.
     assert c.complete(guided_regex="a", n=1, best_of=2).status_code == 400
 
 

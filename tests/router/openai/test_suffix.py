@@ -1,4 +1,4 @@
-"""``suffix``: what is missing between two texts."""
+"""``suffix``: completion of the text between two texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_gap_is_filled_by_a_model_with_the_tokens_for_it() -> None:
     # Text that looks like a token is text.
     assert between.count(pad) == 0 and between.count(after) == 1
     assert behind[:2] == [before, after]
-    # Both prompts, which are sent at the same time.
+    # Both prompts, which are sent concurrently.
     assert [list(each.sampling.stop_token_ids) for each in c.node.requests] == [[pad], [pad]]
     assert response.json()["choices"][1]["text"] == "hello world"
     ignoring = c.complete("one", suffix="x", ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Tools by their former names, a part of them, and tools of a model whose template shows none."""
+"""Tools under their former names, allowed subsets, and tools for a template without them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return ALLOWED | {"allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def test_functions_are_answered_by_their_former_names() -> None:
+def test_functions_are_returned_under_their_former_names() -> None:
     c = InProcess(tiny(TEMPLATE), reply=ANSWER)
     functions = [WEATHER["function"], NOW["function"]]
     [choice] = c.chat(functions=functions).json()["choices"]

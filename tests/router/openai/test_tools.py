@@ -35,7 +35,7 @@ def c() -> InProcess:
     return InProcess(tiny(TEMPLATE), reply=ANSWER)
 
 
-def test_calls_are_answered_in_openais_shape(c: InProcess) -> None:
+def test_calls_are_returned_in_openais_shape(c: InProcess) -> None:
     [choice] = c.chat(tools=[WEATHER, NOW]).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -94,7 +94,7 @@ async def test_the_openai_clients_stream_helper_collects_calls(tmp_path: Path) -
             {"city": "Öl"},
             {"city": "Ys"},
         ]
-        # The answer goes back with the results.
+        # The reply goes back with the results.
         messages += [final.choices[0].message]
         messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
         await client.chat.completions.create(model="tiny", messages=messages, tools=tools)
@@ -263,7 +263,7 @@ def test_tokenize_counts_tools(c: InProcess) -> None:
 
 
 def test_special_tokens_reach_the_parser_that_needs_them() -> None:
-    """<|end|> is a special token of the tokenizer, and a marker of harmony."""
+    """<|end|> is a special token of the tokenizer and a marker of harmony."""
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
     c = InProcess(tiny(TEMPLATE), **options)
     c.node.reply = c.encode(

@@ -37,7 +37,7 @@ def c() -> InProcess:
 
 
 def prompt(c: InProcess) -> list[int]:
-    """The prompt that the node got last."""
+    """The prompt of the node's last request."""
     return list(c.node.requests[-1].prompt)
 
 
@@ -76,7 +76,7 @@ def test_logprobs_name_tokens_by_their_ids(c: InProcess) -> None:
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
 
 
-def test_whole_answers_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
+def test_whole_responses_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
     expected = c.model.system_fingerprint
     assert expected == system_fingerprint("tiny", "layers=2")
     assert expected.startswith(f"tandem-{version()}-")
@@ -156,7 +156,8 @@ def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     response = c.chat(chat_template=template, documents=documents)
     assert response.status_code == 200, response.text
     special = c.encode("<|end|>")
-    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
+    # the client's special tokens are text
+    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1
     assert c.chat(chat_template="default").status_code == 200  # the model's, by its name
     by_name = prompt(c)
     assert c.chat().status_code == 200 and prompt(c) == by_name
@@ -169,7 +170,7 @@ def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     assert "--trust-request-chat-template" in error["message"]
 
 
-def test_messages_of_any_role_and_form_are_taken(c: InProcess) -> None:
+def test_messages_of_any_role_and_form_are_accepted(c: InProcess) -> None:
     messages = [
         {"role": "king", "content": ["a", {"type": "input_text", "text": "b"}]},
         {"role": "user", "content": None},
@@ -296,7 +297,7 @@ def test_a_response_has_the_times_of_its_request(surface: Surface) -> None:
     assert not any("metrics" in chunk for chunk in chunks)
     without = events(c.answered(surface, body | {"stream": True}).text)[:-1]
     assert not any("metrics" in chunk for chunk in without)
-    c.node.reply = []  # but for the token that ends it
+    c.node.reply = []  # except the token that ends it
     times = c.answered(surface, body).json()["metrics"]
     assert sorted(times) == sorted(TIMES)
     c = InProcess()

@@ -41,7 +41,7 @@ def test_a_node_of_any_block_size_is_matched_up_to_its_last_full_block(
 ) -> None:
     node = holding(report_of(TOKENS[:length], block_size))
     full = length // block_size * block_size
-    # The last token is computed in any case.
+    # The last token is always computed.
     assert node.matched(PromptKeys(TOKENS)) == min(full, len(TOKENS) - 1)
     assert node.matched(PromptKeys([9, *TOKENS])) == 0
 

@@ -88,7 +88,7 @@ def test_only_a_decode_node_that_takes_work_is_chosen(
 
 
 @every_policy
-def test_a_node_that_failed_is_not_asked_again_but_its_next_start_is(name: str) -> None:
+def test_a_node_that_failed_is_not_used_again_but_its_next_start_is(name: str) -> None:
     policy = POLICIES[name]
     assert place([decode("a")], [1], policy, exclude=frozenset({("a", 1)})) is None
     assert place([decode("a")], [1], policy, exclude=frozenset({("a", 2)})) is not None
@@ -103,7 +103,7 @@ def test_old_and_new_versions_are_never_paired(name: str) -> None:
         assert placement is not None
         of_its_own = {"d1": {"p1", "p2"}, "d2": {"p3"}}[placement.decode.node_id]
         assert set(names(placement.prefill)) == of_its_own
-    # A version without prefill nodes serves all the same, by itself.
+    # A version without prefill nodes serves alone.
     assert placed([decode("d", group="new"), *old[1:]], LONG, name).prefill == ()
 
 
@@ -171,7 +171,7 @@ def test_more_hits_never_make_a_node_less_preferred(nodes: list[NodeView], more:
     assert placed(richer).decode.node_id == placement.decode.node_id
     if not placement.prefill:
         return
-    # Of the prefill nodes for one decode node the same is true.
+    # The same holds for the prefill nodes of one decode node.
     (first, *_), decode_node = placement.prefill, placement.decode
     better = min(len(LONG) - 1, first.held_tokens + more)
     others = [decode_node, *(node for node in nodes if node.prefill)]
@@ -228,18 +228,18 @@ def test_shortcuts_change_no_decision(nodes: list[NodeView]) -> None:
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
-        # What it holds decides among equals, but not against enough of a load.
+        # A held prefix decides among equals, but not against a much higher load.
         ([decode("a"), decode("b", held_tokens=16)], "b"),
         ([decode("a"), decode("b", held_tokens=900, sequences=3)], "b"),
         ([decode("a"), decode("b", held_tokens=900, sequences=4)], "a"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=400)], "b"),
         ([decode("a"), decode("b", held_tokens=500, queued_prefill_tokens=600)], "a"),
-        # A full node comes last, whatever it holds, unless it holds enough.
+        # A full node comes last, unless it holds enough.
         ([decode("a", sequences=9), decode("b", held_tokens=500, room_tokens=400)], "a"),
         ([decode("a", sequences=9), decode("b", held_tokens=700, room_tokens=400)], "b"),
         ([decode("a", room_tokens=10), decode("b", room_tokens=20, sequences=1)], "a"),
-        # A prefill node that holds it, or a fast link to one that computes it fast, makes up for
-        # what the decode node lacks.
+        # A prefill node that holds the prompt, or a fast link to one that computes fast, makes up
+        # for what the decode node lacks.
         ([slow("b", {"p": 1e3}), slow("a", {"p": 1e6}), FAST], "a"),
         (
             [
@@ -264,7 +264,7 @@ def test_prefill_nodes_come_in_the_order_in_which_they_would_deliver() -> None:
         prefill("gone", draining=True),
     ]
     assert names(placed(nodes).prefill) == ["near", "far", "busy"]
-    # What it holds need not be computed there; where it is computed fast it may wait longer.
+    # A held prefix is not computed; a fast node may have a longer queue.
     nodes[3] = prefill("busy", queued_prefill_tokens=500, held_tokens=900)
     assert names(placed(nodes).prefill)[0] == "busy"
     nodes[1] = prefill("near", prefill_tokens_per_second=1e3)
@@ -283,7 +283,7 @@ def test_a_full_prefill_node_comes_last() -> None:
 
 
 def test_a_burst_of_one_prefix_spreads_when_its_home_is_loaded() -> None:
-    """Placed prompts count at once, without a heartbeat."""
+    """Placed prompts count immediately, without a heartbeat."""
     nodes = {name: decode(name) for name in "abcd"}
     for _ in range(24):
         node = placed(list(nodes.values())).decode

@@ -1,4 +1,4 @@
-"""The prompts whose KV moves, as the router remembers them for the cluster page."""
+"""Prompts whose KV moves, recorded for the cluster page."""
 
 from __future__ import annotations
 
