@@ -22,14 +22,12 @@ from ..placement.node_prefixes import NodePrefixes, PromptKeys
 from ..placement.place import NodeView
 from .ejection import Ejection
 from .inflight import InflightLoad, InflightPrompt
-from .reported_load import clamp_load
+from .reported_load import MAX_LINKS, clamp_load
 
 log = logger("router")
 
 M = TypeVar("M", pb.Load, pb.ModelCard)
 
-# Links stored for a decode node; the oldest are dropped first.
-MAX_LINKS = 4096
 # Keys of a prompt that are expected on its node until the node reports them.
 MAX_EXPECTED_KEYS = 512
 

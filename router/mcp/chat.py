@@ -26,7 +26,7 @@ from .rounds import Parsing, Rounds
 from .servers import McpServers
 from .tools import ToolOffer, as_function, is_mcp, offer_tools
 
-# An estimate, to choose the threads that parse a prompt.
+# An estimate of a prompt's size, to choose the threads that parse it.
 CHARACTERS_OF_TOKEN = 4
 _TOOL_FIELDS = ("tools", "functions", "tool_choice", "function_call")
 

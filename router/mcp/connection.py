@@ -15,9 +15,8 @@ from mcp.shared.exceptions import MCPError
 from ...shared.process.backoff import Backoff
 from ...shared.telemetry.logs import logger
 from ..http.json_body import parse_text
-from ..requests.json_size import size_of
+from ..requests.json_size import json_text, size_of
 from .http_transport import http_transport
-from .result_text import cut, result_text
 from .server_config import McpServerConfig
 from .server_tools import CallOutcome, McpListing, McpTool
 from .stdio_transport import stdio_transport
@@ -84,7 +83,7 @@ class McpConnection:
             return _failed(f"The server did not answer within {self._seconds:g} s.")
         except MCPError as error:
             self._changed.set()
-            return _failed(cut(error.error.message, 1024), error.error.code)
+            return _failed(_cut(error.error.message, 1024), error.error.code)
         except Exception as error:
             # The error's text may have secrets of the configuration.
             self._changed.set()
@@ -99,7 +98,7 @@ class McpConnection:
             mcp_types.CallToolRequest(params=params), mcp_types.CallToolResult
         )
         content = [block.model_dump(mode="json", by_alias=True) for block in result.content]
-        text = result_text(content, result.structured_content, self._max_result_bytes)
+        text = _result_text(content, result.structured_content, self._max_result_bytes)
         return CallOutcome(text=text, failed=result.is_error, by_tool=True)
 
     async def _connected(self, backoff: Backoff) -> None:
@@ -196,3 +195,32 @@ def _tool(tool: mcp_types.Tool) -> McpTool:
 
 def _failed(text: str, code: int = 0) -> CallOutcome:
     return CallOutcome(text=text, failed=True, code=code)
+
+
+def _result_text(content: list[Any], structured: Any, max_bytes: int) -> str:
+    """The text of a result's content blocks, which are dicts; of its structured value if it has no
+    blocks."""
+    text = "\n".join(_block_text(block) for block in content)
+    if not content and structured is not None:
+        text = json_text(structured)
+    return _cut(text, max_bytes)
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    """The text in at most ``max_bytes`` bytes, with a note if it was truncated."""
+    data = text.encode(errors="replace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    note = f"\n[cut: the result has {len(data)} bytes]"
+    return data[: max(0, max_bytes - len(note))].decode(errors="ignore") + note
+
+
+def _block_text(block: dict[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block.get("text", ""))
+    if kind == "resource" and isinstance(text := block.get("resource", {}).get("text"), str):
+        return text
+    if kind == "resource_link":
+        return f"[resource {block.get('uri')}]"
+    return f"[{kind} left out: the model takes text only]"

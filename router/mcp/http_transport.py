@@ -15,7 +15,7 @@ from mcp.client.streamable_http import streamable_http_client
 from .message_bounds import bounded
 from .server_config import McpServerConfig
 
-# Messages in one event stream, at most.
+# An event stream may have the size of this many messages.
 STREAM_MESSAGES = 16
 
 
