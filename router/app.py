@@ -39,7 +39,7 @@ from .mcp.approvals import Approvals
 from .mcp.chat import McpChat
 from .mcp.servers import mcp_servers
 from .ollama.formatter import OllamaErrors
-from .openai.error_body import OpenAIErrors
+from .openai.errors import OpenAIErrors
 from .options import RouterOptions
 from .responses.background_runs import BackgroundRuns
 from .responses.store import ResponseStore

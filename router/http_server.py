@@ -19,7 +19,7 @@ from ..shared.process.open_files import room_for_connections, warn_of_few_connec
 from ..shared.telemetry.logs import RateLimitedFilter, logger
 from .app import App
 from .http.protocol import bounded
-from .openai.error_body import error_body
+from .openai.errors import error_body
 from .options import RouterOptions
 
 log = logger("router")

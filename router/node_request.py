@@ -82,7 +82,7 @@ class NodeRequest:
         try:
             events = await (self._remote.read() if self._answered else self._first())
         except TimeoutError:
-            self._nodes.unreachable(self._node, self._remote, "no answer")
+            self._nodes.back_off(self._node, self._remote, "no answer")
             message = f"A decode node did not answer within {self._patience:g} s."
             raise UnavailableError(message) from None
         except RequestFailedError as error:
@@ -106,7 +106,7 @@ class NodeRequest:
                 self._request.deadline_seconds -= time.monotonic() - begun
                 self.start()
                 events = await self._remote.read()
-        self._node.ejection.answered(self._remote)
+        self._node.ejection.on_reply(self._remote)
         self._answered = True
         return events
 
@@ -114,7 +114,7 @@ class NodeRequest:
         """True if the request was lost with a connection that may have been dead before it, as idle
         ones are that a firewall has forgotten, and there is another one. A node that is gone
         refuses it."""
-        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.answered
+        broken = error.code is grpc.StatusCode.UNAVAILABLE and not error.by_node
         if not broken or not self._remote.reuses or self._node.lost:
             return False
         return await self._node.reconnect(self._remote) and not self._node.lost
@@ -125,9 +125,9 @@ class NodeRequest:
             return UnavailableError("The decode node that served this request is gone.")
         translated = _translated(error, self._node)
         if error.code in _UNREACHED and not isinstance(translated, DrainingError):
-            self._nodes.unreachable(self._node, self._remote, "unreachable")
+            self._nodes.back_off(self._node, self._remote, "unreachable")
         elif error.code in _ANSWERS:
-            self._node.ejection.answered(self._remote)
+            self._node.ejection.on_reply(self._remote)
         return translated
 
 

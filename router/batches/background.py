@@ -17,7 +17,7 @@ from ..http.access_log import AccessRecord
 from ..http.encoding import dump
 from ..http.json_body import parse_json
 from ..http.key_owner import KeyOwner
-from ..openai.error_body import error_body
+from ..openai.errors import error_body
 from ..options import RouterOptions
 from ..served_model import ServedModel
 from ..surface import Surface

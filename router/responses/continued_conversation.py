@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ApiError, invalid
-from ..mcp.approval_items import new_answers
+from ..mcp.approval_items import new_responses
 from ..mcp.approvals import Approvals
 from ..mcp.request_approvals import RequestApprovals
 from .input_items import REFERENCE, Item, read_input
@@ -28,8 +28,8 @@ class Conversations:
 
     def approvals_of(self, conversation: ContinuedConversation) -> RequestApprovals:
         """The approvals of calls that a conversation ends with. Raises ``RequestError``."""
-        answers = new_answers(conversation.items, conversation.whole)
-        return RequestApprovals(self._approvals, self.owner, answers)
+        responses = new_responses(conversation.items, conversation.whole)
+        return RequestApprovals(self._approvals, self.owner, responses)
 
     def read(self, given: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
         """Read the input, if there is any, after the response with the id ``previous``. Raises

@@ -110,8 +110,8 @@ class ResponsesFormatter(ResponseFormatter):
 
     def chunk(self, delta: ChoiceDelta) -> bytes:
         if self._raw is not None:
-            if isinstance(delta, RoundDelta) and delta.began is not None:
-                self._raw.begin(delta.began)
+            if isinstance(delta, RoundDelta) and delta.next_request is not None:
+                self._raw.begin(delta.next_request)
             self._take(self._raw.take(delta.tokens))
         return self._items(delta)
 
@@ -130,9 +130,9 @@ class ResponsesFormatter(ResponseFormatter):
             self._held.clear()
             events += self._called(call)
         if isinstance(delta, RoundDelta):
-            for executed in delta.executed:
+            for executed in delta.executed_calls:
                 events += self._executed(executed)
-            for asked in delta.asked:
+            for asked in delta.approval_requests:
                 events += self._asked_for(asked)
         self._finish = delta.finish_reason or self._finish
         return events

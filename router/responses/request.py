@@ -13,7 +13,7 @@ from ...shared.config.sampling_fields import NUMBERS
 from ..errors import invalid
 from ..mcp.chat import McpChatRequest
 from ..openai.chat_request import Verbosity
-from ..openai.logprob_fields import Alternatives
+from ..openai.generation_body import Alternatives
 from ..requests.body_errors import too_long
 from ..requests.body_model import INT32, WHOLE, BodyModel, DocumentedAs
 from ..requests.json_size import fits

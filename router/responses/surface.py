@@ -12,7 +12,7 @@ from ..http.sse import named_event
 from ..mcp.chat import McpChat
 from ..mcp.request_approvals import RequestApprovals
 from ..openai.chat_request import ChatRequest
-from ..openai.error_body import OpenAIErrors
+from ..openai.errors import OpenAIErrors
 from ..options import RouterOptions
 from ..requests.fitting_turns import parse_fitting
 from ..requests.renamed_errors import fields_renamed

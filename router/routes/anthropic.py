@@ -6,9 +6,13 @@ from typing import get_args
 
 from fastapi import APIRouter, Response
 
-from ..anthropic.count_tokens import CountTokensRequest, TokenCount, count_prompt_tokens
-from ..anthropic.request import MessagesRequest
-from ..anthropic.response_models import AnthropicError, AnthropicMessage, MessageEvent
+from ..anthropic.request import CountTokensRequest, MessagesRequest, count_prompt_tokens
+from ..anthropic.response_models import (
+    AnthropicError,
+    AnthropicMessage,
+    MessageEvent,
+    TokenCount,
+)
 from ..anthropic.surface import AnthropicMessages
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED

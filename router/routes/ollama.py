@@ -14,7 +14,7 @@ from ..ollama.embeddings import (
     OllamaEmbedRequest,
     OllamaEmbedResponse,
 )
-from ..ollama.formatter import loaded
+from ..ollama.formatter import load_response
 from ..ollama.models import API_VERSION, ShowRequest, entry, running, show
 from ..ollama.request import OllamaChatRequest, OllamaGenerateRequest, OnlyLoadsError
 from ..ollama.response_models import (
@@ -53,7 +53,7 @@ class OllamaGenerationResponse(GenerationResponse):
         try:
             await super().__call__(scope, receive, send)
         except OnlyLoadsError as asked:
-            await self._exchange.respond_json(200, loaded(asked))
+            await self._exchange.respond_json(200, load_response(asked))
 
 
 router = APIRouter(

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 
 from ..batches.request import CreateBatchRequest, ResultsExpireAfter, parse_batch
 from ..batches.response_models import BatchList, BatchObject
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..http.json_body import parse_json
 from ..openai.response_models import OpenAIError
 from ..openai.surfaces import ChatCompletions, Completions

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from ..embeddings.embed_formatter import EmbeddingList
 from ..embeddings.embed_request import CreateEmbeddingRequest
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 
 from ..embeddings.embed_formatter import EmbeddingList
 from ..embeddings.embed_request import CreateEmbeddingRequest
-from ..embeddings.embed_surface import Embeddings
+from ..embeddings.surfaces import Embeddings
 from ..errors import invalid
 from ..generation import GenerationRequest
 from ..openai.chat_request import ChatCompletionRequest

@@ -8,7 +8,7 @@ from ..embeddings.classify_formatter import ClassifyResponse
 from ..embeddings.classify_request import ClassifyBody
 from ..embeddings.score_formatter import RerankResponse, ScoreList
 from ..embeddings.score_request import RerankBody, ScoreBody, TextObject
-from ..embeddings.score_surface import Classify, Rerank, Score
+from ..embeddings.surfaces import Classify, Rerank, Score
 from ..openai.response_models import OpenAIError
 from .documentation import documented, documented_errors
 from .guards import KEY_CHECKED

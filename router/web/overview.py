@@ -267,15 +267,15 @@ def _sum(nodes: Iterable[Node], now: float, beat: float) -> OtherNodes:
 
 
 def _prefill_entry(each: Prefill, now: float) -> PrefillEntry:
-    spent = each.spent.ListFields() if each.spent is not None else ()
+    phases = each.first_token.ListFields() if each.first_token is not None else ()
     return PrefillEntry(
         number=each.number,
         prefill_node=each.prefill_node,
         decode_node=each.decode_node,
         tokens=each.tokens,
         moved_tokens=each.moved_tokens,
-        seconds=round((now if each.ended is None else each.ended) - each.begun, 3),
-        ended_seconds_ago=None if each.ended is None else round(now - each.ended, 3),
+        seconds=round((now if each.end is None else each.end) - each.start, 3),
+        ended_seconds_ago=None if each.end is None else round(now - each.end, 3),
         failed=each.failed,
-        phases={field.name.removesuffix("_seconds"): round(value, 4) for field, value in spent},
+        phases={field.name.removesuffix("_seconds"): round(value, 4) for field, value in phases},
     )

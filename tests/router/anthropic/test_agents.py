@@ -35,7 +35,7 @@ TOOL = {
         "additionalProperties": False,
     },
 }
-# The second request of a session: a call of a tool, its result, and a reminder.
+# The second request of a session: a tool call, its result, and a reminder.
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": [{"type": "text", "text": "one"}]},
     {
@@ -78,8 +78,8 @@ ASKED: dict[str, Any] = {
 
 
 async def test_claude_code(tmp_path: Path) -> None:
-    """A session: is the server there, how long is the prompt, a quick question without tools for
-    the title, and the main request."""
+    """A session: a probe, the length of the prompt, a question without tools for the title, and the
+    main request."""
     offering(tmp_path)
     quick = {
         "model": "tiny",
@@ -113,12 +113,12 @@ async def test_claude_code(tmp_path: Path) -> None:
             ("/v1/messages?beta=true", quick),
             ("/v1/messages?beta=true", title),
         ):
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            assert answer.headers["request-id"]
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            assert response.headers["request-id"]
         c.node.reply = c.encode("<think>one</think>" + CALL)
-        answer = await c.client.post("/v1/messages?beta=true", json=ASKED)
-        events = named_events(answer.text)
+        response = await c.client.post("/v1/messages?beta=true", json=ASKED)
+        events = named_events(response.text)
         request = c.node.requests[-1]
         tokenizer = c.router.registry.model().tokenizer
         prompt = tokenizer.decode(request.prompt, skip_special_tokens=False)
@@ -132,7 +132,7 @@ async def test_claude_code(tmp_path: Path) -> None:
 
 
 async def test_goose(tmp_path: Path) -> None:
-    """Goose lists the models, then streams with tools whose last is cached."""
+    """Goose lists the models, then streams with tools, of which the last has cache_control."""
     offering(tmp_path)
     headers = {"anthropic-version": "2023-06-01", "x-api-key": "none"}
     body = {
@@ -148,9 +148,9 @@ async def test_goose(tmp_path: Path) -> None:
         c.client.headers.update(headers)
         models = (await c.client.get("/v1/models")).json()["data"]
         c.node.reply = c.encode(CALL)
-        answer = await c.client.post("/v1/messages", json=body)
-        events = named_events(answer.text)
-        # Its OpenAI provider asks for the same with the routes of that API.
+        response = await c.client.post("/v1/messages", json=body)
+        events = named_events(response.text)
+        # Its OpenAI provider sends the same requests to that API's routes.
         chat = await c.client.post(
             "/v1/chat/completions",
             json={

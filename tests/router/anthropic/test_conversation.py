@@ -28,8 +28,8 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=fa690;"
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
-def text(said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **fields}
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **fields}
 
 
 def result(call: str, content: Any, **fields: Any) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def test_the_prompt_of_an_agent(template: str, prompt: str) -> None:
     hoisted = {"messages": [{"role": "system", "content": "be brief"}, *AGENT]}
     c = InProcess(tiny(template))
     plain = {"system": f"{BILLING}\nbe brief", "messages": AGENT}
-    made = prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
-    assert made == [prompt] * 3
+    rendered = prompts(c, [{"system": SYSTEM, "messages": AGENT}, plain, hoisted])
+    assert rendered == [prompt] * 3
 
 
 async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:
-    """With its query, its headers, and beta fields; a new one is no reason to fail."""
+    """With its query, headers and beta fields; unknown ones are accepted."""
     fields: dict[str, Any] = {
         "system": SYSTEM,
         "metadata": {"user_id": "user_1_account__session_2"},
@@ -99,9 +99,9 @@ async def test_a_request_as_claude_code_sends_it(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c:
         assert (await c.client.head("/", headers=headers)).status_code == 200
         path = "/v1/messages?beta=true"
-        answer = await c.client.post(path, json=HI | fields, headers=headers)
-        assert answer.status_code == 200 and "event: message_stop" in answer.text
-        assert answer.headers["request-id"]
+        response = await c.client.post(path, json=HI | fields, headers=headers)
+        assert response.status_code == 200 and "event: message_stop" in response.text
+        assert response.headers["request-id"]
 
 
 async def test_tokens_are_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
+"""Thinking: blocks of reasoning, the template variables for it, and how it is cleared."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
 REASONED = "<think>one two</think>\n\nthree"
-# Shows what a template is given.
+# Renders the variables that a template gets.
 SHOWING = (
     "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}\n{% endfor %}"
     "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ lazy }}"
@@ -27,13 +27,13 @@ SHOWING = (
 
 
 def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What the template makes of each body."""
-    made = []
+    """The rendered prompt of each body."""
+    rendered = []
     for body in bodies:
-        answer = ask(c, **body)
-        assert answer.status_code == 200, answer.text
-        made.append(c.prompt())
-    return made
+        response = ask(c, **body)
+        assert response.status_code == 200, response.text
+        rendered.append(c.prompt())
+    return rendered
 
 
 def test_reasoning_is_a_block_of_its_own() -> None:
@@ -59,7 +59,7 @@ def test_reasoning_is_a_block_of_its_own() -> None:
     assert [block["type"] for block in blank["content"]] == ["thinking"]
 
 
-def test_an_answer_without_text_has_an_empty_block() -> None:
+def test_output_without_text_has_an_empty_block() -> None:
     c = InProcess()
     c.node.reply = []
     assert ask(c).json()["content"] == [text_block("")]
@@ -76,13 +76,13 @@ async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
             kinds = [event.type async for event in stream]
             final = await stream.get_final_message()
         assert {"thinking", "signature", "text"} <= set(kinds)
-        thought, said = final.content
-        assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
+        thought, text_block = final.content
+        assert (thought.thinking, text_block.text) == ("one two", "\n\nthree") and thought.signature
         beta = await client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
         assert beta.content[0].thinking == "one two"
 
 
-def test_templates_are_asked_for_reasoning() -> None:
+def test_templates_get_variables_for_reasoning() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({}, "False False  "),
         ({"thinking": {"type": "disabled"}}, "False False  "),
@@ -92,8 +92,8 @@ def test_templates_are_asked_for_reasoning() -> None:
         ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
     ]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [body for body, _ in bodies])
-    assert made == [f"user::hi\n{shown}" for _, shown in bodies]
+    rendered = prompts(c, [body for body, _ in bodies])
+    assert rendered == [f"user::hi\n{variables}" for _, variables in bodies]
 
 
 def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
@@ -101,10 +101,10 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     turns: list[dict[str, Any]] = []
     for number in "123":
         thought = {"type": "thinking", "thinking": f"t{number}", "signature": "x"}
-        said = {"type": "text", "text": f"a{number}"}
+        reply = {"type": "text", "text": f"a{number}"}
         turns += [
             {"role": "user", "content": f"u{number}"},
-            {"role": "assistant", "content": [thought, secret, said]},
+            {"role": "assistant", "content": [thought, secret, reply]},
         ]
     turns.append({"role": "user", "content": "end"})
     keeps: list[tuple[Any, str]] = [
@@ -115,9 +115,9 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     ]
     edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
     c = InProcess(tiny(SHOWING))
-    made = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
-    for prompt, (_, kept) in zip(made, keeps, strict=True):
-        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
+    rendered = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+    for prompt, (_, reasoning) in zip(rendered, keeps, strict=True):
+        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == reasoning
     applied = ask(c, messages=turns, context_management=edits[-1])
     stream = ask(c, messages=turns, context_management=edits[0], stream=True)
     (edit,) = applied.json()["context_management"]["applied_edits"]

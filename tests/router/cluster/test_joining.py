@@ -55,8 +55,8 @@ async def test_two_nodes_of_one_name_are_refused_by_name_while_both_live(tmp_pat
         assert f"two nodes are called 'same': one at 127.0.0.1:{old.port}" in details
         assert "--node-id" in details
         assert (await c.chat()).status_code == 200 and old.requests and not new.requests
-        listed = await c.registry.List(pb.ListRequest())
-        assert [node.reason for node in listed.absent] == [details]
+        listing = await c.registry.List(pb.ListRequest())
+        assert [node.reason for node in listing.absent] == [details]
 
 
 async def test_a_restart_elsewhere_replaces_a_node_that_is_gone(tmp_path: Path) -> None:

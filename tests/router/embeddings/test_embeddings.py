@@ -19,14 +19,14 @@ async def c(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield running
 
 
-async def embed(c: Cluster, given: Any = "hi", **fields: Any) -> Any:
-    response = await c.client.post("/v1/embeddings", json={"input": given, **fields})
+async def embed(c: Cluster, value: Any = "hi", **fields: Any) -> Any:
+    response = await c.client.post("/v1/embeddings", json={"input": value, **fields})
     assert response.status_code == 200, response.text
     return response.json()
 
 
-async def rejected(c: Cluster, given: Any = "hi", **fields: Any) -> Any:
-    response = await c.client.post("/v1/embeddings", json={"input": given, **fields})
+async def rejected(c: Cluster, value: Any = "hi", **fields: Any) -> Any:
+    response = await c.client.post("/v1/embeddings", json={"input": value, **fields})
     assert response.status_code == 400, response.text
     return response.json()["error"]
 
@@ -41,17 +41,17 @@ async def test_openai_client_gets_vectors_of_every_kind_of_input(c: Cluster) -> 
         (ids, ids),
     ]
     async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client:
-        for given, prompts in inputs:
-            made = await client.embeddings.create(model="tiny", input=given)  # asks for base64
+        for value, prompts in inputs:
+            created = await client.embeddings.create(model="tiny", input=value)  # requests base64
             plain = await client.embeddings.create(
-                model="tiny", input=given, encoding_format="float"
+                model="tiny", input=value, encoding_format="float"
             )
-            assert [item.embedding for item in made.data] == list(map(vector, prompts))
-            assert plain.data == made.data
-            assert [item.index for item in made.data] == list(range(len(prompts)))
+            assert [item.embedding for item in created.data] == list(map(vector, prompts))
+            assert plain.data == created.data
+            assert [item.index for item in created.data] == list(range(len(prompts)))
             tokens = sum(map(len, prompts))
-            assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
-            assert (made.object, made.model) == ("list", "tiny")
+            assert (created.usage.prompt_tokens, created.usage.total_tokens) == (tokens, tokens)
+            assert (created.object, created.model) == ("list", "tiny")
 
 
 async def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_request(
@@ -68,7 +68,7 @@ async def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_reques
 
 
 async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
-    """This tokenizer has none; those of encoders are in the tests of tokenizers."""
+    """This tokenizer has none; the tests of tokenizers cover those of encoders."""
     text = "one two three stop here hello world"
     ids = c.encode(text)
     cases: tuple[tuple[dict[str, Any], list[int]], ...] = (
@@ -76,22 +76,22 @@ async def test_texts_are_cut_within_their_special_tokens(c: Cluster) -> None:
         ({"truncate_prompt_tokens": 5, "truncation_side": "left"}, ids[-5:]),
         ({"truncate_prompt_tokens": -1}, ids),
     )
-    for fields, kept in cases:
-        for given in (text, ids):
-            await embed(c, given, **fields)
-            assert list(c.node.requests[-1].prompt) == kept
+    for fields, expected in cases:
+        for value in (text, ids):
+            await embed(c, value, **fields)
+            assert list(c.node.requests[-1].prompt) == expected
 
 
 async def test_a_text_beyond_the_context_is_refused_or_cut(c: Cluster) -> None:
     long = "one two three " * CONTEXT
-    for given in (long, c.encode(long)):
-        error = await rejected(c, given)
+    for value in (long, c.encode(long)):
+        error = await rejected(c, value)
         assert error["code"] == "context_length_exceeded"
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
         assert "set 'truncate_prompt_tokens' to -1" in error["message"]
-        await embed(c, given, truncate_prompt_tokens=-1)
+        await embed(c, value, truncate_prompt_tokens=-1)
         assert list(c.node.requests[-1].prompt) == c.encode(long)[:CONTEXT]
-    # Far beyond the context, as documents are.
+    # Far beyond the context, like documents.
     await embed(c, " one" * 7_000, truncate_prompt_tokens=-1)
     error = await rejected(c, " one" * 10_000, truncate_prompt_tokens=-1)
     assert "A text that is cut may have at most 16384 tokens" in error["message"]
@@ -104,8 +104,8 @@ async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) 
     (folder / "config_sentence_transformers.json").write_text(json.dumps(sentence))
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="vectors")
-        named: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
-        for name, prompt in named:
+        cases: list[tuple[str | None, str]] = [(None, "text: "), *prompts.items()]
+        for name, prompt in cases:
             await embed(c, "hi", prompt_name=name)
             assert list(c.node.requests[-1].prompt) == c.encode(prompt + "hi")
         await embed(c, [5, 6])
@@ -114,8 +114,8 @@ async def test_a_text_follows_the_prompt_that_the_request_names(tmp_path: Path) 
         assert error["param"] == "prompt_name" and "'query', 'none'" in error["message"]
         assert (await rejected(c, [5], prompt_name="query"))["param"] == "prompt_name"
         await c.client.post("/rerank", json={"query": "a", "documents": ["b"]})
-        found = sorted(list(request.prompt) for request in c.node.requests[-2:])
-        assert found == sorted([c.encode("find: a"), c.encode("text: b")])
+        encoded = sorted(list(request.prompt) for request in c.node.requests[-2:])
+        assert encoded == sorted([c.encode("find: a"), c.encode("text: b")])
         await c.client.post("/api/embed", json={"model": "tiny", "input": "hi"})
         assert list(c.node.requests[-1].prompt) == c.encode("text: hi")
 
@@ -127,7 +127,7 @@ async def test_many_inputs_keep_their_order(c: Cluster) -> None:
 
 
 async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
-    for given, word in (
+    for value, word in (
         ("", "empty"),
         ([], "empty"),
         (["a", ""], "input[1]"),
@@ -138,7 +138,7 @@ async def test_invalid_inputs_are_rejected(c: Cluster) -> None:
         ([5] * (CONTEXT + 1), "maximum context length"),
         (["a"] * 2049, "2048"),
     ):
-        error = await rejected(c, given)
+        error = await rejected(c, value)
         assert word in error["message"] and error["param"].startswith("input"), error
     for fields in (
         {"encoding_format": "bytes"},

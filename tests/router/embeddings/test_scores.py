@@ -78,13 +78,13 @@ async def post(c: Cluster, path: str, **body: Any) -> Any:
 async def test_scores_of_an_embedding_model_are_products_of_its_vectors(
     path: str, vectors: Cluster
 ) -> None:
-    answer = await post(vectors, path, model="tiny", text_1=TEXTS[0], text_2=TEXTS[1:3])
-    wanted = [cosine(vectors, TEXTS[0], text) for text in TEXTS[1:3]]
-    assert [item["score"] for item in answer["data"]] == pytest.approx(wanted)
-    assert [item["index"] for item in answer["data"]] == [0, 1]
-    assert (answer["object"], answer["data"][0]["object"]) == ("list", "score")
+    response = await post(vectors, path, model="tiny", text_1=TEXTS[0], text_2=TEXTS[1:3])
+    expected = [cosine(vectors, TEXTS[0], text) for text in TEXTS[1:3]]
+    assert [item["score"] for item in response["data"]] == pytest.approx(expected)
+    assert [item["index"] for item in response["data"]] == [0, 1]
+    assert (response["object"], response["data"][0]["object"]) == ("list", "score")
     tokens = sum(len(vectors.encode(text)) for text in TEXTS[:3])
-    assert answer["usage"] == {
+    assert response["usage"] == {
         "prompt_tokens": tokens,
         "total_tokens": tokens,
         "completion_tokens": 0,
@@ -97,22 +97,22 @@ async def test_texts_of_a_score_have_any_of_their_names(
     names: tuple[str, str], pairs: Cluster
 ) -> None:
     one, other = ["hello", "one"], ["two three", "lazy dog"]
-    answer = await post(pairs, "/score", **dict(zip(names, (one, other), strict=True)))
+    response = await post(pairs, "/score", **dict(zip(names, (one, other), strict=True)))
     prompts = [pair_of(pairs, *pair) for pair in zip(one, other, strict=True)]
-    assert [item["score"] for item in answer["data"]] == [score(prompt) for prompt in prompts]
+    assert [item["score"] for item in response["data"]] == [score(prompt) for prompt in prompts]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_are_ranked_by_a_cross_encoder(path: str, pairs: Cluster) -> None:
     documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
-    answer = await post(pairs, path, query="hello", documents=documents, top_n=3)
+    response = await post(pairs, path, query="hello", documents=documents, top_n=3)
     prompts = [pair_of(pairs, "hello", text) for text in TEXTS]
     scores = [score(prompt) for prompt in prompts]
     best = sorted(range(len(TEXTS)), key=lambda i: -scores[i])[:3]
-    assert answer["results"] == [
+    assert response["results"] == [
         {"index": i, "relevance_score": scores[i], "document": {"text": TEXTS[i]}} for i in best
     ]
-    assert answer["usage"]["total_tokens"] == sum(map(len, prompts))
+    assert response["usage"]["total_tokens"] == sum(map(len, prompts))
     for request in pairs.node.requests:
         assert request.embed.score and request.embed.normalize and not request.embed.pooling
         assert request.embed.second_text == 2 + len(pairs.encode("hello")) - 2
@@ -120,12 +120,14 @@ async def test_documents_are_ranked_by_a_cross_encoder(path: str, pairs: Cluster
     assert not pairs.node.requests[-1].embed.normalize
 
 
-async def test_documents_are_returned_if_they_are_wanted(vectors: Cluster) -> None:
-    answer = await post(vectors, "/rerank", query="hi", documents=TEXTS[:3], return_documents=False)
-    assert all(item.keys() == {"index", "relevance_score"} for item in answer["results"])
-    assert len(answer["results"]) == 3
-    found = [item["relevance_score"] for item in answer["results"]]
-    assert found == sorted((cosine(vectors, "hi", text) for text in TEXTS[:3]), reverse=True)
+async def test_documents_are_returned_on_request(vectors: Cluster) -> None:
+    response = await post(
+        vectors, "/rerank", query="hi", documents=TEXTS[:3], return_documents=False
+    )
+    assert all(item.keys() == {"index", "relevance_score"} for item in response["results"])
+    assert len(response["results"]) == 3
+    scores = [item["relevance_score"] for item in response["results"]]
+    assert scores == sorted((cosine(vectors, "hi", text) for text in TEXTS[:3]), reverse=True)
 
 
 async def test_pairs_are_cut_as_the_request_says(pairs: Cluster) -> None:
@@ -197,8 +199,8 @@ async def test_a_model_that_has_no_chats_says_what_it_is_for(tmp_path: Path) -> 
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="pair")
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        answer = (await c.client.post("/v1/chat/completions", json=body)).json()
-    assert "has no chat template, as it is not for chats; use /v1/rerank" in json.dumps(answer)
+        response = (await c.client.post("/v1/chat/completions", json=body)).json()
+    assert "has no chat template, as it is not for chats; use /v1/rerank" in json.dumps(response)
 
 
 TEMPLATE = (
@@ -215,7 +217,7 @@ def encoded(c: Cluster, text: str) -> list[int]:
 
 
 async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None:
-    """Given by the operator, as users of vLLM do, with variables; an instruction stands before."""
+    """From the operator, as in vLLM, with variables; an instruction comes first."""
     options: dict[str, Any] = {"chat_template": TEMPLATE}
     options |= {"default_chat_template_kwargs": '{"unit": "one"}'}
     async with cluster(tmp_path, nodes=0, **options) as c:
@@ -223,7 +225,7 @@ async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None
         await post(c, "/rerank", query="hello", documents=["world", "<|end|>"])
         prompts = [list(request.prompt) for request in c.node.requests]
         assert encoded(c, "hello<|end|>world<|end|>one") in prompts
-        # What a document says is text.
+        # A document's special tokens are plain text.
         end = encoded(c, "<|end|>")
         assert sorted(prompt.count(end[0]) for prompt in prompts) == [2, 2]
         await post(c, "/score", **PAIR, instruction="find")
@@ -232,7 +234,7 @@ async def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None
 
 
 async def test_a_reranker_by_name_has_the_template_of_its_card(tmp_path: Path) -> None:
-    """Of the node's files, which a router far away gets from the node."""
+    """From the node's files, which a remote router fetches."""
     async with cluster(tmp_path, nodes=0) as c:
         named = tmp_path / "Qwen3-Reranker-0.6B"
         named.symlink_to(c.model)
@@ -245,8 +247,8 @@ async def test_a_reranker_by_name_has_the_template_of_its_card(tmp_path: Path) -
 
 
 async def test_more_documents_than_there_are_is_all_of_them(pairs: Cluster) -> None:
-    answer = await post(pairs, "/rerank", query="hello", documents=TEXTS, top_n=99)
-    assert len(answer["results"]) == len(TEXTS)
+    response = await post(pairs, "/rerank", query="hello", documents=TEXTS, top_n=99)
+    assert len(response["results"]) == len(TEXTS)
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
@@ -255,13 +257,13 @@ async def test_texts_get_the_label_of_their_best_score(path: str, tmp_path: Path
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="labels", labels=labels)
         inputs = [c.encode(text) for text in TEXTS[:3]]
-        answer = await post(c, path, input=TEXTS[:3], model="tiny")
-        for index, (prompt, item) in enumerate(zip(inputs, answer["data"], strict=True)):
+        labelled = await post(c, path, input=TEXTS[:3], model="tiny")
+        for index, (prompt, item) in enumerate(zip(inputs, labelled["data"], strict=True)):
             probs = [score(prompt[label:]) for label in range(3)]
             best = labels[probs.index(max(probs))]
             assert item == {"index": index, "label": best, "probs": probs, "num_classes": 3}
-        assert answer["object"] == "list" and answer["id"].startswith("classify-")
-        assert answer["usage"]["total_tokens"] == sum(map(len, inputs))
+        assert labelled["object"] == "list" and labelled["id"].startswith("classify-")
+        assert labelled["usage"]["total_tokens"] == sum(map(len, inputs))
         assert await post(c, path, input=inputs, use_activation=False)
         assert {request.embed.normalize for request in c.node.requests[-3:]} == {False}
         for body, param in (
@@ -276,14 +278,14 @@ async def test_texts_get_the_label_of_their_best_score(path: str, tmp_path: Path
             response = await c.client.post(path, json=body)
             assert response.status_code == 400
             assert response.json()["error"]["param"] == param
-        for route, given in (("/score", PAIR), ("/rerank", {"query": "a", "documents": ["b"]})):
-            error = (await c.client.post(route, json=given)).json()["error"]
+        for route, fields in (("/score", PAIR), ("/rerank", {"query": "a", "documents": ["b"]})):
+            error = (await c.client.post(route, json=fields)).json()["error"]
             assert (error["code"], error["param"]) == ("model_cannot_score", "model")
             assert "has a classifier of 3 labels" in error["message"]
 
 
 async def test_a_full_node_refuses_the_whole_request(pairs: Cluster) -> None:
-    """Some of whose pairs it has, which it ends."""
+    """It ends the pairs that the node already runs."""
 
     async def full(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:
         if len(pairs.node.requests) > 20:
@@ -337,5 +339,5 @@ async def test_products_of_many_vectors_do_not_hold_the_loop(tmp_path: Path) -> 
 
     async with cluster(tmp_path, pooling="last") as c:
         c.node.script = wide
-        answer = await held_briefly(lambda: httpx.post(f"{c.url}/rerank", json=many, timeout=30))
-    assert {item["relevance_score"] for item in answer.json()["results"]} == {2048.0}
+        response = await held_briefly(lambda: httpx.post(f"{c.url}/rerank", json=many, timeout=30))
+    assert {item["relevance_score"] for item in response.json()["results"]} == {2048.0}

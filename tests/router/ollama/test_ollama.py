@@ -30,8 +30,8 @@ async def test_a_chat(tmp_path: Path) -> None:
         body = (await c.client.post("/api/chat", json=HI | WHOLE)).json()
         quiet = (await c.client.post("/api/chat", json=HI | WHOLE | {"think": False})).json()
         assert [len(r.prompt) for r in c.node.requests] == [body["prompt_eval_count"]] * 3
-    said = lines(stream.text)
-    assert "".join(line["message"]["content"] for line in said) == "two"
+    events = lines(stream.text)
+    assert "".join(line["message"]["content"] for line in events) == "two"
     assert body["message"] == {"role": "assistant", "content": "two", "thinking": "one"}
     assert body["model"] == "tiny:latest" and body["done"] and body["done_reason"] == "stop"
     assert quiet["message"] == {"role": "assistant", "content": "two"}
@@ -45,10 +45,10 @@ async def test_a_prompt_and_its_options(tmp_path: Path) -> None:
         sampling = c.node.requests[0].sampling
         assert list(c.node.requests[0].prompt) == c.encode("hi")
         stop = ASK | WHOLE | {"system": "one", "options": {"stop": [" wor"], "num_ctx": 4096}}
-        # As curl sends it without a header.
+        # As curl sends it by default.
         form = {"content-type": "application/x-www-form-urlencoded"}
-        answer = await c.client.post("/api/generate", content=json.dumps(stop), headers=form)
-        assert answer.json()["response"] == "hello"
+        response = await c.client.post("/api/generate", content=json.dumps(stop), headers=form)
+        assert response.json()["response"] == "hello"
         page = form | {"origin": "http://127.0.0.1"}
         refused = await c.client.post("/api/generate", content=json.dumps(stop), headers=page)
         assert refused.status_code in (403, 415)
@@ -61,19 +61,19 @@ async def test_a_prompt_and_its_options(tmp_path: Path) -> None:
 async def test_calls_of_tools_come_whole(tmp_path: Path) -> None:
     offering(tmp_path)
     tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
-    called = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
+    call = {"function": {"name": "ls", "arguments": {"at": "/a"}}}
     history = [
         *HI["messages"],
-        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "file", "tool_name": "ls"},
     ]
     async with cluster(tmp_path, **ON) as c:
         c.node.reply = c.encode(CALL)
-        asked = HI | {"tools": [tool], "messages": history}
-        body = (await c.client.post("/api/chat", json=asked | WHOLE)).json()
-        stream = lines((await c.client.post("/api/chat", json=asked)).text)
-    assert body["message"]["tool_calls"] == [called]
-    assert stream[-2]["message"]["tool_calls"] == [called] and stream[-1]["done"]
+        request = HI | {"tools": [tool], "messages": history}
+        body = (await c.client.post("/api/chat", json=request | WHOLE)).json()
+        stream = lines((await c.client.post("/api/chat", json=request)).text)
+    assert body["message"]["tool_calls"] == [call]
+    assert stream[-2]["message"]["tool_calls"] == [call] and stream[-1]["done"]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -100,13 +100,13 @@ async def test_errors_are_a_message(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
             for fields, message in WRONG:
-                answer = await c.client.post(path, json=body | fields)
-                assert answer.status_code == 400 and [*answer.json()] == ["error"], fields
-                assert message in answer.json()["error"]
+                response = await c.client.post(path, json=body | fields)
+                assert response.status_code == 400 and [*response.json()] == ["error"], fields
+                assert message in response.json()["error"]
             other = await c.client.post(path, json=body | {"model": "other"})
             assert other.status_code == 404 and "'other' does not exist" in other.json()["error"]
-        seen = await c.client.post("/api/chat", json=HI | image)
-        assert "'messages[0].images' is not supported" in seen.json()["error"]
+        rejected = await c.client.post("/api/chat", json=HI | image)
+        assert "'messages[0].images' is not supported" in rejected.json()["error"]
         for method, path in (
             ("POST", "/api/pull"),
             ("POST", "/api/create"),
@@ -120,33 +120,33 @@ async def test_answers_follow_a_format(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     async with cluster(tmp_path, reasoning_parser="qwen3") as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
-            for given, field in (("json", "json_object"), (schema, "json"), ("", None)):
-                asked = body | WHOLE | {"format": given, "keep_alive": "5m"}
-                assert (await c.client.post(path, json=asked)).status_code == 200
-                made = c.node.requests[-1].sampling.structured_outputs
-                assert made.WhichOneof("constraint") == field
-                assert (made.reasoning_end == "</think>") == (field is not None)
+            for value, field in (("json", "json_object"), (schema, "json"), ("", None)):
+                request = body | WHOLE | {"format": value, "keep_alive": "5m"}
+                assert (await c.client.post(path, json=request)).status_code == 200
+                outputs = c.node.requests[-1].sampling.structured_outputs
+                assert outputs.WhichOneof("constraint") == field
+                assert (outputs.reasoning_end == "</think>") == (field is not None)
         assert json.loads(c.node.requests[1].sampling.structured_outputs.json) == schema
 
 
 async def test_logprobs(tmp_path: Path) -> None:
-    asked = {"logprobs": True, "top_logprobs": 2}
+    fields = {"logprobs": True, "top_logprobs": 2}
     async with cluster(tmp_path) as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK)):
-            whole = (await c.client.post(path, json=body | asked | WHOLE)).json()["logprobs"]
-            stream = lines((await c.client.post(path, json=body | asked)).text)
+            whole = (await c.client.post(path, json=body | fields | WHOLE)).json()["logprobs"]
+            stream = lines((await c.client.post(path, json=body | fields)).text)
             assert [one for line in stream for one in line.get("logprobs", ())] == whole
             assert {len(one["top_logprobs"]) for one in whole} == {2}
             assert "".join(one["token"] for one in whole[:2]) == "hello world"
 
 
-async def test_whole_answers_are_as_long_as_they_may_be(tmp_path: Path) -> None:
-    asked = {"logprobs": True, "top_logprobs": 2, "stream": False}
+async def test_whole_responses_have_the_maximum_length(tmp_path: Path) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2, "stream": False}
     async with cluster(tmp_path, max_response_logprobs=60) as c:
         for path, body in (("/api/chat", HI), ("/api/generate", ASK | {"raw": True})):
-            for given in ({}, {"num_predict": 30}):
-                answer = await c.client.post(path, json=body | asked | {"options": given})
-                assert answer.status_code == 200, answer.text
+            for options in ({}, {"num_predict": 30}):
+                response = await c.client.post(path, json=body | fields | {"options": options})
+                assert response.status_code == 200, response.text
                 assert c.node.requests[-1].sampling.max_tokens == 20
 
 
@@ -154,11 +154,11 @@ async def test_a_context_goes_on(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         first = (await c.client.post("/api/generate", json=ASK | WHOLE)).json()["context"]
         assert first == [*c.node.requests[0].prompt, *c.encode("hello world"), 0]  # the end token
-        asked = ASK | {"context": first}
-        stream = lines((await c.client.post("/api/generate", json=asked)).text)
+        body = ASK | {"context": first}
+        stream = lines((await c.client.post("/api/generate", json=body)).text)
         second = list(c.node.requests[1].prompt)
         wrong = await c.client.post("/api/generate", json=ASK | {"context": [99999]})
-        raw = await c.client.post("/api/generate", json=asked | {"raw": True})
+        raw = await c.client.post("/api/generate", json=body | {"raw": True})
     assert second == [*first, *c.node.requests[0].prompt]
     assert stream[-1]["context"][: len(second)] == second
     assert wrong.status_code == 400 and "context[0]" in wrong.json()["error"]
@@ -166,63 +166,68 @@ async def test_a_context_goes_on(tmp_path: Path) -> None:
 
 
 async def test_prompts_are_cut_to_the_context(tmp_path: Path) -> None:
-    """Of a chat, the oldest turns but system messages; of a prompt, its middle."""
-    said = [{"role": "user", "content": f"{number} stop here"} for number in ("one", "two")]
-    turns = [{"role": "system", "content": "fox"}, *said, {"role": "user", "content": "dog"}]
+    """A chat loses its oldest turns except system messages, a prompt its middle."""
+    messages = [{"role": "user", "content": f"{number} stop here"} for number in ("one", "two")]
+    turns = [{"role": "system", "content": "fox"}, *messages, {"role": "user", "content": "dog"}]
     async with cluster(tmp_path) as c:
 
-        async def sent(path: str, body: dict[str, Any], **options: Any) -> list[int]:
-            answer = await c.client.post(path, json=body | WHOLE | {"options": options})
-            assert answer.status_code == 200, answer.text
+        async def prompt_of(path: str, body: dict[str, Any], **options: Any) -> list[int]:
+            response = await c.client.post(path, json=body | WHOLE | {"options": options})
+            assert response.status_code == 200, response.text
             return list(c.node.requests[-1].prompt)
 
         tokenizer = c.router.registry.model().tokenizer
-        whole = await sent("/api/chat", HI | {"messages": turns})
+        whole = await prompt_of("/api/chat", HI | {"messages": turns})
         assert c.node.requests[-1].sampling.max_tokens == CONTEXT - len(whole)
-        cut = await sent("/api/chat", HI | {"messages": turns}, num_ctx=len(whole))
+        cut = await prompt_of("/api/chat", HI | {"messages": turns}, num_ctx=len(whole))
         assert c.node.requests[-1].sampling.max_tokens == len(whole) - len(cut)
-        shown = tokenizer.decode(cut)
-        assert [word in shown for word in ("fox", "one", "two", "dog")] == [True, False, True, True]
-        ids = await sent("/api/generate", ASK | {"prompt": "one two " * 20, "raw": True})
-        kept = await sent(
+        decoded = tokenizer.decode(cut)
+        assert [word in decoded for word in ("fox", "one", "two", "dog")] == [
+            True,
+            False,
+            True,
+            True,
+        ]
+        ids = await prompt_of("/api/generate", ASK | {"prompt": "one two " * 20, "raw": True})
+        beginning = await prompt_of(
             "/api/generate", ASK | {"prompt": "one two " * 20, "raw": True}, num_ctx=12, num_keep=3
         )
-        assert kept == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
-        await sent("/api/chat", HI, num_predict=10 * CONTEXT)
+        assert beginning == ids[:3] + ids[-8:] and c.node.requests[-1].sampling.max_tokens == 1
+        await prompt_of("/api/chat", HI, num_predict=10 * CONTEXT)
         assert c.node.requests[-1].sampling.max_tokens < CONTEXT
 
 
 async def test_a_gap_is_filled(tmp_path: Path) -> None:
-    asked = ASK | WHOLE | {"suffix": " dog"}
+    body = ASK | WHOLE | {"suffix": " dog"}
     async with cluster(tmp_path / "plain") as c:
-        refused = await c.client.post("/api/generate", json=asked)
+        refused = await c.client.post("/api/generate", json=body)
         assert refused.status_code == 400 and "fill-in-the-middle" in refused.json()["error"]
     make_model(tmp_path / "model", special=QWEN)
     async with cluster(tmp_path) as c:
-        answer = await c.client.post("/api/generate", json=asked)
-        assert answer.status_code == 200 and "context" not in answer.json()
+        response = await c.client.post("/api/generate", json=body)
+        assert response.status_code == 200 and "context" not in response.json()
         prompt = c.router.registry.model().tokenizer.decode(
             c.node.requests[-1].prompt, skip_special_tokens=False
         )
-        system = await c.client.post("/api/generate", json=asked | {"system": "x"})
-        shown = (await c.client.post("/api/show", json={"model": "tiny"})).json()
+        system = await c.client.post("/api/generate", json=body | {"system": "x"})
+        details = (await c.client.post("/api/show", json={"model": "tiny"})).json()
     assert prompt == "<|fim_prefix|>hi<|fim_suffix|> dog<|fim_middle|>"
     assert "does not support template, system" in system.json()["error"]
-    assert "insert" in shown["capabilities"]
+    assert "insert" in details["capabilities"]
 
 
 async def test_a_request_without_a_prompt_loads_the_model(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for path, body in (("/api/chat", HI | {"messages": []}), ("/api/generate", ASK)):
-            asked = {name: value for name, value in body.items() if name != "prompt"}
-            answer = await c.client.post(path, json=asked)
-            assert answer.status_code == 200, answer.text
-            loaded = answer.json()
+            request = {name: value for name, value in body.items() if name != "prompt"}
+            response = await c.client.post(path, json=request)
+            assert response.status_code == 200, response.text
+            loaded = response.json()
             assert loaded["done"] and loaded["done_reason"] == "load"
             assert loaded["model"] == body["model"]
-            other = await c.client.post(path, json=asked | {"model": "other"})
+            other = await c.client.post(path, json=request | {"model": "other"})
             assert other.status_code == 404
-            unload = await c.client.post(path, json=asked | {"keep_alive": 0})
+            unload = await c.client.post(path, json=request | {"keep_alive": 0})
             assert unload.status_code == 400
         assert c.node.requests == []
 
@@ -231,15 +236,15 @@ async def test_vectors(tmp_path: Path) -> None:
     long = "one two " * CONTEXT
     async with cluster(tmp_path) as c:
         ask = {"model": "tiny:latest", "input": ["one", long], "dimensions": 2}
-        made = (await c.client.post("/api/embed", json=ask)).json()
+        created = (await c.client.post("/api/embed", json=ask)).json()
         embeds = [request.embed for request in c.node.requests]
         assert max(len(request.prompt) for request in c.node.requests) == CONTEXT
         refused = await c.client.post("/api/embed", json=ask | {"truncate": False})
         empty = await c.client.post("/api/embed", json=ask | {"input": ""})
         older = (await c.client.post("/api/embeddings", json=ASK)).json()
         assert not c.node.requests[-1].embed.normalize
-    assert made["model"] == "tiny:latest" and len(made["embeddings"]) == 2
-    assert made["prompt_eval_count"] == CONTEXT + 1
+    assert created["model"] == "tiny:latest" and len(created["embeddings"]) == 2
+    assert created["prompt_eval_count"] == CONTEXT + 1
     assert {(embed.normalize, embed.dimensions) for embed in embeds} == {(True, 2)}
     assert "context length" in refused.json()["error"]
     assert empty.status_code == 400 and "the input is empty" in empty.json()["error"]
@@ -251,11 +256,11 @@ async def test_the_model_is_listed_and_shown(tmp_path: Path) -> None:
         (model,) = (await c.client.get("/api/tags")).json()["models"]
         (loaded,) = (await c.client.get("/api/ps")).json()["models"]
         version = (await c.client.get("/api/version")).json()["version"]
-        shown = (await c.client.post("/api/show", json={"model": model["model"]})).json()
+        details = (await c.client.post("/api/show", json={"model": model["model"]})).json()
         missing = await c.client.post("/api/show", json={"model": "other"})
     assert model["name"] == loaded["name"] == "tiny:latest"
     assert [int(part) for part in version.split(".")] > [0, 6, 4]
-    assert shown["capabilities"] == ["completion", "thinking"]
-    family = shown["model_info"]["general.architecture"]
-    assert shown["model_info"][f"{family}.context_length"] == loaded["context_length"] == CONTEXT
+    assert details["capabilities"] == ["completion", "thinking"]
+    family = details["model_info"]["general.architecture"]
+    assert details["model_info"][f"{family}.context_length"] == loaded["context_length"] == CONTEXT
     assert missing.status_code == 404

@@ -37,29 +37,29 @@ def c() -> InProcess:
 
 
 def prompt(c: InProcess) -> list[int]:
-    """The prompt that the node got last."""
+    """The prompt of the node's last request."""
     return list(c.node.requests[-1].prompt)
 
 
 def test_a_prompt_is_truncated_on_either_side(c: InProcess) -> None:
     ids = list(range(40))
     for value in (ids, [ids, ids]):
-        for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
+        for side, expected in (("left", ids[-4:]), ("right", ids[:4])):
             fields = {"truncate_prompt_tokens": 4, "truncation_side": side}
-            answer = c.complete(value, return_token_ids=True, **fields)
-            assert answer.json()["choices"][-1]["prompt_token_ids"] == kept
-            assert prompt(c) == kept
+            response = c.complete(value, return_token_ids=True, **fields)
+            assert response.json()["choices"][-1]["prompt_token_ids"] == expected
+            assert prompt(c) == expected
 
 
 def test_a_prompt_over_the_context_is_truncated_to_what_fits(c: InProcess) -> None:
     long = "one two " * CONTEXT
-    answer = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
-    assert answer.status_code == 200, answer.text
+    response = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
+    assert response.status_code == 200, response.text
     assert len(prompt(c)) == CONTEXT - 10
     assert prompt(c) == c.encode(long)[10 - CONTEXT :]
-    assert answer.json()["choices"][0]["text"].endswith("two hello world")
-    answer = c.chat(long, truncate_prompt_tokens=20)
-    assert answer.status_code == 200 and len(prompt(c)) == 20
+    assert response.json()["choices"][0]["text"].endswith("two hello world")
+    response = c.chat(long, truncate_prompt_tokens=20)
+    assert response.status_code == 200 and len(prompt(c)) == 20
     assert c.complete("one " * 100_000, truncate_prompt_tokens=-1).status_code == 400
 
 
@@ -76,7 +76,7 @@ def test_logprobs_name_tokens_by_their_ids(c: InProcess) -> None:
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
 
 
-def test_whole_answers_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
+def test_whole_responses_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
     expected = c.model.system_fingerprint
     assert expected == system_fingerprint("tiny", "layers=2")
     assert expected.startswith(f"tandem-{version()}-")
@@ -107,10 +107,12 @@ def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> Non
     body |= {"stream": True, "n": 2, "stream_options": options}
     *chunks, last, _ = events(c.answered(surface, body).text)
     for index in range(2):
-        mine = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
-        counts = [one["completion_tokens"] for one in mine]
+        usages = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
+        counts = [one["completion_tokens"] for one in usages]
         assert counts == sorted(counts) and counts[-1] == len(c.node.reply) + 1
-        assert {one["total_tokens"] - one["completion_tokens"] for one in mine} == {len(prompt(c))}
+        assert {one["total_tokens"] - one["completion_tokens"] for one in usages} == {
+            len(prompt(c))
+        }
     assert last["usage"]["completion_tokens"] == 2 * counts[-1]
     body["stream_options"] = options | {"include_usage": False}
     chunks = events(c.answered(surface, body).text)[:-1]
@@ -121,11 +123,11 @@ def test_a_final_message_is_continued_and_echoed(c: InProcess) -> None:
     beginning = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\none two ")
     body: dict[str, Any] = {"messages": [ASKED, BEGUN], "continue_final_message": True}
     for fields, text in (({}, "hello world"), ({"echo": True}, "one two hello world")):
-        answer = c.answered(CHAT, {**body, **fields})
+        response = c.answered(CHAT, {**body, **fields})
         assert prompt(c) == beginning
-        assert answer.json()["choices"][0]["message"]["content"] == text
-        answer = c.answered(CHAT, {**body, **fields, "stream": True})
-        deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
+        assert response.json()["choices"][0]["message"]["content"] == text
+        response = c.answered(CHAT, {**body, **fields, "stream": True})
+        deltas = [x["choices"][0]["delta"] for x in events(response.text)[:-1]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
     tokens = c.computed(tokenize, body).json()["tokens"]
     assert tokens == beginning
@@ -142,8 +144,8 @@ def test_without_generation_prompt_the_role_is_that_of_the_last_message(c: InPro
 
 def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
     text = "<|start|>user\nhi<|end|>\n"
-    answer = c.complete(text, add_special_tokens=False)
-    assert answer.status_code == 200 and prompt(c) == c.encode(text)
+    response = c.complete(text, add_special_tokens=False)
+    assert response.status_code == 200 and prompt(c) == c.encode(text)
     counted = c.computed(tokenize, {"prompt": text, "add_special_tokens": False})
     assert counted.json()["tokens"] == c.encode(text)
 
@@ -151,10 +153,11 @@ def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
 def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     template = "{% for d in documents %}{{ d.text }}|{% endfor %}{{ messages[0].content }}<|end|>"
     documents = [{"title": "a", "text": "one"}, {"text": "<|end|>"}]
-    answer = c.chat(chat_template=template, documents=documents)
-    assert answer.status_code == 200, answer.text
+    response = c.chat(chat_template=template, documents=documents)
+    assert response.status_code == 200, response.text
     special = c.encode("<|end|>")
-    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
+    # the client's special tokens are text
+    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1
     assert c.chat(chat_template="default").status_code == 200  # the model's, by its name
     by_name = prompt(c)
     assert c.chat().status_code == 200 and prompt(c) == by_name
@@ -167,15 +170,15 @@ def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     assert "--trust-request-chat-template" in error["message"]
 
 
-def test_messages_of_any_role_and_form_are_taken(c: InProcess) -> None:
+def test_messages_of_any_role_and_form_are_accepted(c: InProcess) -> None:
     messages = [
         {"role": "king", "content": ["a", {"type": "input_text", "text": "b"}]},
         {"role": "user", "content": None},
         {"role": "user"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]
-    answer = c.answered(CHAT, {"messages": messages})
-    assert answer.status_code == 200, answer.text
+    response = c.answered(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
     text = "".join(
         f"<|start|>{role}\n{content}<|end|>\n"
         for role, content in [("king", "a\nb"), ("user", ""), ("user", ""), ("assistant", "no")]
@@ -189,10 +192,10 @@ def test_the_best_of_several_choices_are_returned(c: InProcess) -> None:
         yield admitted()
         yield usage(request)
         for index, value in enumerate((-3.0, -1.0, -2.0)):
-            scored = logprobs(index + 60, 0)
-            scored.chosen.logprob = value
-            made = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[scored] * 2)
-            yield pb.GenerateEvent(tokens=made)
+            position = logprobs(index + 60, 0)
+            position.chosen.logprob = value
+            event = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[position] * 2)
+            yield pb.GenerateEvent(tokens=event)
             yield finished(index)
 
     c.node.script = script
@@ -259,19 +262,19 @@ def test_the_text_of_a_prompt_is_returned_on_demand(c: InProcess) -> None:
 def test_unknown_fields_are_rejected_on_demand() -> None:
     c = InProcess(strict_parameters=True)
     for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):
-        answer = c.answered(CHAT, {"messages": [ASKED], **body})
-        error = answer.json()["error"]
-        assert answer.status_code == 400 and error["code"] == "unknown_parameter"
+        response = c.answered(CHAT, {"messages": [ASKED], **body})
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "unknown_parameter"
         assert "colour" in error["param"]
     assert c.chat(temperature=0).status_code == 200
-    answer = c.computed(tokenize, {"prompt": "hi", "colour": 1})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
+    response = c.computed(tokenize, {"prompt": "hi", "colour": 1})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "colour"
 
 
 async def test_a_model_has_several_names(tmp_path: Path) -> None:
     async with cluster(tmp_path, served_model_name="one,org/two") as c:
-        listed = (await c.client.get("/v1/models")).json()["data"]
-        assert [(card["id"], card["root"]) for card in listed] == [
+        models = (await c.client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in models] == [
             ("one", "one"),
             ("org/two", "one"),
         ]
@@ -294,7 +297,7 @@ def test_a_response_has_the_times_of_its_request(surface: Surface) -> None:
     assert not any("metrics" in chunk for chunk in chunks)
     without = events(c.answered(surface, body | {"stream": True}).text)[:-1]
     assert not any("metrics" in chunk for chunk in without)
-    c.node.reply = []  # but for the token that ends it
+    c.node.reply = []  # except the token that ends it
     times = c.answered(surface, body).json()["metrics"]
     assert sorted(times) == sorted(TIMES)
     c = InProcess()

@@ -148,12 +148,12 @@ async def test_nodes_are_listed_drained_and_switched(tmp_path: Path) -> None:
         assert [node["node_id"] for node in listed["nodes"]] == ["decode-0", "decode-1"]
         assert listed["absent"] == []
         assert (await post("decode-0/drain"))[0] == 200
-        node = c.router.nodes.named("decode-0")
+        node = c.router.nodes.find("decode-0")
         assert node is not None and node.to_drain and node.drain_seconds is None
         status, answer = await post("decode-1/role", json={"role": "prefill"})
         assert status == 400 and "the last decode node" in answer["error"]["message"]
         status, _ = await post("decode-1/role", json={"role": "prefill", "force": True})
-        other = c.router.nodes.named("decode-1")
+        other = c.router.nodes.find("decode-1")
         assert status == 200 and other is not None and other.next_role == pb.ROLE_PREFILL
         status, answer = await post("none/drain", json={"timeout": 3})
         assert status == 404 and answer["error"]["code"] == "node_not_found"

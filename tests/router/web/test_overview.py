@@ -43,7 +43,7 @@ async def test_nodes_have_their_load_and_state() -> None:
     assert (first.requests, first.prompt_tokens, first.generated_tokens) == (3, 7, 9)
     assert made.now() is first, "pages share it for a moment"
     now[0] = 5.0
-    named = nodes.named("p")
+    named = nodes.find("p")
     assert named is not None
     named.drain()
     nodes.absent.add(pb.AbsentNode(node_id="x", role=pb.ROLE_DECODE, reason="fell silent"))

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts, documents by their scores, and labels of texts, as surfaces."""
+"""Embeddings, scores, reranking and classification as surfaces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ from ..served_model import ServedModel
 from ..surface import Surface
 from .classify_formatter import ClassifyFormatter
 from .classify_request import parse_classify
+from .embed_formatter import EmbeddingFormatter
+from .embed_request import parse_embedding
 from .score_formatter import RerankFormatter, ScoreFormatter
 from .score_request import parse_rerank, parse_score
+
+
+class Embeddings(Surface):
+    """POST /v1/embeddings."""
+
+    path = "/v1/embeddings"
+
+    def parse(self, body: Any, model: ServedModel, options: RouterOptions) -> GenerationRequest:
+        return parse_embedding(body, model, options)
+
+    def formatter(self, request: GenerationRequest, created: int) -> EmbeddingFormatter:
+        return EmbeddingFormatter(request, created)
 
 
 class Score(Surface):

@@ -1,4 +1,4 @@
-"""OpenAI's error body."""
+"""Errors in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..http.sse import data_event
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON of an error response; also of errors outside of any surface."""
+    """The JSON of an error response, also outside of any surface."""
     return {
         "error": {
             "message": error.message,
