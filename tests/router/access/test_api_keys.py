@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.router.access.api_keys import MAX_KEYS, ApiKeys
-from tandem.router.http.key_owner import KeyOwner
+from tandem.router.http.exchange import KeyOwner
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import StartupError, UsageError
 

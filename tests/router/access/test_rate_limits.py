@@ -18,7 +18,7 @@ from tandem.router.access.key_usage import KeyUsage
 from tandem.router.access.minute_counts import MinuteCounts, Window
 from tandem.router.access.rate_limits import RateLimits, duration
 from tandem.router.errors import ApiError
-from tandem.router.http.key_owner import KeyOwner
+from tandem.router.http.exchange import KeyOwner
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import UnavailableError, UsageError
 from tandem.tests.router.support import Cluster, cluster, until
@@ -96,7 +96,7 @@ async def test_tokens_count_once_they_are_used(clock: Clock) -> None:
             assert dict(second.headers)[b"x-ratelimit-remaining-tokens"] == b"0"
         first.access.tokens = 15
     await asyncio.gather(*limits._settling)
-    assert not limits._held
+    assert not limits._reserved
     # In whichever minute they were reserved.
     with await limits.reserve(first, 85, 0):
         clock.now += 60
@@ -141,7 +141,7 @@ async def test_a_storage_that_is_gone_lets_nobody_in() -> None:
     for asked in (limits.count_request(client), limits.reserve(client, 1, 1)):
         with pytest.raises(UnavailableError, match="cannot be checked: the storage of limits"):
             await asked
-    assert not limits._held
+    assert not limits._reserved
     await limits.close()
 
 
@@ -150,12 +150,15 @@ def test_several_routers_without_a_storage_are_warned_of(caplog: pytest.LogCaptu
     assert not caplog.messages
     RateLimits(RouterOptions(api_key="x", tokens_per_minute=9, router_workers=2), KeyUsage())
     (warning,) = caplog.messages
-    assert "each of the 2 routers on its own" in warning and "--limits-storage" in warning
+    assert (
+        "each of the 2 routers enforces the limits of keys on its own" in warning
+        and "--limits-storage" in warning
+    )
 
 
 @pytest.mark.parametrize(
     ("storage", "message"),
-    [("memory://", "must begin with redis://, rediss://"), ("redis://h:x", "an address of it")],
+    [("memory://", "must begin with redis://, rediss://"), ("redis://h:x", "the URL of a server")],
 )
 def test_a_storage_that_cannot_be_used_is_refused(storage: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
