@@ -165,7 +165,7 @@ async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
 
         first = asyncio.create_task(c.client.post("/v1/completions", content=slow(), headers=JSON))
         await arrived.wait()
-        while c.router.app.handler.bodies.held < 1_500_000:  # noqa: ASYNC110 - a count, no event
+        while c.router.app.handler.bodies.used < 1_500_000:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(0.01)
         refused = await c.complete("x" * 1_000_000)
         assert check(refused, 503)["code"] == "overloaded"
@@ -173,7 +173,7 @@ async def test_bodies_are_bounded_together_as_well(tmp_path: Path) -> None:
         assert (await c.complete("hi")).status_code == 200
         release.set()
         assert (await first).status_code == 200
-        assert c.router.app.handler.bodies.held == 0
+        assert c.router.app.handler.bodies.used == 0
 
 
 async def test_a_slow_body_frees_its_slot(c: Cluster) -> None:

@@ -45,7 +45,7 @@ async def test_hundreds_of_requests_that_time_out_leave_room_for_the_next(tmp_pa
         assert {answer.status_code for answer in answers} == {504}
         await until(lambda: c.node.active == 0)
         handler = c.router.app.handler
-        assert handler.active == handler.prompts.held == handler.responses.held == 0
+        assert handler.active == handler.prompts.used == handler.responses.used == 0
         c.node.script = None
         assert (await c.complete()).json()["choices"] == good
 
