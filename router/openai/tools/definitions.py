@@ -17,7 +17,7 @@ from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
 from ...requests.body_model import BodyModel, DocumentedAs
 from ...requests.json_size import fits
-from ...requests.mcp_fields import McpToolChoice, McpToolRequest
+from ...requests.mcp_tools import McpToolChoice, McpToolRequest
 from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
 from ...served_model import ServedModel
 from .allowed import AllowedToolsChoice, allowed_tools

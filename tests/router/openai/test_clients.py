@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
+from tandem.router.handler import MAX_NAMED_FIELDS
 from tandem.tests.router.in_process import CHAT, InProcess, tiny
 from tandem.tests.router.support import cluster
 

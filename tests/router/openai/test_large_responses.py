@@ -179,13 +179,13 @@ async def test_prompts_and_answers_are_bounded_together(tmp_path: Path) -> None:
         error = check(await c.complete([5] * 1001), 503)
         assert "prompt tokens of all requests together" in error["message"]
         assert (await c.complete([5] * 1000)).status_code == 200
-        await until(lambda: c.router.app.handler.prompts.held == 0)
+        await until(lambda: c.router.app.handler.prompts.used == 0)
     async with cluster(tmp_path, max_held_response_bytes=2000) as c:
         c.node.reply = c.encode("hello world ") * 60
         error = check(await c.complete(max_tokens=200, n=2), 503)
         assert "bytes of responses" in error["message"]
         await until(lambda: c.node.active == 0)
-        await until(lambda: c.router.app.handler.responses.held == 0)
+        await until(lambda: c.router.app.handler.responses.used == 0)
         assert (await c.complete(max_tokens=200, n=2, stream=True)).status_code == 200
 
 
