@@ -85,5 +85,5 @@ async def test_lines_are_cut_out_of_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     # The end of a long line is dropped as it arrives.
     long = [(1, b"x" * 11), (2, b"y" * 11)]
     assert await lines(*[b"x" * 7] * 9, b"\n" + b"y" * 30) == long
-    monkeypatch.setattr(input_lines, "LONGEST_BLANK", 3)
+    monkeypatch.setattr(input_lines, "MAX_BLANK_BYTES", 3)
     assert await lines(b"  \n    \n") == [(2, b"    ")]

@@ -68,7 +68,7 @@ async def test_a_file_that_has_expired_is_gone(tmp_path: Path, clock: SteppedClo
         assert rows(tmp_path, "pieces") == 2
         await folder_of(c).files.expire()
         assert (rows(tmp_path, "files"), rows(tmp_path, "pieces")) == (1, 1)
-        clock.now += store.KEPT_SECONDS
+        clock.now += store.LIFETIME_SECONDS
         await folder_of(c).files.expire()
         assert rows(tmp_path, "files") == 0
 
@@ -103,7 +103,7 @@ async def test_results_are_kept_as_long_as_asked_for_and_batches_longer(
         assert rows(tmp_path, "requests") == 0
         await folder_of(c).batches.expire()
         assert (await client.batches.retrieve(batch.id)).status == "completed"
-        clock.now += 3 * store.KEPT_SECONDS
+        clock.now += 3 * store.LIFETIME_SECONDS
         await folder_of(c).batches.expire()
         with pytest.raises(openai.NotFoundError):
             await client.batches.retrieve(batch.id)
