@@ -38,7 +38,7 @@ async def test_a_response_in_the_background_is_polled(tmp_path: Path) -> None:
         assert (ended.status, ended.output_text) == ("completed", "hello world")
         assert ended.usage.output_tokens > 0
         assert await client.responses.cancel(made.id) == ended
-        with pytest.raises(openai.BadRequestError, match="cannot be streamed again"):
+        with pytest.raises(openai.BadRequestError, match="cannot be streamed"):
             await client.responses.retrieve(made.id, stream=True)
         usage = (await c.client.get("/v1/usage")).json()
         assert str(ended.usage.output_tokens) in str(usage)
@@ -59,7 +59,7 @@ async def test_it_can_be_cancelled(tmp_path: Path) -> None:
 async def test_other_routers_of_a_host_read_and_cancel_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_runs, "TELL_SECONDS", 0.02)
+    monkeypatch.setattr(background_runs, "REPORT_SECONDS", 0.02)
     folder = str(tmp_path / "shared")
     async with (
         served(tmp_path, batch_dir=folder) as (c, one),
@@ -88,7 +88,7 @@ async def test_one_whose_router_is_gone_has_failed() -> None:
         await store.add(ended("a", body=body, in_progress=True))
         now[0] = LOST_SECONDS - 1
         assert (await store.get("a", "")).in_progress
-        assert await store.tell({"a": "in_progress"}) == []
+        assert await store.report_progress({"a": "in_progress"}) == []
         now[0] *= 2
         assert (await store.get("a", "")).body["status"] == "in_progress"
         now[0] += 2
