@@ -26,6 +26,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.dispatch import Dispatcher
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.handler import UnknownFields
 from tandem.router.http.access_log import AccessRecord
 from tandem.router.http.encoding import dump
 from tandem.router.http.exchange import HttpExchange
@@ -34,7 +35,6 @@ from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.node_streams.events import NodeEvent, PlainTokens
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
-from tandem.router.requests.unknown_fields import UnknownFields
 from tandem.router.serve_request import serve
 from tandem.router.served_model import ServedModel, system_fingerprint
 from tandem.router.surface import ErrorShape, Surface

@@ -143,4 +143,4 @@ async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> N
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
     async with cluster(tmp_path, max_held_response_bytes=20) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
-        assert c.router.app.handler.responses.held == c.router.app.handler.active == 0
+        assert c.router.app.handler.responses.used == c.router.app.handler.active == 0
