@@ -13,7 +13,7 @@ const NARROW = matchMedia("(max-width: 800px)");
 const THEMES = [["auto", "Theme: as the system's", "auto"], ["light", "Theme: light", "sun"],
                 ["dark", "Theme: dark", "moon"]];
 
-// Where this tab, and this browser, keep what was chosen.
+// Storage keys, for this tab and for this browser.
 const CHAT = "tandem.chat", MODEL = "tandem.model", THEME = "tandem.theme";
 
 const NO_MODEL = { id: "", context: 0, defaults: {} };
@@ -75,7 +75,7 @@ class Page {
     this.showView();
   }
 
-  /** Files that are dropped are attached to the message, and never opened instead of the page. */
+  /** Attach dropped files to the message, so that the browser does not open them. */
   onDrag(event) {
     const { dataTransfer: data } = event;
     if (!data.types.includes("Files")) return;
@@ -101,7 +101,7 @@ class Page {
     this.cluster?.show(this.view === "cluster");
   }
 
-  /** The cluster's scripts are fetched when they are first needed. */
+  /** Load the cluster's scripts on demand. */
   async makeCluster() {
     const { ClusterView } = await import("./cluster/cluster_view.js");
     if (this.cluster) return;

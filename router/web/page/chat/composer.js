@@ -1,10 +1,10 @@
-// The message field: a text, the files with it, and which message it is a new version of.
+// The composer: a text, attached files, and the message that it edits, if any.
 
 import { el, icon, relabel } from "../dom.js";
 import { Attachments } from "./attachments.js";
 
 export class Composer {
-  /** `chat` sends what is written, and stops the answer for which it has to wait. */
+  /** `chat` sends the text, or stops the answer that it has to wait for. */
   constructor(chat) {
     this.chat = chat;
     this.drafts = new Map();  // messages that were begun and not sent, by chat
@@ -42,13 +42,13 @@ export class Composer {
     this.grow();
   }
 
-  /** Show what is wrong, or by an empty text nothing. */
+  /** Show a warning; an empty text removes it. */
   warn(text) {
     this.notice.textContent = text;
     this.notice.hidden = !text;
   }
 
-  /** Show if a message has to wait for an answer. */
+  /** Show whether a message has to wait for an answer. */
   showBusy(busy) {
     this.button.classList.toggle("stop", busy);
     relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
@@ -56,7 +56,7 @@ export class Composer {
 
   // ---- drafts and new versions ---------------------------------------------------------------
 
-  /** Keep what is written under a name. */
+  /** Save the draft under a name. */
   keepDraft(name) {
     this.endEdit();
     const { value: text } = this.field, { files } = this;
@@ -101,7 +101,7 @@ export class Composer {
     }
   }
 
-  /** Files that are pasted are attached. */
+  /** Attach pasted files. */
   onPaste(event) {
     const { files, types } = event.clipboardData;
     if (!files.length || types.includes("text/plain")) return;

@@ -1,4 +1,4 @@
-// One message of the log: its text, what led to it, its actions and its figures.
+// One message of the log: its text, reasoning, actions and figures.
 
 import { copyButton, el, framed, iconButton } from "../dom.js";
 import { number, seconds } from "../format.js";
@@ -10,14 +10,14 @@ import { siblings } from "./conversation.js";
 import { canShorten } from "./shorten.js";
 
 const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about a call" };
-// By the reason why an answer has ended.
+// By the reason of an answer's end.
 const NOTES = {
   stopped: "Stopped.",
   length: "Ended at the limit of tokens.",
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
-/** `actions` is the view of the chat: what can be done with a message, and the chat that it is of. */
+/** `actions` is the chat view, which has the chat and the actions of messages. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -30,7 +30,7 @@ export class MessageView {
                                decisions => actions.decide(message, decisions));
     this.notes = el("div", { class: "notes" });
     this.bar = el("footer");
-    // Made once: a click on an element that each new token replaces would be lost.
+    // Created once: clicks on an element that each token replaces would be lost.
     this.stopButton = iconButton("stop", "Stop this answer", () => actions.stop(message));
     this.where = el("span", { class: "note" }, "Being written in another tab");
     const name = NAMES[message.role] ?? "Answer";
@@ -70,7 +70,7 @@ export class MessageView {
     this.showBar();
   }
 
-  /** It is the last message that is shown, or no longer. */
+  /** Set whether it is the last shown message. */
   set last(isLast) {
     if (this.isLast === isLast) return;
     this.isLast = isLast;
@@ -78,7 +78,7 @@ export class MessageView {
     if (this.message.role === "assistant") this.showNotes();
   }
 
-  /** Results of calls are awaited where nothing follows. */
+  /** Calls without results need them if no message follows. */
   showCalls() {
     this.calls.show(this.message, this.isLast && !this.running);
   }
@@ -115,7 +115,7 @@ export class MessageView {
     return el("button", { type: "button", onclick }, "Answer without the oldest messages");
   }
 
-  /** Null where the model cannot go on. */
+  /** Null if the answer cannot be continued. */
   buttonToContinue() {
     if (!this.isLast || !canContinue(this.actions.chat, this.message)) return null;
     return el("button", { type: "button", class: "quiet",
@@ -185,7 +185,7 @@ function headOf(status) {
   }
 }
 
-/** Hold a button back until the time that the server has named. */
+/** Disable a button until the time that the server has set. */
 function countDown(button, until) {
   const left = Math.ceil(((until ?? 0) - Date.now()) / 1000);
   button.disabled = left > 0;
@@ -193,7 +193,7 @@ function countDown(button, until) {
   if (left > 0) setTimeout(() => countDown(button, until), 1000);
 }
 
-/** How fast an answer came, and from where. */
+/** The speed of an answer, and the nodes that generated it. */
 function figures({ stats, model }) {
   if (!stats) return [];
   const { first, rate, tokens, prompt, cached, remote, prefill, decode } = stats;

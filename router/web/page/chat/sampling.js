@@ -1,5 +1,5 @@
-// The fields of a request that the settings have; one that is empty is left to the server, which
-// then takes the model's default, or `otherwise`.
+// Fields of a request in the settings. An empty one is left out, and the server uses the model's
+// default, or `otherwise`.
 
 import { NUMBERS } from "./sampling_numbers.js";
 

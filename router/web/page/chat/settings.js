@@ -1,4 +1,4 @@
-// The settings of a chat: system prompt, sampling, and what new chats begin with.
+// The settings of a chat: system prompt, sampling, and the defaults of new chats.
 
 import { el } from "../dom.js";
 import { show } from "../dialogs.js";
@@ -8,7 +8,7 @@ const DEFAULTS = "tandem.defaults";
 // Fields without an input of their own: tools, response_format, logit_bias, …
 const FURTHER = { kind: "json", name: "more", label: "Further fields of a request, as JSON" };
 
-/** What new chats begin with. */
+/** The settings of new chats. */
 export function defaults() {
   try {
     const { system = "", sampling = {} } = JSON.parse(localStorage.getItem(DEFAULTS) ?? "{}");
@@ -19,7 +19,7 @@ export function defaults() {
 }
 
 /** Show the settings of `chat`, and the model's defaults where they are empty; `changed` is called with
- * each change of them. */
+ * each change. */
 export function showSettings(chat, modelDefaults, changed) {
   const onSystem = ({ target }) => {
     chat.system = target.value;
@@ -67,8 +67,8 @@ function row(field, chat, modelDefault, changed) {
             el("small", { id: `${id}-help` }, help));
 }
 
-// By the kind of a field: its input, what is wrong with one in words, and its value as a request has
-// it, which is null where the field is left to the server.
+// By the kind of a field: its input, its error message, and its value in a request, or null if it is
+// left out.
 const KINDS = {
   number: {
     make: ({ min, max, step }, about, value, otherwise) =>

@@ -7,7 +7,7 @@ import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
 
 const PAGE = 200;  // entries that are shown at once
 
-/** `view` shows the chats, and has them as they are at the moment; `open` shows one by its id (null:
+/** `view` shows the chats, and has their current state; `open` shows one by its id (null:
  * a new one). */
 export class Sidebar {
   constructor(store, view, open) {
@@ -59,7 +59,7 @@ export class Sidebar {
                            `${left} more`));
   }
 
-  /** A selector of the button in the list that has the focus, which a new list would lose. */
+  /** A selector of the focused button in the list, to restore the focus in a new list. */
   focusedEntry() {
     const id = document.activeElement?.closest?.(".chats li")?.dataset.id;
     if (!id || !this.list.contains(document.activeElement)) return null;
@@ -75,7 +75,7 @@ export class Sidebar {
     return el("li", { "data-id": id }, name, this.mark(id), menu);
   }
 
-  /** A dot beside a chat that is being answered, or has been while another one was shown. */
+  /** A dot beside a chat with an answer in progress, or with an unread one. */
   mark(id) {
     const running = this.view.answers.inChat(id).length > 0;
     if (!running && !this.view.unseen.has(id)) return null;
@@ -100,7 +100,7 @@ export class Sidebar {
     menu.firstChild.focus();
   }
 
-  /** The chat as the page has it, else as it is kept. */
+  /** The chat as loaded in the page, or else from the store. */
   async chat(id) {
     return this.view.live(id) ?? this.store.get(id);
   }
