@@ -62,16 +62,16 @@ class Database:
         try:
             return await self._in_thread(lambda: self._transaction(work))
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            raise self._to_api_error(error) from error
 
     def run_and_wait(self, work: Work[Result]) -> Result:
         """Blocking ``run``, for threads other than the event loop's."""
         try:
             return self._thread.submit(self._transaction, work).result()
         except sqlite3.Error as error:
-            raise self._failed(error) from error
+            raise self._to_api_error(error) from error
 
-    def _failed(self, error: sqlite3.Error) -> ApiError:
+    def _to_api_error(self, error: sqlite3.Error) -> ApiError:
         where = self._path or "the database in memory"
         log.error("%s: %s: free some space if its disk is full", where, error)
         message = "The router's storage failed; its disk may be full."

@@ -34,7 +34,9 @@ class Echo:
             return
         scores = list(positions) if self._position else [None, *positions]
         tokens = self._tokens[self._position : self._position + len(scores)]
-        piece = [self._scored(token, score) for token, score in zip(tokens, scores, strict=False)]
+        piece = [
+            self._score_token(token, score) for token, score in zip(tokens, scores, strict=False)
+        ]
         if piece:
             self._pieces.append(piece)
             self._position += len(piece)
@@ -51,7 +53,7 @@ class Echo:
         for piece, start, end in zip(self._pieces, starts, ends, strict=True):
             yield ChoiceDelta(index, self.text[start:end], [], piece)
 
-    def _scored(self, token: int, score: pb.PositionLogprobs | None) -> ScoredToken:
+    def _score_token(self, token: int, score: pb.PositionLogprobs | None) -> ScoredToken:
         scored = ScoredToken(token, self._offset, score)
         self._offset += len(self._detokenizer.push(token))
         return scored

@@ -251,7 +251,7 @@ class GenerateHandler:
         """Run ``work``; cancel it at its deadline, or when the client disconnects."""
         remaining = deadline - asyncio.get_running_loop().time()
         task = asyncio.create_task(work)
-        disconnect = asyncio.create_task(exchange.disconnected())
+        disconnect = asyncio.create_task(exchange.wait_for_disconnect())
         self._tasks.add(task)
         try:
             await asyncio.wait(

@@ -18,7 +18,7 @@ from ..shared.process.acceptor import Acceptor
 from ..shared.process.open_files import room_for_connections, warn_of_few_connections
 from ..shared.telemetry.logs import RateLimitedFilter, logger
 from .app import App
-from .http.protocol import bounded
+from .http.protocol import bounded_protocol
 from .openai.error_body import error_body
 from .options import RouterOptions
 
@@ -63,7 +63,9 @@ class HttpServer:
         warn_of_few_connections(limit, self._max_connections)
         config = uvicorn.Config(
             self._app,
-            http=bounded(self._options, error_body, self._app.services.metrics.count_error),
+            http=bounded_protocol(
+                self._options, error_body, self._app.services.metrics.count_error
+            ),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -124,7 +124,7 @@ class NodeRequest:
         """Update the node's reachability after a failure, and translate the failure."""
         if self._node.lost and error.code is grpc.StatusCode.CANCELLED:  # by the node table
             return UnavailableError("The decode node that served this request is gone.")
-        translated = _translated(error, self._node)
+        translated = _translate(error, self._node)
         if error.code in _UNREACHED and not isinstance(translated, DrainingError):
             self._nodes.unreachable(self._node, self._remote, "unreachable")
         elif error.code in _REJECTED:
@@ -137,7 +137,7 @@ def _node_failed(finished: pb.Finished) -> bool:
     return finished.reason == ERROR and not finished.unfollowable
 
 
-def _translated(error: RequestFailedError, node: Node) -> Exception:
+def _translate(error: RequestFailedError, node: Node) -> Exception:
     """A node's status as one of our errors. The details go into the log only, since they contain
     addresses."""
     details = error.details

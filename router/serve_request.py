@@ -38,7 +38,7 @@ def serve(request: GenerationRequest, new_dispatcher: NewDispatcher, usage: Usag
         else serve_beams(request, number, new_dispatcher, usage)
         for number in range(len(request.prompts))
     ]
-    return runs[0] if len(runs) == 1 else _merged(runs)
+    return runs[0] if len(runs) == 1 else _merge(runs)
 
 
 async def _serve_prompt(
@@ -74,7 +74,7 @@ async def _serve_prompt(
     raise NodeError("The node ended the request before it was finished.")
 
 
-async def _merged(runs: list[Outputs]) -> Outputs:
+async def _merge(runs: list[Outputs]) -> Outputs:
     """Yield the outputs of all runs as they arrive, ``WAVE`` runs at a time. The first failure ends
     all runs. Yields nothing before the whole first wave is admitted."""
     queue: Queue = asyncio.Queue(QUEUED_OUTPUTS)

@@ -183,7 +183,7 @@ async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None])
     sys.setswitchinterval(SWITCH_SECONDS)
     # Conversion takes time quadratic in the number of digits.
     sys.set_int_max_str_digits(MAX_DIGITS)
-    if not await _started(router, stop):
+    if not await _start(router, stop):
         log.info("stopped while it was starting")
         return
     # Imported objects live as long as the process, so the garbage collector need not scan them.
@@ -210,7 +210,7 @@ async def run(router: Router, stop: asyncio.Event, on_ready: Callable[[], None])
         await router.stop()
 
 
-async def _started(router: Router, stop: asyncio.Event) -> bool:
+async def _start(router: Router, stop: asyncio.Event) -> bool:
     """Start a router. False if ``stop`` was set first, which cancels the start."""
     starting = asyncio.create_task(router.start())
     stopped = asyncio.create_task(stop.wait())

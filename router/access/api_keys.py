@@ -65,8 +65,8 @@ class ApiKeys:
     def owner_named(self, name: str) -> KeyOwner:
         """The owner with this name and the limits of its first key. If its keys have been removed,
         an owner without own limits."""
-        named = (owner for owner in self._all().values() if owner.name == name)
-        return next(named, KeyOwner(name))
+        owners = (owner for owner in self._all().values() if owner.name == name)
+        return next(owners, KeyOwner(name))
 
     def _all(self) -> Mapping[bytes, KeyOwner]:
         sources = (*self._users.keys(), *self._admins.keys())

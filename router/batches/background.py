@@ -61,7 +61,7 @@ class BackgroundResponses:
                 work = self._handler.serve_detached(surface, request, formatter, access, memory)
                 body = dump(await work)
         except Exception as error:
-            return self._failed(error, access)
+            return self._error_response(error, access)
         access.status = 200
         self._note(access)
         usage = access.usage
@@ -77,7 +77,7 @@ class BackgroundResponses:
             ),
         )
 
-    def _failed(self, error: Exception, access: AccessRecord) -> BackgroundResponse:
+    def _error_response(self, error: Exception, access: AccessRecord) -> BackgroundResponse:
         failure = failure_of(error, "a request of a batch", retry_after=1)
         # Overload, no node at the moment, or a limit of the key: the batch tries again.
         has_retry_after = any(name == b"retry-after" for name, _ in failure.headers)

@@ -45,12 +45,12 @@ def _split(
 ) -> tuple[list[tuple[int, bytes]], int]:
     """The complete lines after line ``number`` that are not blank, and the number of the last line.
     ``rest`` is the beginning of the first one; it is replaced by the beginning of the next line."""
-    *lines, unended = data.split(b"\n")
+    *lines, tail = data.split(b"\n")
     if lines:
         rest += lines[0][: max_bytes + 1 - len(rest)]
         lines[0] = bytes(rest)
         rest.clear()
-    rest += unended[: max_bytes + 1 - len(rest)]
+    rest += tail[: max_bytes + 1 - len(rest)]
     numbered = [(number + i, line) for i, line in enumerate(lines, 1) if not _is_blank(line)]
     return numbered, number + len(lines)
 

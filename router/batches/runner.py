@@ -97,7 +97,7 @@ class Batches:
         self._slots = asyncio.Semaphore(options.batch_concurrency)
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._troubles: dict[str, _Trouble] = {}  # of unfinished batches
-        self._changed = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._lock: int | None = None
         self._uploads = 0
 
@@ -121,9 +121,9 @@ class Batches:
         finally:
             self._uploads -= 1
 
-    def changed(self) -> None:
+    def wake(self) -> None:
         """Look for new and cancelled batches at once."""
-        self._changed.set()
+        self._wakeup.set()
 
     async def run(self) -> None:
         """Run batches until cancelled. Unfinished batches continue in the next run."""
@@ -131,8 +131,8 @@ class Batches:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                self._changed.clear()
-                if self._locked():
+                self._wakeup.clear()
+                if self._try_lock():
                     try:
                         await self._update_runs()
                         if loop.time() >= due:
@@ -157,7 +157,7 @@ class Batches:
     async def _poll(self) -> None:
         try:
             async with asyncio.timeout(POLL_SECONDS):
-                await self._changed.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
 
@@ -194,7 +194,7 @@ class Batches:
             await self._note_bug(batch_id, error)
         finally:
             self._runs.pop(batch_id, None)
-            self._changed.set()
+            self._wakeup.set()
 
     async def _note_bug(self, batch_id: str, error: Exception) -> None:
         """Pause before the batch's next run, or end it if it has failed too often."""
@@ -221,8 +221,8 @@ class Batches:
         await self.files.expire()
         await self.batches.expire()
 
-    def _locked(self) -> bool:
-        """True if this router holds the lock, so that it runs the batches."""
+    def _try_lock(self) -> bool:
+        """Take the lock, if this router does not hold it. False if another router does."""
         assert self._lock is not None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -274,15 +274,15 @@ def _results_file(connection: sqlite3.Connection, batch_id: str, succeeded: int)
 def _add_result(
     connection: sqlite3.Connection, batch_id: str, line: int, result: RequestResult
 ) -> None:
-    entered = connection.execute(
+    row = connection.execute(
         "UPDATE requests SET succeeded = ?, result = zeroblob(?), body = NULL"
         " WHERE batch = ? AND line = ? AND succeeded IS NULL RETURNING rowid",
         (int(result.succeeded), result.size, batch_id, line),
     ).fetchone()
-    if entered is None:
+    if row is None:
         return  # the batch was deleted
     # In pieces, because SQLite would copy the whole value while it holds the GIL.
-    with connection.blobopen("requests", "result", entered["rowid"]) as blob:
+    with connection.blobopen("requests", "result", row["rowid"]) as blob:
         for piece in result.pieces:
             blob.write(piece)
     connection.execute(

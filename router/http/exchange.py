@@ -177,7 +177,7 @@ class HttpExchange:
                 raise self._too_large(limit)
             yield part
 
-    async def disconnected(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Wait until the client disconnects. Call only after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -63,7 +63,7 @@ class _Lingering:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. ``bounded`` sets the attributes of the class."""
+    """One connection. ``bounded_protocol`` sets the attributes of the class."""
 
     options: RouterOptions
     error_body: Callable[[ApiError], Any]
@@ -244,7 +244,7 @@ def _new_parser(protocol: BoundedProtocol) -> Any:
     return parser
 
 
-def bounded(
+def bounded_protocol(
     options: RouterOptions,
     error_body: Callable[[ApiError], Any],
     count_error: Callable[[int], None],

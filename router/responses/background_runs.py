@@ -72,7 +72,7 @@ class BackgroundRuns:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._handler.slot())
             memory = await stack.enter_async_context(self._handler.room(client, request))
-            initial = surface.stored(request, formatter.so_far(), in_progress=True)
+            initial = surface.stored_response(request, formatter.so_far(), in_progress=True)
             await self._store.add(initial)
             room = stack.pop_all()
         run = self._runs[request.request_id] = BackgroundRun(formatter, owner, access)

@@ -34,11 +34,11 @@ class Conversations:
     def read(self, value: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:
         """Read the input, which may be ``None``, after the response with the id ``previous``.
         Raises ``RequestError`` or ``ApiError``."""
-        items = [] if value is None else self._resolved(read_input(value, ignored))
+        items = [] if value is None else self._resolve(read_input(value, ignored))
         earlier = list[Item]()
         if previous is not None:
             stored = self.store.get_in_thread(previous, self.owner, PREVIOUS)
-            _check_ended(stored)
+            _check_not_in_progress(stored)
             earlier = stored.conversation
         _check_items(len(earlier) + len(items))
         return ContinuedConversation(
@@ -47,7 +47,7 @@ class Conversations:
             is_partial=_ends_in_partial_message(value),
         )
 
-    def _resolved(self, items: list[Item]) -> list[Item]:
+    def _resolve(self, items: list[Item]) -> list[Item]:
         """The items, with references replaced by items of stored responses."""
         ids = {item["id"] for item in items if item["type"] == REFERENCE}
         if not ids:
@@ -64,7 +64,7 @@ class Conversations:
         return [stored[item["id"]] if item["type"] == REFERENCE else item for item in items]
 
 
-def _check_ended(response: StoredResponse) -> None:
+def _check_not_in_progress(response: StoredResponse) -> None:
     if response.in_progress:
         message = f"The response '{response.body['id']}' is still in progress; wait for its end."
         raise ApiError(400, message, param=PREVIOUS, code="response_in_progress")

@@ -255,7 +255,7 @@ def _reference(item: Item, param: str, ignored: set[str]) -> Item:
 def _reasoning(item: Item, param: str, ignored: set[str]) -> Item:
     fields = ReasoningItem.read(item, ignored, "input[].", at=param)
     texts = [part["text"] for part in fields.content if isinstance(part.get("text"), str)]
-    text = "".join(texts) or _decoded(fields.encrypted_content or "", param)
+    text = "".join(texts) or _decode_reasoning(fields.encrypted_content or "", param)
     return {
         "id": _id(item, "rs"),
         "type": "reasoning",
@@ -272,12 +272,12 @@ def as_input(item: Item) -> Item:
     return item | {"content": parts}
 
 
-def encoded(text: str) -> str:
+def encode_reasoning(text: str) -> str:
     """A text as ``encrypted_content``, which is opaque to clients, but not secret."""
     return base64.b64encode(text.encode()).decode()
 
 
-def _decoded(content: str, param: str) -> str:
+def _decode_reasoning(content: str, param: str) -> str:
     try:
         return base64.b64decode(content, validate=True).decode()
     except ValueError:

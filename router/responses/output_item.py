@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 from ..http.encoding import EncodedArray
-from .input_items import encoded
+from .input_items import encode_reasoning
 from .tools import custom_input
 
 PREFIXES = {
@@ -88,5 +88,5 @@ class OutputItem:
             return item | {"role": "assistant"}
         item["summary"] = []
         if self.encrypts:
-            item["encrypted_content"] = encoded(self.text.getvalue())
+            item["encrypted_content"] = encode_reasoning(self.text.getvalue())
         return item

@@ -71,7 +71,7 @@ class Responses(Surface):
     def outputs(self, request: GenerationRequest, generate: Generate) -> Outputs:
         return self._chat.outputs(request, generate, self._conversations.owner)
 
-    def stored(
+    def stored_response(
         self, request: ResponseRequest, body: dict[str, Any], *, in_progress: bool = False
     ) -> StoredResponse:
         """The entry for the store of a response whose current body is ``body``."""
@@ -87,7 +87,7 @@ class Responses(Surface):
         """Store a response that has ended, unless ``store`` is false."""
         if request.params.store:
             with suppress(ApiError):  # logged by the database; the client still gets its response
-                await self._conversations.store.add(self.stored(request, body))
+                await self._conversations.store.add(self.stored_response(request, body))
 
 
 class BatchedResponses(Responses):

@@ -306,7 +306,7 @@ def chat_tool_choice(choice: Any) -> Any:
         return choice
     kind = choice.get("type")
     if kind in (FUNCTION, CUSTOM):
-        return {"type": FUNCTION, FUNCTION: _named(choice)}
+        return {"type": FUNCTION, FUNCTION: _function_name(choice)}
     if kind == "allowed_tools":
         allowed = _without(choice, "type")
         if isinstance(allowed.get("tools"), list):
@@ -315,12 +315,12 @@ def chat_tool_choice(choice: Any) -> Any:
     return choice
 
 
-def _named(choice: dict[str, Any]) -> dict[str, Any]:
+def _function_name(choice: dict[str, Any]) -> dict[str, Any]:
     name, namespace = choice.get("name"), choice.get("namespace")
-    named = _without(choice, "type", "namespace")
+    function = _without(choice, "type", "namespace")
     if isinstance(name, str) and isinstance(namespace, str):
-        named["name"] = chat_name(name, namespace)
-    return named
+        function["name"] = chat_name(name, namespace)
+    return function
 
 
 def tool_body(tool: dict[str, Any]) -> dict[str, Any]:

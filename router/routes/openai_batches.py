@@ -47,7 +47,7 @@ async def create_batch(
         body = await exchange.body(share)
         value = await asyncio.to_thread(parse_json, body)
     batch = await folder.batches.create(parse_batch(value, owner, ENDPOINTS))
-    folder.changed()
+    folder.wake()
     return BatchObject.model_validate(batch.body())
 
 
@@ -68,5 +68,5 @@ async def show_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchO
 async def cancel_batch(batch_id: str, folder: BatchFolder, owner: Owner) -> BatchObject:
     """End a batch with the results so far."""
     batch = await folder.batches.cancel(batch_id, owner)
-    folder.changed()
+    folder.wake()
     return BatchObject.model_validate(batch.body())

@@ -73,13 +73,13 @@ class RequestMetrics:
             return None
         first, last = min(self._first.values()), max(self._last.values())
         gaps = sum(count - 1 for count in self._counts.values())
-        between = sum(self._last[index] - self._first[index] for index in self._last)
+        seconds = sum(self._last[index] - self._first[index] for index in self._last)
         return Timings(
             queue=self._access.phases().get("queue", 0.0),
             first_token=first - self._start,
             generation=last - first,
             total=last - self._start,
-            gap=between / gaps if gaps else None,
+            gap=seconds / gaps if gaps else None,
         )
 
     def _observe(self, name: str, value: float) -> None:
