@@ -59,8 +59,8 @@ HI = {"role": "user", "content": "hi"}
 
 
 @dataclass
-class Answered:
-    """An answer, under the names that an HTTP response has for it."""
+class Response:
+    """A response, with the part of httpx's interface that tests use."""
 
     status_code: int
     text: str
@@ -77,10 +77,10 @@ class Answered:
 def tiny(
     template: str | None = TEMPLATE, special: tuple[str, ...] = (), **generation_config: Any
 ) -> Tokenizer:
-    """The tokenizer of ``make_model``, made once for all tests."""
+    """The tokenizer of ``make_model``, loaded once for all tests."""
     with TemporaryDirectory() as folder:
-        made = make_model(Path(folder), template, special, **generation_config)
-        return Tokenizer.load(read_tokenizer_files(made), 320)
+        model = make_model(Path(folder), template, special, **generation_config)
+        return Tokenizer.load(read_tokenizer_files(model), 320)
 
 
 class InProcess:
@@ -122,36 +122,36 @@ class InProcess:
         """The prompt that the node got last, as text."""
         return self.tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
-    def chat(self, content: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(CHAT, {"messages": [HI | {"content": content}], **fields})
+    def chat(self, content: Any = "hi", **fields: Any) -> Response:
+        return self.post(CHAT, {"messages": [HI | {"content": content}], **fields})
 
-    def complete(self, prompt: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(COMPLETIONS, {"prompt": prompt, **fields})
+    def complete(self, prompt: Any = "hi", **fields: Any) -> Response:
+        return self.post(COMPLETIONS, {"prompt": prompt, **fields})
 
-    def answered(self, surface: Surface, body: Any) -> Answered:
-        """The answer of a surface to a body."""
-        return asyncio.run(self._answer(surface, body))
+    def post(self, surface: Surface, body: Any) -> Response:
+        """The response of a surface to a body."""
+        return asyncio.run(self._post(surface, body))
 
-    def computed(self, work: Callable[[Any, ServedModel, set[str]], Any], body: Any) -> Answered:
-        """The answer of a route that needs no node, as ``/tokenize``."""
+    def compute(self, work: Callable[[Any, ServedModel, set[str]], Any], body: Any) -> Response:
+        """The response of a route that needs no node, such as ``/tokenize``."""
         ignored: set[str] = set()
         try:
-            made = work(self._parsed(body), self.model, ignored)
+            response = work(self._parsed(body), self.model, ignored)
             self._unknown.note(ignored)
         except Exception as error:
             return _failed(error, _errors_of(CHAT))
-        return Answered(200, dump(made).decode())
+        return Response(200, dump(response).decode())
 
-    async def _answer(self, surface: Surface, body: Any) -> Answered:
+    async def _post(self, surface: Surface, body: Any) -> Response:
         sink = _Sink(AccessRecord("POST", surface.path))
         errors = _errors_of(surface)
         try:
             request = surface.parse(self._parsed(body), self.model, self.options)
             self._unknown.note(request.ignored)
-            return Answered(200, await self._served(surface, request, sink))
+            return Response(200, await self._served(surface, request, sink))
         except Exception as error:
             failed = _failed(error, errors, streaming=sink.started)
-            return Answered(failed.status_code, sink.text + failed.text)
+            return Response(failed.status_code, sink.text + failed.text)
 
     def _parsed(self, body: Any) -> Any:
         return parse_json(json.dumps(body).encode())
@@ -227,9 +227,9 @@ class _Script(Dispatcher):
         request.internal_id = len(node.requests)
         async with aclosing(node.events(request, StreamedContext(Caller()))) as script:
             async for event in script:
-                said = event.tokens
-                if said.tokens and not said.logprobs:
-                    event = PlainTokens(said.index, [*said.tokens])
+                message = event.tokens
+                if message.tokens and not message.logprobs:
+                    event = PlainTokens(message.index, [*message.tokens])
                 yield self._node, [event]
 
 
@@ -243,11 +243,11 @@ def _errors_of(surface: Surface) -> ErrorShape:
     return paths[surface.path]
 
 
-def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Answered:
+def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Response:
     failure = to_api_error(error, retry_after=1)
     if failure is None:
         raise error
     failure.request_id = "request"
     if streaming:
-        return Answered(200, shape.error_event(failure).decode())
-    return Answered(failure.status, dump(shape.error_body(failure)).decode())
+        return Response(200, shape.error_event(failure).decode())
+    return Response(failure.status, dump(shape.error_body(failure)).decode())

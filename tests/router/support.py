@@ -101,14 +101,14 @@ def usage(request: pb.GenerateRequest, **fields: Any) -> pb.GenerateEvent:
 
 def logprobs(token: int, count: int) -> pb.PositionLogprobs:
     """Arbitrary logprobs, the same for a token at any position."""
-    chosen = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
+    token_logprob = pb.TokenLogprob(token=token, logprob=-0.5, rank=1)
     entries = [((token + i) % 300, -0.5 - i) for i in range(count)]
-    return pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(entries))
+    return pb.PositionLogprobs(chosen=token_logprob, packed_top=pack_logprobs(entries))
 
 
 def tokens_event(index: int, tokens: list[int], count: int | None = None) -> pb.GenerateEvent:
-    made = [] if count is None else [logprobs(token, count) for token in tokens]
-    return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=made))
+    positions = [] if count is None else [logprobs(token, count) for token in tokens]
+    return pb.GenerateEvent(tokens=pb.Tokens(index=index, tokens=tokens, logprobs=positions))
 
 
 def finished(index: int, reason: int = pb.FINISH_REASON_STOP, **fields: Any) -> pb.GenerateEvent:
@@ -235,15 +235,17 @@ class FakeDecodeNode(DecodeServicer):
         if sampling.HasField("prompt_logprobs"):
             count_of_prompt, scored = sampling.prompt_logprobs, request.prompt[1:]
             for start in range(0, max(1, len(scored)), 50):
-                made = [logprobs(token, count_of_prompt) for token in scored[start : start + 50]]
-                yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=made))
+                positions = [
+                    logprobs(token, count_of_prompt) for token in scored[start : start + 50]
+                ]
+                yield pb.GenerateEvent(prompt_logprobs=pb.PromptLogprobs(positions=positions))
         reply = self.reply[: sampling.max_tokens]
         done = {choice.index: len(choice.tokens) for choice in request.resume}
         done = done or dict.fromkeys(range(sampling.n), 0)
         for start in range(min(done.values()), len(reply), self.chunk):
             await asyncio.sleep(self.delay)
-            for index, known in done.items():
-                if tokens := reply[max(start, known) : start + self.chunk]:
+            for index, tokens_so_far in done.items():
+                if tokens := reply[max(start, tokens_so_far) : start + self.chunk]:
                     yield tokens_event(index, tokens, count)
         for index in done:
             if len(self.reply) >= sampling.max_tokens:
@@ -392,27 +394,27 @@ async def cluster(
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{router.http_port}", timeout=20, verify=False
         ) as client:
-            made = Cluster(router, model, client)
-            made.context = context
+            cluster = Cluster(router, model, client)
+            cluster.context = context
             try:
                 for number in range(nodes):
-                    await made.add(f"decode-{number}")
-                yield made
+                    await cluster.add(f"decode-{number}")
+                yield cluster
             finally:
-                await made.stop()
+                await cluster.stop()
     finally:
         await router.stop()
 
 
 def events(text: str) -> list[Any]:
     """The data of a server-sent stream; ``[DONE]`` stays a string."""
-    found = []
+    parsed = []
     for block in text.split("\n\n"):
         if block:
             assert block.startswith("data: "), block
             data = block.removeprefix("data: ")
-            found.append(data if data == "[DONE]" else json.loads(data))
-    return found
+            parsed.append(data if data == "[DONE]" else json.loads(data))
+    return parsed
 
 
 @dataclass
@@ -430,9 +432,9 @@ async def longest_hold() -> AsyncIterator[Hold]:
 
     async def watch() -> None:
         while True:
-            begun = time.thread_time()
+            start = time.thread_time()
             await asyncio.sleep(0.001)
-            hold.seconds = max(hold.seconds, time.thread_time() - begun)
+            hold.seconds = max(hold.seconds, time.thread_time() - start)
 
     # What earlier tests have left would be looked at by each full collection.
     gc.collect()
@@ -460,8 +462,8 @@ async def held_briefly(ask: Callable[[], T], seconds: float = HELD_SECONDS) -> T
     holds = []
     for _ in range(TRIES):
         async with longest_hold() as hold:
-            answer = await asyncio.to_thread(ask)
+            response = await asyncio.to_thread(ask)
         if hold.seconds < seconds:
-            return answer
+            return response
         holds.append(hold.seconds)
     raise AssertionError(f"the loop was held for {holds} seconds, at best {min(holds):.3f}")

@@ -43,8 +43,8 @@ async def served(
 
 async def create(client: openai.AsyncOpenAI, content: bytes, **fields: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
-    asked: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
-    return await client.batches.create(input_file_id=file.id, **asked)
+    params: Any = {"endpoint": CHAT, "completion_window": "24h"} | fields
+    return await client.batches.create(input_file_id=file.id, **params)
 
 
 async def ended(client: openai.AsyncOpenAI, batch: Any) -> Any:

@@ -54,8 +54,8 @@ async def test_a_large_result_is_stored_and_read_in_pieces(
             result = RequestResult(succeeded=True, pieces=pieces)
             assert await batches.add_result("b", line, result)
         read, position = [], 0
-        while (found := await files.read(FILE, position)) is not None:
-            data, position = found
+        while (chunk := await files.read(FILE, position)) is not None:
+            data, position = chunk
             read.append(data)
     assert b"".join(read) == b"".join(piece for pieces in lines for piece in pieces)
     assert len(read) > 5 and max(map(len, read)) < 2000

@@ -49,12 +49,12 @@ def rows(tmp_path: Path, table: str) -> int:
 
 async def test_a_file_that_has_expired_is_gone(tmp_path: Path, clock: SteppedClock) -> None:
     async with served(tmp_path) as (c, client):
-        kept = await client.files.create(file=("a", b"a"), purpose="batch")
+        lasting = await client.files.create(file=("a", b"a"), purpose="batch")
         short = await client.files.create(file=("b", b"b"), purpose="batch", expires_after=EXPIRY)
         clock.now += HOUR - 1
-        assert [file.id for file in (await client.files.list()).data] == [short.id, kept.id]
+        assert [file.id for file in (await client.files.list()).data] == [short.id, lasting.id]
         clock.now += 1
-        assert [file.id for file in (await client.files.list()).data] == [kept.id]
+        assert [file.id for file in (await client.files.list()).data] == [lasting.id]
         for work in (
             client.files.retrieve(short.id),
             client.files.content(short.id),

@@ -49,8 +49,8 @@ def play(c: Cluster, node: FakeDecodeNode) -> None:
         yield admitted()
         yield usage(request, cached_tokens=len(request.prompt) - 1)
         token, logprob = listed[0]
-        chosen = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
-        scored = pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(listed))
+        token_logprob = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
+        scored = pb.PositionLogprobs(chosen=token_logprob, packed_top=pack_logprobs(listed))
         yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[listed[0][0]], logprobs=[scored]))
 
     node.script = script
@@ -128,6 +128,6 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 async def test_what_does_not_go_together_is_named(c: Cluster) -> None:
     for fields, param in WRONG:
-        answer = await c.complete("one", **BEAMS | fields)
-        assert answer.status_code == 400, fields
-        assert answer.json()["error"]["param"] == param
+        response = await c.complete("one", **BEAMS | fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"] == param

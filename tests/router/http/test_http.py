@@ -178,9 +178,9 @@ async def test_tiny_requests_are_read_a_few_at_a_time(
 
 async def test_a_long_query_is_rejected(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
-        answer = await c.client.get("/v1/models?" + "a=&" * 3000)
-        assert answer.status_code == 414
-        assert answer.json()["error"]["code"] == "query_too_long"
+        response = await c.client.get("/v1/models?" + "a=&" * 3000)
+        assert response.status_code == 414
+        assert response.json()["error"]["code"] == "query_too_long"
 
 
 async def test_a_client_that_leaves_behind_a_pipelined_request_ends_the_first(

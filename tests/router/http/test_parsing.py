@@ -32,9 +32,9 @@ class Gate:
 
 @pytest.fixture
 async def parsers() -> AsyncIterator[ParserPools]:
-    made = ParserPools(patience=20.0)
-    yield made
-    made.close()
+    pools = ParserPools(patience=20.0)
+    yield pools
+    pools.close()
 
 
 @pytest.fixture

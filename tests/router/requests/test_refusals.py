@@ -43,8 +43,8 @@ VALID: dict[Surface, dict[str, Any]] = {
 # ---- what clients read ---------------------------------------------------------------------------
 
 
-def said(by: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [HI | by]}
+def messages_body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [HI | fields]}
 
 
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
@@ -379,28 +379,28 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
     # Messages
     (
         CHAT,
-        said({"role": 5}),
+        messages_body({"role": 5}),
         "role",
         "invalid_type",
         "Invalid type for 'role': expected a string, but got an integer instead.",
     ),
     (
         CHAT,
-        said({"content": []}),
+        messages_body({"content": []}),
         "messages[0].content",
         None,
         "'messages[0].content' must be a string or a non-empty list of content parts.",
     ),
     (
         CHAT,
-        said({"tool_calls": [CALL]}),
+        messages_body({"tool_calls": [CALL]}),
         "messages[0].tool_calls",
         "unsupported_value",
         "'messages[0].tool_calls': only messages of the role 'assistant' have tool calls.",
     ),
     (
         CHAT,
-        said({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
+        messages_body({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
         "messages[0].tool_calls[0]",
         "invalid_type",
         "'messages[0].tool_calls[0].function.name' must be a string.",
@@ -427,8 +427,8 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
 def test_refusals_are_those_of_the_table() -> None:
     c = InProcess()
     for surface, body, param, code, message in REFUSED:
-        status, *told = refusal(c, surface, VALID[surface] | body) or ["taken"]
-        assert told == [message, param, code], body
+        status, *rest = refusal(c, surface, VALID[surface] | body) or ["taken"]
+        assert rest == [message, param, code], body
         assert status == (404 if code == "model_not_found" else 400)
 
 
@@ -478,7 +478,7 @@ def changes(surface: Surface, value: Any) -> Iterator[tuple[str, dict[str, Any]]
         yield name, {name: value}
     if surface is CHAT:
         for name in IN_MESSAGES:
-            yield name, said({name: value})
+            yield name, messages_body({name: value})
     if surface in (OLLAMA_CHAT, GENERATE):
         for name in IN_OPTIONS:
             yield name, {"options": {name: value}}
@@ -501,11 +501,11 @@ def test_what_is_refused_for_one_field_names_it(surface: Surface) -> None:
                     assert any(each in param for each in (name, NOW.get(name, name))), about
 
 
-def asked(request: GenerationRequest) -> dict[str, Any]:
-    """All that was asked for."""
+def request_fields(request: GenerationRequest) -> dict[str, Any]:
+    """The fields of a request that do not differ between two equal ones."""
     text = replace(request.text, stop=NO_STOP)
-    made = {each.name: getattr(request, each.name) for each in fields(request)}
-    return made | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
+    parts = {each.name: getattr(request, each.name) for each in fields(request)}
+    return parts | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
 
 
 @pytest.mark.parametrize("surface", VALID, ids=lambda surface: surface.path)
@@ -514,7 +514,8 @@ def test_null_is_the_same_as_nothing(surface: Surface) -> None:
     plain = read(c, surface, VALID[surface])
     for name, changed in changes(surface, None):
         if not changed.keys() <= VALID[surface].keys():
-            assert asked(read(c, surface, VALID[surface] | changed)) == asked(plain), name
+            request = read(c, surface, VALID[surface] | changed)
+            assert request_fields(request) == request_fields(plain), name
 
 
 @pytest.mark.parametrize("surface", [CHAT, COMPLETIONS], ids=lambda surface: surface.path)
@@ -527,8 +528,8 @@ def test_numbers_reach_the_node_within_their_range_only(surface: Surface) -> Non
                 assert refusal(c, surface, VALID[surface] | {name: value}) is not None
                 continue
             sampling = read(c, surface, VALID[surface] | {name: value}).sampling
-            wanted = 0 if (name, value) == ("top_k", -1) else value
-            assert getattr(sampling, name) == wanted, name
+            expected = 0 if (name, value) == ("top_k", -1) else value
+            assert getattr(sampling, name) == expected, name
         for value in (number.least - 1, number.most + 1):
             refused = refusal(c, surface, VALID[surface] | {name: value})
             assert refused is not None and refused[2] == name, (name, value)

@@ -60,13 +60,13 @@ class Context:
 
 
 @cache
-def _kept() -> TemporaryDirectory[str]:
+def _temporary_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory()
 
 
 @cache
 def folder() -> Path:
-    return make_model(Path(_kept().name) / "model")
+    return make_model(Path(_temporary_folder().name) / "model")
 
 
 def _join(**changes: Any) -> pb.JoinRequest:

@@ -89,8 +89,8 @@ class Tab:
         last = "article.assistant:last-child:not(.running)"
         await self.page.wait_for_selector(f"{last} .figures, {last} .error")
         assert await self.page.locator(f"{last} .error").all_inner_texts() == []
-        shown: str = await self.page.inner_text("article.assistant:last-child > .markdown")
-        return shown
+        text: str = await self.page.inner_text("article.assistant:last-child > .markdown")
+        return text
 
     async def has(self, selector: str) -> None:
         await self.page.wait_for_selector(selector)
@@ -104,9 +104,9 @@ async def tab(chromium: Any, cluster: Cluster, **options: Any) -> AsyncIterator[
     """A new visitor's tab. On leaving, nothing may have failed or gone to another server."""
     context = await chromium.new_context(**options)
     try:
-        made = Tab(await context.new_page(), cluster)
-        yield made
-        assert made.problems == [] and made.foreign == []
+        new_tab = Tab(await context.new_page(), cluster)
+        yield new_tab
+        assert new_tab.problems == [] and new_tab.foreign == []
     finally:
         await context.close()
 
@@ -119,25 +119,25 @@ def axe_source() -> str:
 
 async def violations(t: Tab, source: str) -> dict[str, list[str]]:
     await t.page.evaluate(source)
-    found = await t.page.evaluate("axe.run()")
+    report = await t.page.evaluate("axe.run()")
     return {
-        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found["violations"]
+        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in report["violations"]
     }
 
 
 def says(c: Cluster, text: str) -> None:
-    """Let the node answer this."""
+    """Let the node generate this text."""
     c.node.reply = c.encode(text)
 
 
-async def streams(t: Tab, path: str, *answers: list[dict[str, Any]]) -> list[Any]:
-    """Answer requests with these deltas, or events of a response; returns the bodies."""
+async def streams(t: Tab, path: str, *outputs: list[dict[str, Any]]) -> list[Any]:
+    """Serve requests with these deltas, or events of a response; returns the bodies."""
     bodies: list[Any] = []
 
     async def fulfil(route: Any) -> None:
         events = [
             event if "type" in event else {"choices": [{"index": 0, "delta": event}]}
-            for event in answers[len(bodies)]
+            for event in outputs[len(bodies)]
         ]
         bodies.append(route.request.post_data_json)
         body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)

@@ -32,8 +32,8 @@ def text(name: str) -> str:
 
 def imports(name: str) -> set[str]:
     here = (FOLDER / name).parent
-    found = {(here / target).resolve() for target in IMPORT.findall(text(name))}
-    return {path.relative_to(FOLDER.resolve()).as_posix() for path in found}
+    targets = {(here / target).resolve() for target in IMPORT.findall(text(name))}
+    return {path.relative_to(FOLDER.resolve()).as_posix() for path in targets}
 
 
 def linked() -> set[str]:
@@ -59,17 +59,17 @@ def test_a_first_load_is_small() -> None:
 
 def test_scripts_have_no_way_to_parse_text_as_html_or_code() -> None:
     assert len(SCRIPTS) > 10
-    found = [(name, sink) for name in SCRIPTS for sink in SINKS if sink in text(name)]
-    assert found == []
+    sinks = [(name, sink) for name in SCRIPTS for sink in SINKS if sink in text(name)]
+    assert sinks == []
 
 
 def test_nothing_names_another_server() -> None:
     for name in page_files():
-        left = text(name)
+        rest = text(name)
         for allowed in NAMES:
-            left = left.replace(allowed, "")
-        assert not re.search(r"https?://\w", left), name
-        assert "@import" not in left and "url(" not in left, name
+            rest = rest.replace(allowed, "")
+        assert not re.search(r"https?://\w", rest), name
+        assert "@import" not in rest and "url(" not in rest, name
 
 
 def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
@@ -83,12 +83,12 @@ def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
 async def test_files_are_served_with_their_headers(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         for path in ("/", "/cluster", *(f"/web/{name}" for name in page_files())):
-            answer = await c.client.get(path)
-            assert answer.status_code == 200, path
-            assert HEADERS.items() <= dict(answer.headers).items(), path
-            assert answer.headers["content-encoding"] == "gzip"
-            kept = {"if-none-match": answer.headers["etag"]}
-            same = await c.client.get(path, headers=kept)
+            response = await c.client.get(path)
+            assert response.status_code == 200, path
+            assert HEADERS.items() <= dict(response.headers).items(), path
+            assert response.headers["content-encoding"] == "gzip"
+            headers = {"if-none-match": response.headers["etag"]}
+            same = await c.client.get(path, headers=headers)
             assert (same.status_code, same.content) == (304, b"")
         plain = await c.client.get("/", headers={"accept-encoding": "identity"})
         assert plain.content == page_files()[INDEX].content
@@ -106,8 +106,8 @@ async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
         assert data.status_code == 401
         # A browser that was asked for a password by the server would not show the page's own field.
         assert data.headers["www-authenticate"].startswith("Bearer")
-        given = {"authorization": "Bearer secret"}
-        assert (await c.client.get("/cluster/state", headers=given)).status_code == 200
+        headers = {"authorization": "Bearer secret"}
+        assert (await c.client.get("/cluster/state", headers=headers)).status_code == 200
         for path in ("/cluster", "/web/main.js"):
             assert (await c.client.get(path)).status_code == 200
         counted = c.router.app.services.usage.all()

@@ -19,16 +19,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def c(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     playwright()
-    async with cluster(tmp_path_factory.mktemp("tabs")) as made:
-        yield made
+    async with cluster(tmp_path_factory.mktemp("tabs")) as c:
+        yield c
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def t(chromium: Any, c: Cluster) -> AsyncIterator[Tab]:
     c.node.script = None
-    async with tab(chromium, c) as made:
-        await made.load()
-        yield made
+    async with tab(chromium, c) as t:
+        await t.load()
+        yield t
 
 
 async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c: Cluster) -> None:
