@@ -1,7 +1,7 @@
-"""Requests answered by functions: what the router does between a body and its answer, without
-connections, processes and the choice of nodes.
+"""Requests served by functions: what the router does between a body and its response, without
+connections, processes and placement.
 
-    body -> surface.parse -> serve, over the events of a scripted node -> the answer's text
+    body -> surface.parse -> serve, over the events of a scripted node -> the response's text
 
 It is the router's own code, all but what writes to a socket, and takes milliseconds where a
 ``cluster`` takes a hundred of them.
@@ -69,7 +69,7 @@ class Response:
         return json.loads(self.text)
 
     def events(self) -> list[Any]:
-        """The data of a stream's events, without the mark of its end."""
+        """The data of a stream's events, without ``[DONE]``."""
         return [event for event in events(self.text) if event != "[DONE]"]
 
 
@@ -84,8 +84,8 @@ def tiny(
 
 
 class InProcess:
-    """A router of one model and of one node, which sends ``reply`` or follows its script. Its
-    ``options`` are the router's."""
+    """A router with one model and one node, which sends ``reply`` or runs its script.
+    ``options`` are the router's options."""
 
     def __init__(
         self,
@@ -115,11 +115,11 @@ class InProcess:
         self._unknown = UnknownFields(strict=self.options.strict_parameters)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens as a model writes them: special ones where the text has their form."""
+        """Tokens of a model's output; special tokens in the text become their own tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self) -> str:
-        """The prompt that the node got last, as text."""
+        """The last prompt of the node, as text."""
         return self.tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
     def chat(self, content: Any = "hi", **fields: Any) -> Response:
@@ -182,7 +182,7 @@ class InProcess:
 
 
 class _Sink:
-    """The connection of a client, as text."""
+    """A client's connection, which collects text."""
 
     def __init__(self, access: AccessRecord) -> None:
         self.access = access
@@ -200,7 +200,7 @@ class _Sink:
 
 
 class _ScriptedNode:
-    """What a served prompt knows of the node that serves it."""
+    """The part of a node that a served prompt uses."""
 
     def __init__(self, script: FakeDecodeNode) -> None:
         self.script = script
@@ -211,7 +211,7 @@ class _ScriptedNode:
 
 
 class _Script(Dispatcher):
-    """Has the one node serve each prompt."""
+    """Serves each prompt on the one node."""
 
     def __init__(self, node: Any) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""Clients that disconnect or stall, and more of them than a router takes."""
+"""Clients that disconnect or stall, and more connections than the limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ async def test_a_client_that_goes_away_frees_the_node(
 
 async def _send(c: Cluster, path: str, body: Any) -> asyncio.StreamWriter:
     sock = socket.socket()
-    # Before connect, to have effect: a client that stops reading need not be sent megabytes first.
+    # Takes effect only before connect. With a small buffer, a stalled client need not get megabytes
+    # first.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", c.router.http_port))

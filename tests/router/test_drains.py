@@ -1,4 +1,4 @@
-"""Drains of a router and of its nodes: what runs may finish, and clients are told."""
+"""Draining a router and its nodes: running requests may finish, and clients get an error code."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ async def test_a_client_can_tell_a_drained_node_from_a_crash(tmp_path: Path, pla
 
 
 async def test_a_request_outlives_nodes_that_drain_one_after_the_other(tmp_path: Path) -> None:
-    """As in a rolling restart. Nodes that died would end it with the second."""
+    """As in a rolling restart. If the nodes crashed instead, the second one would end the
+    request."""
     requests: list[pb.GenerateRequest] = []
 
     async def ends(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateEvent]:

@@ -1,4 +1,4 @@
-"""Nodes that refuse, fail and vanish."""
+"""Nodes that reject requests, fail, or disappear."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_refusal_of_the_node_keeps_its_status(tmp_path: Path, stream: bo
         assert "secret" not in response.text
 
 
-async def test_a_node_behind_a_black_hole_fails_its_calls_although_its_heartbeats_come(
+async def test_a_node_behind_a_black_hole_fails_its_requests_although_its_heartbeats_come(
     tmp_path: Path,
 ) -> None:
     async with cluster(tmp_path) as c:
@@ -86,7 +86,7 @@ async def test_another_node_takes_what_one_refuses_or_fails_at(
         assert ("retry-after" in response.headers) == (status == 503)
 
 
-async def test_a_node_that_does_not_answer_is_passed_over(tmp_path: Path) -> None:
+async def test_a_node_that_does_not_respond_is_skipped(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=2, admission_timeout=0.3) as c:
         c.nodes[0].script = hang
         assert (await c.chat()).status_code == 200
@@ -134,7 +134,7 @@ async def test_a_failure_in_mid_stream_is_one_error_event(tmp_path: Path, how: s
         for node in c.nodes:
             node.script = script
         chunks = events((await c.chat(stream=True, max_tokens=9)).text)
-        # Each node adds a token, unless the call ends as if all were well.
+        # Each node adds a token, unless the request ends without an error.
         tries = 1 if how == "end" else 4
         assert [("error" in event) for event in chunks] == [False] * (1 + tries) + [True]
         assert "[DONE]" not in chunks
@@ -167,7 +167,7 @@ async def test_a_request_that_kills_its_nodes_is_not_passed_round(tmp_path: Path
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
         assert sum(len(node.requests) for node in c.nodes) == 2
-        # One that gets further on each of them ends with --migration-limit.
+        # A request that makes progress on each node ends at --migration-limit.
         for node in c.nodes:
             node.requests.clear()
             node.script = dies_after(tokens_event(0, [5]))
@@ -216,7 +216,7 @@ async def test_all_attempts_share_one_deadline(tmp_path: Path) -> None:
         assert response.json()["error"]["code"] == "deadline_exceeded"
 
 
-async def test_without_a_decode_node_the_answer_is_503(tmp_path: Path) -> None:
+async def test_without_a_decode_node_the_response_is_503(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         assert (await c.client.get("/live")).status_code == 200
         assert (await c.client.get("/health")).status_code == 503

@@ -1,5 +1,5 @@
-"""What clients read of each kind of answer, byte for byte; Anthropic's and Ollama's are recorded by
-the tests of those APIs."""
+"""Responses and streams of each kind, byte for byte. Those of Anthropic's and Ollama's APIs are
+recorded by their own tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REQUESTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 
 
-async def test_answers_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
+async def test_responses_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, reasoning_parser="qwen3") as c:
         for name, path, reply, body in REQUESTS:

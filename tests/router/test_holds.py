@@ -1,6 +1,5 @@
-"""The longest that each surface holds the event loop, with bodies and answers near their bounds.
-
-The client runs in a thread of its own, so that its work does not count.
+"""The longest time that each API blocks the event loop, with bodies and responses near their
+limits. The client runs in its own thread, so that its work does not count.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ ANTHROPIC_F = [{"name": "f", "input_schema": {"type": "object"}}]
 LONG = "wor " * 25_000
 ECHO = {"echo": True, "max_tokens": 1, "stream": True, "return_token_ids": True}
 
-# Path, body, and what the node answers.
+# Path, body, and the node's output.
 CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "messages": (
         "/v1/messages",
@@ -94,7 +93,7 @@ async def test_large_requests_hold_the_loop_for_milliseconds(
     make_model(tmp_path / "model", OFFERING)
     async with cluster(tmp_path, context=CONTEXT, **ON) as c:
         c.node.reply = c.encode("hi")
-        # The first request of a kind imports much.
+        # The first request of a kind imports modules.
         await asyncio.to_thread(post, f"{c.url}/v1/messages", CASES["messages"][1])
         for case, (path, body, reply) in CASES.items():
             c.node.reply, c.node.chunk = c.encode(reply), 8

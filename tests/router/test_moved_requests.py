@@ -1,5 +1,5 @@
-"""Requests that another node takes over: it continues the output that there is, and nobody sees
-where one node has ended."""
+"""Requests that another node takes over: it continues the output so far, and clients cannot see
+where the first node failed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOOL_CALLS = '[{"name":"weather","parameters":{}}]'
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 REASONED: dict[str, Any] = {"thinking_token_budget": 9}
-# Path, body, answer of the model, and a field of the request to the node.
+# Path, body, output of the model, and a field of the request to the node.
 REQUESTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "calls": (
         "/v1/chat/completions",
@@ -73,7 +73,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "max_tokens",
     ),
 }
-# Ids, times, and where the request was served.
+# Ids, times, and nodes.
 VARYING = re.compile(
     r'"(id|internal_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
     r'\s*("[^"]*"|[\d.]+|\[[^]]*\])'
@@ -117,7 +117,8 @@ async def response_text(c: Cluster, path: str, body: dict[str, Any]) -> str:
 async def test_a_request_is_continued_wherever_its_node_dies(
     tmp_path: Path, name: str, stream: bool
 ) -> None:
-    """Events, text, calls, logprobs, ends and usage are those of an undisturbed request."""
+    """Events, text, tool calls, logprobs, finish reasons and usage equal those of an undisturbed
+    request."""
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, nodes=2, reasoning_parser="qwen3") as c:
         path, fields, reply, field = REQUESTS[name]
@@ -164,7 +165,7 @@ async def test_a_choice_that_has_ended_is_not_continued(tmp_path: Path) -> None:
         ]
         (resumed,) = [request for node in c.nodes for request in node.requests if request.resume]
         assert [(one.index, list(one.tokens)) for one in resumed.resume] == [(0, [70, 71]), (2, [])]
-        # Of the prompt, those that the first node had.
+        # Prompt tokens that the first node had cached.
         assert response["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
         assert response["usage"]["completion_tokens"] == 11
 
@@ -187,7 +188,7 @@ async def test_no_node_is_asked_for_what_lacks_only_its_end(tmp_path: Path) -> N
 
 
 async def test_logprobs_of_a_prompt_are_shown_once(tmp_path: Path) -> None:
-    """They come in pieces, of which the next node sends the first ones again."""
+    """They come in pieces, and the next node sends the first ones again."""
     async with cluster(tmp_path, nodes=2) as c:
         body = {"prompt": list(range(3, 203)), "prompt_logprobs": 1, "max_tokens": 3}
         want = (await c.client.post("/v1/completions", json=body)).json()

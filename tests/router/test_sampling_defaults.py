@@ -1,4 +1,4 @@
-"""Sampling defaults of the operator: on every surface, behind a request's own values."""
+"""Sampling defaults of the operator: they apply to every API, after a request's own values."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def test_the_router_announces_that_it_is_ready_and_stops_on_sigterm() -> N
         await run_router(options, stop, lambda router: stop.set())
 
 
-async def test_probes_are_answered_while_the_model_is_read(
+async def test_probes_get_responses_while_the_model_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read, stop = threading.Event(), asyncio.Event()
@@ -62,7 +62,7 @@ async def test_probes_are_answered_while_the_model_is_read(
 
 
 async def test_a_router_whose_clients_port_is_full_is_alive_at_its_metrics_port() -> None:
-    """A kubelet restarts a router that it cannot reach."""
+    """A kubelet would restart a router that it cannot reach."""
     router = Router(RouterOptions(port=0, registry_port=0, metrics_port=0, max_connections=1))
     await router.start()
     try:

@@ -1,4 +1,4 @@
-"""A surface of another shape than OpenAI's."""
+"""A surface with another format than OpenAI's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandem.tests.router.support import cluster
 
 
 class Plain(Surface):
-    """A surface with named events, and errors of one field."""
+    """A surface with named events, and errors with one field."""
 
     path = "/plain"
 

@@ -1,4 +1,4 @@
-"""Thinking budgets on their way from the APIs to nodes."""
+"""Thinking budgets, from the APIs to the nodes."""
 
 from __future__ import annotations
 

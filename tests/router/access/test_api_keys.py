@@ -1,4 +1,4 @@
-"""Keys of clients and admins: their owners, from flags and files."""
+"""API keys of clients and admins, from flags and files."""
 
 from __future__ import annotations
 

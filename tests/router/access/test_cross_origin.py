@@ -1,4 +1,4 @@
-"""Scripts of other origins: nothing unless origins are named."""
+"""CORS: other origins are allowed only if an option names them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_no_origin_is_allowed_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("origins", ["*", '["*"]', f"https://b.example, {PAGE}", f'["{PAGE}"]'])
-async def test_named_origins_get_answers_streams_and_errors(tmp_path: Path, origins: str) -> None:
+async def test_named_origins_get_responses_streams_and_errors(tmp_path: Path, origins: str) -> None:
     async with cluster(tmp_path, api_key="a", allowed_origins=origins) as c:
         preflight = await c.client.options("/v1/completions", headers=PREFLIGHT)
         assert preflight.status_code == 200

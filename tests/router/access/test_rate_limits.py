@@ -1,4 +1,4 @@
-"""Requests and tokens of a key in any minute."""
+"""Rate limits of a key: requests and tokens per minute."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tandem.tests.router.support import Cluster, cluster, until
 
 
 class Clock:
-    """The time of the storage in memory."""
+    """The clock of the storage in memory."""
 
     def __init__(self) -> None:
-        self.now = 6000.0  # a window begins
+        self.now = 6000.0  # the start of a window
 
     def time(self) -> float:
         return self.now
@@ -43,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[str]:
-    """The URL of a Redis."""
+    """The URL of a Redis server."""
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis")
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
@@ -97,7 +97,7 @@ async def test_tokens_count_once_they_are_used(clock: Clock) -> None:
         first.access.tokens = 15
     await asyncio.gather(*limits._settling)
     assert not limits._reserved
-    # In whichever minute they were reserved.
+    # Regardless of the minute of their reservation.
     with await limits.reserve(first, 85, 0):
         clock.now += 60
         first.access.tokens = 80

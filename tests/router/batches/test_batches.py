@@ -62,7 +62,7 @@ async def test_a_file_can_be_stored_read_listed_and_deleted(tmp_path: Path) -> N
         assert (await client.files.content(short.id)).content == b""
 
 
-async def test_a_batch_is_answered_and_its_failures_are_apart(
+async def test_a_batch_runs_and_its_failures_are_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tandem")
@@ -163,7 +163,9 @@ async def test_a_restarted_router_continues_a_batch(tmp_path: Path) -> None:
 
         c.node.script = first_ones
         batch = await create(client, jsonl(*(line(n) for n in range(count))))
-        await until(lambda: len(c.node.requests) > 5)  # of two at once, so more than 3 have ended
+        await until(
+            lambda: len(c.node.requests) > 5
+        )  # two run at once, so more than three have ended
     async with served(tmp_path) as (c, client):
         batch = await ended(client, await client.batches.retrieve(batch.id))
         assert batch.status == "completed" and batch.request_counts.completed == count
@@ -265,7 +267,7 @@ async def test_invalid_uploads_and_bodies_are_rejected(tmp_path: Path) -> None:
 async def test_requests_of_a_batch_count_against_the_limits_of_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They wait for their key, and meanwhile hold up no other."""
+    """Requests over the limit wait, and do not delay requests of other keys."""
     monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     keys = tmp_path / "keys"
     keys.write_text("alice: one rpm=4\nbob: two")
@@ -330,7 +332,7 @@ def free_port() -> int:
 
 
 async def off(c: Cluster) -> str:
-    """What clients are told where files and batches are off."""
+    """The error of routes if files and batches are off."""
     for path in ("/v1/files", "/v1/batches", "/v1/files/x/content"):
         response: httpx.Response = await c.client.get(path)
         assert response.status_code == 404
@@ -413,5 +415,5 @@ async def test_a_hostile_file_does_not_hold_the_loop(
             batch = await ended(client, await create(client, content))
         assert batch.status == "failed" and len(batch.errors.data) == count
         assert {error.code for error in batch.errors.data} == {code}
-        # The client's part of the work is this process's too.
+        # The client runs in this process too.
         assert hold.seconds < 0.1

@@ -1,4 +1,4 @@
-"""The bounds of files and batches, each met with its own error."""
+"""The limits of files and batches, each with its own error."""
 
 from __future__ import annotations
 

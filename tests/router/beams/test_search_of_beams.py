@@ -1,4 +1,4 @@
-"""The beams that a search keeps, and when it ends."""
+"""Beam search: which beams it keeps, and when it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END = 0
 
 
 def position(**logprobs: float) -> pb.PositionLogprobs:
-    """Continuations by the names ``t1``, ``t2``... of their tokens."""
+    """Logprobs of continuations; ``t1`` is token 1, and so on."""
     entries = [(int(name[1:]), logprob) for name, logprob in logprobs.items()]
     return pb.PositionLogprobs(packed_top=pack_logprobs(entries))
 

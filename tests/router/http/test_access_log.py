@@ -1,4 +1,4 @@
-"""The access log: one line for each request, without its text."""
+"""The access log: one line per request, without its text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIRST_TOKEN = pb.FirstToken(queue_seconds=0.25, prefill_seconds=0.5)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of all lines so far, as --log-format=json writes them."""
+    """The fields of all lines so far, as in --log-format=json."""
     return [vars(record)["fields"] for record in caplog.records if record.name == "tandem.access"]
 
 
@@ -163,8 +163,8 @@ async def test_a_stream_that_fails_has_its_error_and_what_was_sent(
 async def test_what_each_of_several_nodes_generated_counts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first one dies when two of three choices have finished, and the client leaves the second
-    before its first token."""
+    """The first node dies when two of three choices have finished, and the client disconnects
+    before the second one sends a token."""
     requests: list[pb.GenerateRequest] = []
 
     async def script(request: pb.GenerateRequest, context: Any) -> Any:

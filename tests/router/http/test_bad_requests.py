@@ -1,4 +1,4 @@
-"""Invalid requests below the API: bodies, heads, connections too large, slow or garbled."""
+"""Invalid HTTP: bodies, headers and connections that are too large, slow or malformed."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_heads_that_are_too_large_garbled_or_slow(tmp_path: Path) -> None:
         assert response.startswith(b"HTTP/1.1 400")
         assert (await _raw(c, b"GET /hea")).startswith(b"HTTP/1.1 408")
         assert await _raw(c, b"") == b""
-        # A large body is no head, also when it comes in the same segment.
+        # A large body does not count as headers, even in the same segment.
         body = json.dumps({"prompt": "x", "stop": ["y" * 1000] * 60}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\n"
         end = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -227,10 +227,8 @@ async def test_garbled_requests_do_not_fill_the_log(
 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"a"], ids=["line-ends", "rest-of-a-body"])
-async def test_what_comes_after_an_answer_does_not_keep_a_connection(
-    tmp_path: Path, rest: bytes
-) -> None:
-    """Otherwise thousands of such connections, without any key, could use up the router's."""
+async def test_bytes_after_a_response_do_not_keep_a_connection(tmp_path: Path, rest: bytes) -> None:
+    """Otherwise clients without a key could exhaust the router's connections."""
     head = b"POST /nowhere HTTP/1.1\r\ncontent-length: 1000\r\n\r\n"
     if rest == b"\r\n":
         head = b"GET /health HTTP/1.1\r\n\r\n"

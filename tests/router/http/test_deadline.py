@@ -1,4 +1,4 @@
-"""Deadlines that a header sets."""
+"""Deadlines from headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors have no paths, addresses and traces, whatever fails."""
+"""Error messages contain no paths, addresses or tracebacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = '/secret/path.py", line 5, 10.1.2.3:44: Traceback'
 FAILURES = [
     code
     for code in grpc.StatusCode
-    # The first is no failure, and the second the node's word to the client.
+    # The first is no failure, and the second is the node's message to the client.
     if code not in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
 ]
 
@@ -28,7 +28,7 @@ def tells_nothing(text: str) -> bool:
     )
 
 
-async def test_the_failure_of_a_node_is_told_in_words_of_the_router(tmp_path: Path) -> None:
+async def test_a_node_failure_has_a_message_of_the_router(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for code in FAILURES:
             c.node.script = refuse(code, SECRET)

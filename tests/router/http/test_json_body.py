@@ -1,4 +1,4 @@
-"""Bodies: the values of ``json``, strictly, and bounds on what a body costs the other threads."""
+"""Bodies: parsed like ``json``, but strictly, and with limits on the time that they take."""
 
 from __future__ import annotations
 

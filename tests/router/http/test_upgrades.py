@@ -1,5 +1,5 @@
-"""Requests that offer to upgrade to another protocol are served as if they did not, and nothing of
-their body is taken for a request."""
+"""Requests with an upgrade header are served as if they had none, and no part of their body is
+parsed as a request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def post(path: str, body: bytes, offer: bytes = b"", chunked: bool = False) -> b
 
 
 async def send(c: Cluster, *packets: bytes) -> bytes:
-    """All that comes back until the connection closes, but ids and times, and so lengths."""
+    """Everything that comes back until the connection closes, without ids, times and lengths."""
     reader, writer = await asyncio.open_connection("127.0.0.1", c.router.http_port)
     for packet in packets:
         writer.write(packet)
@@ -66,7 +66,7 @@ async def send(c: Cluster, *packets: bytes) -> bytes:
     )
 
 
-async def test_an_offer_changes_no_answer(tmp_path: Path) -> None:
+async def test_an_upgrade_header_changes_no_response(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         for path, fields in ROUTES.items():
             body = json.dumps(fields).encode()
@@ -100,7 +100,7 @@ async def test_a_body_is_never_a_request(tmp_path: Path) -> None:
                     reply = await send(c, *packets, LAST)
                     assert reply.startswith(b"HTTP/1.1 400")
                     assert b'"object":"list"' not in reply
-        # Of a request without a body, what follows is the next one.
+        # After a request without a body, the next request follows.
         get = b"GET /version HTTP/1.1\r\nHost: localhost\r\n" + OFFERS["websocket"] + b"\r\n"
         assert (await send(c, get + LAST)).count(b"HTTP/1.1 200") == 2
 

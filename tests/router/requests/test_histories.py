@@ -1,5 +1,5 @@
-"""Conversations as clients send them again: the same prompt on every surface, whatever the chat
-template takes, and no call of the model's that ends one."""
+"""Conversations that clients send again: every API builds the same prompt, whatever the chat
+template supports, and invalid tool calls of the model do not break a conversation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def post(c: Cluster, path: str, **body: Any) -> Any:
 
 
 async def prompts_of(c: Cluster, messages: list[dict[str, Any]]) -> dict[str, str]:
-    """The prompt of each surface; instructions of a response are its first message."""
+    """The prompt by path. The first message becomes the instructions of a response."""
     first, *others = messages
     instructions = first["content"] if first["role"] == "system" else None
     input_ = others if instructions else messages
@@ -68,7 +68,7 @@ async def test_system_messages_are_folded_on_every_surface(
     make_model(tmp_path / "model", template)
     async with cluster(tmp_path) as c:
         for path, prompt in (await prompts_of(c, HISTORY)).items():
-            # Anthropic's conversations join the messages in front, whichever the template is.
+            # Anthropic's API joins the messages before the first user message for any template.
             joined = prompt.replace("one\ntwo", "one\n\ntwo")
             assert joined == expected.format("\n\n"), path
 
@@ -99,7 +99,7 @@ BROKEN: tuple[Any, ...] = (
 
 
 def history(arguments: Any) -> dict[str, list[dict[str, Any]]]:
-    """A call that has been answered, by the paths whose bodies have it."""
+    """Bodies with a tool call and its result, by path."""
     function = {"name": "f", "arguments": arguments}
     user, result = {"role": "user", "content": "go"}, {"role": "tool", "content": "r"}
     call = {"id": "call_1", "type": "function", "function": function}

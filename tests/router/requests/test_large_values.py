@@ -1,5 +1,5 @@
-"""Large and deep values inside of bodies, on every surface: rejected with the field's name, or
-served without holding other threads for long."""
+"""Large and deeply nested values in bodies of every API: rejected with the field's name, or
+served without blocking other threads for long."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ SCHEMA = {"in": "place of a schema"}
 
 
 def with_depth(body: Any, depth: int) -> str:
-    """JSON whose schema is nested so deeply; ``json`` might not encode it."""
+    """JSON with a schema of this depth, which ``json`` may be unable to encode."""
     schema = '{"properties":' * depth + "{}" + "}" * depth
     return json.dumps(body).replace(json.dumps(SCHEMA), schema)
 

@@ -1,4 +1,4 @@
-"""Bodies that are refused: a table of what clients read, and what every refusal holds to."""
+"""Rejected bodies: a table of error messages, and rules for all of them."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "the input length exceeds the context length of 1 tokens; shorten it, or raise 'num_ctx' "
         "if the model takes more",
     ),
-    # What needs something else, or contradicts it
+    # Missing requirements and contradictions
     (
         CHAT,
         {"messages": None},
@@ -332,7 +332,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "Invalid 'structured_outputs': exactly one of json, regex, choice, grammar, json_object, "
         "structural_tag is needed, and none is given.",
     ),
-    # What this server or this model has not
+    # Not supported by this server or this model
     (
         CHAT,
         {"model": "x"},
@@ -433,7 +433,7 @@ def test_refusals_are_those_of_the_table() -> None:
 
 
 def refusal(c: InProcess, surface: Surface, body: Any) -> list[Any] | None:
-    """Status, message, parameter and code; ``None`` if the body is taken."""
+    """Status, message, parameter and code; ``None`` if the body is accepted."""
     try:
         read(c, surface, body)
     except OnlyLoadsError:
@@ -465,14 +465,14 @@ MODELS: dict[Surface, type[BodyModel]] = {
     OLLAMA_CHAT: OllamaChatRequest,
     GENERATE: OllamaGenerateRequest,
 }
-# Fields of a message that are read as those that followed them.
+# Deprecated fields of a message, and the fields that replaced them.
 NOW = {"function_call": "tool_calls"}
 IN_MESSAGES = [*ChatMessage.model_fields, *ChatMessage.unsupported, "nonsense"]
 IN_OPTIONS = [*OPENAI_NAMES, "mirostat", "num_ctx", "num_gpu", "nonsense", "repeat_last_n"]
 
 
 def changes(surface: Surface, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each name that a body may have, at any depth, and the field that has it with the value."""
+    """Each name in a body, at any depth, and a body with ``value`` in its place."""
     model = MODELS[surface]
     for name in sorted({*model.model_fields, *model.unsupported, "nonsense"}):
         yield name, {name: value}

@@ -1,4 +1,4 @@
-"""Responses in the background: polled, cancelled."""
+"""Responses in the background: polling and cancelling."""
 
 from __future__ import annotations
 

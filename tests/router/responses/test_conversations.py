@@ -1,4 +1,4 @@
-"""References to stored items, unfinished messages and counting, with OpenAI's client."""
+"""References to stored items, partial messages and counting, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_references_stand_for_stored_items(tmp_path: Path) -> None:
         listed = (await client.responses.input_items.list(second.id, order="asc")).data
         assert [item.id for item in listed[:2]] == [question.id, first.output[0].id]
         await client.responses.delete(first.id)
-        await client.responses.create(input=items)  # the second one has them too
+        await client.responses.create(input=items)  # the second response has them too
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError, match=r"input\[0\]"):
                 await other.responses.create(input=items)

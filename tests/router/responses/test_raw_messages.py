@@ -1,4 +1,4 @@
-"""vLLM's ``enable_response_messages``: what the model has read and written."""
+"""vLLM's ``enable_response_messages``: the raw prompts and outputs of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/responses and what is kept of it, with OpenAI's client."""
+"""POST /v1/responses and the store of responses, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_response_is_stored_continued_and_deleted(tmp_path: Path) -> Non
             input=[{"role": "user", "content": [{"type": "input_text", "text": "stop"}]}],
         )
         text = prompt(c)
-        assert "three" not in text  # instructions are of one response
+        assert "three" not in text  # instructions apply to one response only
         assert text.index("one two") < text.index("hello world") < text.index("stop")
         assert await client.responses.retrieve(first.id) == first
         items = await client.responses.input_items.list(second.id)
@@ -187,7 +187,7 @@ async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
             await store.get("a", "")
         await store.delete("b", "")
         await store.add(ended("d"))
-        await store.get("c", "")  # the one that was deleted has left its room
+        await store.get("c", "")  # deleting one has made room
 
 
 async def test_stores_of_one_file_are_one_and_outlive_their_routers(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ CALL_EVENTS = (
 )  # fmt: skip
 
 
-async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) -> None:
+async def test_tool_calls_are_items_whose_results_come_next(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TEMPLATE)
     async with served(tmp_path) as (c, client):
         c.node.reply = c.encode(ANSWER)
@@ -48,7 +48,7 @@ async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) ->
         text = prompt(c)
         assert "I look.[weather][weather]" in text
         assert text.index("[weather]") < text.index("tool\nwarm 0") < text.index("warm 1")
-        # The same without the store: items go back as they came.
+        # The same without the store: the client sends the output items back.
         history = [{"role": "user", "content": "hi"}, *first.output, *results]
         again = await client.responses.create(input=history, tools=[WEATHER], store=False)
         assert prompt(c) == text and again.output_text == stored.output_text == "fine"
@@ -106,7 +106,7 @@ async def test_every_kind_of_tool_choice(tmp_path: Path) -> None:
         assert response.output_text == "no"
 
 
-# The tools of Codex, reduced: it offers web search to every server.
+# Codex's tools, shortened; it sends web search to every server.
 CODEX: list[dict[str, Any]] = [
     {"type": "web_search", "external_web_access": False},
     {"type": "custom", "name": "patch", "description": "one",

@@ -1,4 +1,4 @@
-"""Every route that the app has asks for the key that it should, found by listing the routes."""
+"""Every route of the app requires the key that it should."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tandem.router import app
 from tandem.router.http.access_log import PROBES
 from tandem.tests.router.support import cluster
 
-# Only on a port of its own where clients need a key.
+# Not on this port if clients need a key.
 METRICS = "/metrics"
-# Files without data: what the page shows, it fetches with a key.
+# Files without data; the page fetches data with a key.
 PAGE = {"/", "/cluster", "/web/path"}
 FORMS = (
     lambda key: {"authorization": f"Bearer {key}"},
@@ -23,7 +23,7 @@ WRONG = ("wrong", "Secret", "secret-", "x" * 10_000)
 
 
 def routes() -> Iterator[tuple[str, str]]:
-    """Methods and paths, with something in the place of their parameters."""
+    """Methods and paths of all routes, with values for path parameters."""
     for api in app.APIS:
         for route in api.router.routes:
             assert isinstance(route, APIRoute), route

@@ -1,4 +1,4 @@
-"""/openapi.json says what the routes take and answer."""
+"""/openapi.json matches what the routes accept and return."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Raise ``ValidationError`` unless ``value`` is as ``schema`` of the document says."""
+    """Raise ``ValidationError`` unless ``value`` matches ``schema``."""
     Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 
@@ -79,7 +79,7 @@ async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_pat
 
 
 async def test_requests_at_the_same_time_get_the_same_document(tmp_path: Path) -> None:
-    app._routes.cache_clear()  # it is made once
+    app._routes.cache_clear()  # it is built once
     async with cluster(tmp_path) as c:
         documents = await asyncio.gather(*(c.client.get("/openapi.json") for _ in range(8)))
     assert len({document.content for document in documents}) == 1
@@ -154,7 +154,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
-async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
+async def test_responses_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
     options: dict[str, Any] = {
         "reasoning_parser": reasoning_parser,
         "enable_tokenizer_info_endpoint": True,
@@ -192,8 +192,8 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def check_events(document: dict[str, Any], path: str, stream: str) -> int:
-    """Check each event of a stream, and its data, which only in the last one need not be JSON.
-    Returns their number."""
+    """Check the events of a stream and their data; only the last one's may be no JSON. Returns
+    the number of events."""
     schema = response_schema(document, path, "post", "text/event-stream")
     data = schema["properties"]["data"]
     *last, of_json = data.get("anyOf", (data,))
@@ -254,7 +254,7 @@ BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/completions", CompletionRequest, TEXT),
     ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),
 )
-# Values that a field takes, where its schema's default is none, and what they need beside them.
+# Accepted values of fields without a usable default, with other fields that they need.
 ACCEPTED: dict[str, Any] = {
     "include_reasoning": True,
     "max_completion_tokens": 5,
@@ -322,7 +322,7 @@ async def test_documented_fields_are_taken_and_no_others(
 async def test_documented_ranges_are_those_that_hold(
     tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any]
 ) -> None:
-    """A number beyond a documented limit is rejected, and one at the limit is not because of it."""
+    """A number beyond a documented limit is rejected; one at the limit is not rejected for that."""
     async with cluster(tmp_path) as c:
         document = await document_of(c)
         fields = document["components"]["schemas"][model.__name__]["properties"]
@@ -334,7 +334,7 @@ async def test_documented_ranges_are_those_that_hold(
             if side in kind
         ]
         assert len(limits) > 4
-        # 0 tokens may be asked for with the prompt's echo.
+        # max_tokens 0 is allowed with echo.
         valid = {**valid, "echo": True} if path == "/v1/completions" else valid
         for name, side, limit, step in limits:
             beyond = await c.client.post(path, json={**valid, name: limit + step})

@@ -1,4 +1,4 @@
-"""Routes for operators and monitors: health, load, usage, documents, commands, the end."""
+"""Routes for operators and monitors: health, load, usage, documentation, commands, shutdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics page: the series of nodes, and rendering that does not hold the event loop."""
+"""The metrics page: the series of nodes, and rendering without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_concurrent_scrapes_share_one_page_rendered_in_a_thread(
     scrapes = [asyncio.create_task(metrics.page()) for _ in range(3)]
     while not threads:  # noqa: ASYNC110 (a thread has no event of this loop)
         await asyncio.sleep(0.001)
-    scrapes[0].cancel()  # the first who asked hangs up
+    scrapes[0].cancel()  # the first client disconnects
     may_end.set()
     pages = await asyncio.gather(*scrapes, return_exceptions=True)
     assert isinstance(pages[0], asyncio.CancelledError)

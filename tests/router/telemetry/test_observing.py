@@ -1,4 +1,4 @@
-"""Observing a router: where its metrics are served, and its log line about throughput."""
+"""Where a router's metrics are served, and its log line about throughput."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_router_logs_its_throughput_while_it_has_work(
     caplog.set_level(logging.INFO, "tandem")
     async with cluster(tmp_path, stats_interval=0.05) as c:
         await c.complete("hello")
-        # The first line may come when the request has only begun.
+        # The first line may come before the request has generated anything.
         await until(lambda: any(line["generated_tokens_per_second"] for line in lines(caplog)))
     assert [stats_line.Rates(**line) for line in lines(caplog)]
 

@@ -138,7 +138,7 @@ async def test_a_long_text_does_not_hold_the_loop(tmp_path: Path) -> None:
         assert response.json()["count"] == 90_000
 
 
-async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> None:
+async def test_requests_are_counted_and_responses_are_bounded(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_concurrent_requests=0) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
     async with cluster(tmp_path, max_held_response_bytes=20) as c:

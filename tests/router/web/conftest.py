@@ -1,4 +1,4 @@
-"""The browser, the router and the tab that the tests of a module share, unless it has its own."""
+"""The browser, the router and the tab that the tests of a module share."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def test_an_answer_that_a_closed_page_has_cut_off_says_so(t: Tab, c: Clust
 
 
 @pytest.mark.parametrize(
-    ("status", "shown"),
+    ("status", "expected"),
     [(429, "Too many requests."), (503, "cannot serve"), (0, "Connection lost")],
 )
 async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expected: str) -> None:
@@ -144,7 +144,7 @@ async def test_errors_can_be_tried_again(t: Tab, c: Cluster, status: int, expect
             await route.abort()
         failed.set()
 
-    # It stays: a request that is made while a route goes may hang.
+    # Never removed: a request during the removal of a route may hang.
     failed = asyncio.Event()
     await t.page.route("**/v1/chat/completions", fail_once)
     await t.send("hi")

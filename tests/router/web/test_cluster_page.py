@@ -1,4 +1,4 @@
-"""The cluster page in a real browser: it moves when KV moves."""
+"""The cluster page in a real browser."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = 250
 
 
 class HeldPrefill:
-    """A decode node's answers: streams go on, and long prompts wait for ``computed``."""
+    """A decode node's script: streams run on, and long prompts wait for ``computed``."""
 
     def __init__(self, c: Cluster) -> None:
         self.computed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""The overview of the cluster: true, bounded, and explicit about what it leaves out."""
+"""The overview of the cluster: correct, limited in size, and explicit about what it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's files: complete, small, confined, and without a way for text to become more."""
+"""The files of the page: complete, small, restricted, and safe from injection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.router.web.page_files import FOLDER, HEADERS, INDEX, page_files
 from tandem.tests.router.support import cluster
 
 SCRIPTS = {name: file for name, file in page_files().items() if name.endswith(".js")}
-# Namespaces, which nothing fetches, and what links may begin with.
+# XML namespaces, which are not fetched, and allowed beginnings of links.
 NAMES = ("http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML")
 SINKS = (
     "innerHTML",
@@ -37,7 +37,7 @@ def imports(name: str) -> set[str]:
 
 
 def linked() -> set[str]:
-    """The files that the document names."""
+    """The files that the HTML document refers to."""
     return set(re.findall(r'(?:src|href)="web/([^"]+)"', text(INDEX)))
 
 
@@ -51,7 +51,7 @@ def test_every_file_is_used_and_every_used_file_is_there() -> None:
 
 
 def test_a_first_load_is_small() -> None:
-    """All files, though some are only fetched when they are needed."""
+    """All files, although some are loaded on demand."""
     files = page_files().values()
     assert sum(len(file.compressed) for file in files) < 75_000
     assert sum(len(file.content) for file in files) < 250_000
@@ -104,7 +104,7 @@ async def test_the_page_needs_no_key_and_its_data_does(tmp_path: Path) -> None:
         assert (await c.client.get("/")).status_code == 200
         data = await c.client.get("/v1/models")
         assert data.status_code == 401
-        # A browser that was asked for a password by the server would not show the page's own field.
+        # With a Basic challenge, the browser would show its own dialog instead of the page's field.
         assert data.headers["www-authenticate"].startswith("Bearer")
         headers = {"authorization": "Bearer secret"}
         assert (await c.client.get("/cluster/state", headers=headers)).status_code == 200

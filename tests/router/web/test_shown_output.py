@@ -1,4 +1,4 @@
-"""Output in a real browser: Markdown, hostile and hard texts, reasoning, and calls of tools."""
+"""Output in a real browser: Markdown, hostile and difficult texts, reasoning, and tool calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_hostile_output_stays_text(t: Tab, c: Cluster) -> None:
     links = "[...document.querySelectorAll('.log a')].map(a => [a.protocol, a.rel, a.target])"
     for protocol, rel, target in await t.page.evaluate(links):
         assert protocol == "http:" and "noopener" in rel and target == "_blank"
-    # Nor could a mistake in our own scripts bring it to life.
+    # Even a mistake in our own scripts could not execute it.
     assert await t.page.evaluate(SINK) == "TypeError"
     t.problems = [problem for problem in t.problems if "TrustedHTML" not in problem]
 

@@ -1,4 +1,4 @@
-"""Several tabs of one browser: what one does is seen in the others, and nothing is lost."""
+"""Several tabs of one browser: each shows the changes of the others, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_messages_of_two_tabs_in_one_chat_are_all_kept(t: Tab, c: Cluster)
     goes_on(c, end)
     await t.send("of the first tab")
     await other.has("article.running")
-    await other.page.press("#message", "ArrowUp")  # a version beside it
+    await other.page.press("#message", "ArrowUp")  # another version
     assert await other.page.input_value("#message") == "of the first tab"
     c.node.script = None
     await other.ask("of the second tab")
