@@ -23,7 +23,7 @@ from .http.deadline import seconds_allowed
 from .http.encoding import dump
 from .http.exchange import JSON_TYPE, ClientGoneError, HttpExchange, KeyOwner
 from .http.json_body import parse_json
-from .http.keep_alive import kept_alive
+from .http.keep_alive import keep_alive
 from .http.memory_budget import MemoryBudget, MemoryShare
 from .http.parsing import ParserPools
 from .node_request import LATE
@@ -285,9 +285,9 @@ class GenerateHandler:
             body = await self._whole(request, formatter, outputs, access, memory)
             await exchange.respond_json(200, body)
             return
-        formatter.hold(memory)
+        formatter.account_in(memory)
         with RequestMetrics(self.metrics, request, access) as metrics:
-            async with aclosing(outputs), kept_alive(exchange, formatter.ping()):
+            async with aclosing(outputs), keep_alive(exchange, formatter.ping()):
                 await stream_outputs(exchange, outputs, metrics, formatter)
 
     def _outputs(
@@ -325,7 +325,7 @@ class GenerateHandler:
             body = await asyncio.to_thread(formatter.whole, result)
         else:
             body = formatter.whole(result)
-        await formatter.keep()
+        await formatter.store()
         return body
 
 

@@ -81,7 +81,7 @@ class HttpServer:
         if self._app.mcp is not None:
             self._app.mcp.start()
         self._http = server = _Uvicorn(config)
-        self._acceptor = Acceptor(listener, self.take, "a connection")
+        self._acceptor = Acceptor(listener, self.accept, "a connection")
         self.serving = asyncio.create_task(server.serve(sockets=[]))
         while not server.started:
             if self.serving.done():
@@ -90,7 +90,7 @@ class HttpServer:
             await asyncio.sleep(0.005)
         self._acceptor.start()
 
-    def take(self, accepted: socket.socket) -> None:
+    def accept(self, accepted: socket.socket) -> None:
         """Serve an accepted connection, or close it if the maximum is reached."""
         assert self._http is not None
         if len(self.connections) + len(self._accepting) >= self._max_connections:

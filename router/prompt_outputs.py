@@ -55,7 +55,7 @@ class PromptOutputs:
         self._repeated = self._scored
         if not self.has_output:
             self.served.nodes.clear()
-            self.served.computed = pb.Usage()
+            self.served.prefill = pb.Usage()
         self.served.nodes.append(node.node_id)
 
     def resume(self, message: pb.GenerateRequest) -> bool:
@@ -96,7 +96,7 @@ class PromptOutputs:
                 return [RequestAdmitted()]
             case "usage":
                 if not self.has_output:
-                    self.served.computed = event.usage
+                    self.served.prefill = event.usage
             case "prompt_logprobs":
                 check_logprobs(event.prompt_logprobs.positions)
                 return self._prompt_scores(event.prompt_logprobs.positions)

@@ -59,7 +59,7 @@ class Router:
         self.registry = Registry(options, self.nodes)
         self.nodes.on_doubt = self.registry.reachability.doubt
         self.metrics = Metrics(self.nodes)
-        self.metrics.served = self.registry.served_name
+        self.metrics.served_model = self.registry.served_name
         self.app = App(options, self.nodes, self.registry, self.metrics, tracer)
         self._registry_server = registry_server or RegistryServer(options, credentials)
         self.metrics.add(self._registry_server.refused)

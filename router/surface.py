@@ -67,7 +67,7 @@ class ResponseFormatter(ABC):
         """The mark of a stream's regular end."""
         return b""
 
-    async def keep(self) -> None:  # noqa: B027
+    async def store(self) -> None:  # noqa: B027
         """Store what the client may request after the response. Called before the last byte is
         sent."""
 
@@ -83,7 +83,7 @@ class ResponseFormatter(ABC):
         """An encoder for one prompt's logprobs; ``None`` unless requested."""
         return None
 
-    def hold(self, memory: MemoryShare) -> None:  # noqa: B027
+    def account_in(self, memory: MemoryShare) -> None:  # noqa: B027
         """Account in ``memory`` for what the formatter keeps of a stream."""
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> Collector:

@@ -10,11 +10,11 @@ from ..proto import tandem_pb2 as pb
 @dataclass(slots=True)
 class ServedPrompt:
     """The decode nodes that served one prompt, one after the other, and the first one's report of
-    the prefill (``computed``)."""
+    its prefill."""
 
     number: int = 0
     nodes: list[str] = field(default_factory=list)
-    computed: pb.Usage = field(default_factory=pb.Usage)
+    prefill: pb.Usage = field(default_factory=pb.Usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,12 @@ class Usage:
 
     def add(self, served: ServedPrompt) -> None:
         """Add a prompt's cached and remote tokens, and its nodes."""
-        computed = served.computed
-        self.cached_tokens += computed.cached_tokens
-        self.remote_tokens += computed.remote_tokens
-        self.remote_cached_tokens += computed.remote_cached_tokens
+        prefill = served.prefill
+        self.cached_tokens += prefill.cached_tokens
+        self.remote_tokens += prefill.remote_tokens
+        self.remote_cached_tokens += prefill.remote_cached_tokens
         self.decode_nodes += [name for name in served.nodes if name not in self.decode_nodes]
-        if (name := computed.prefill_node) and name not in self.prefill_nodes:
+        if (name := prefill.prefill_node) and name not in self.prefill_nodes:
             self.prefill_nodes.append(name)
 
     @property

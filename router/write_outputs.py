@@ -34,7 +34,7 @@ async def stream_outputs(
             await exchange.write(b"".join([formatter.chunk(delta) for delta in deltas]))
     metrics.finish(exchange.access.usage)
     closing = formatter.closing(exchange.access.usage)
-    await formatter.keep()
+    await formatter.store()
     await exchange.write(closing)
     await exchange.end_stream(formatter.end_of_stream())
 

@@ -28,7 +28,7 @@ class Access:
         """Check the key, if keys are required. It may be sent as Bearer, as x-api-key, or as the
         password of Basic, which browsers prompt for. The exchange keeps the owner, not the key."""
         if self._keys.required:
-            exchange.own(self._owner(exchange))
+            exchange.set_owner(self._owner(exchange))
 
     def owner_named(self, name: str) -> KeyOwner:
         """The owner of stored objects, by name, for requests without a connection."""
@@ -41,7 +41,7 @@ class Access:
             message = "This route is off; start the router with --admin-api-key to use it."
             raise ApiError(403, message, kind=PERMISSION, code="no_admin_key")
         assert owner is not None
-        exchange.own(owner)
+        exchange.set_owner(owner)
         if not owner.admin:
             message = "This route needs an admin key; see --admin-api-key of the router."
             raise ApiError(403, message, kind=PERMISSION, code="admin_key_required")

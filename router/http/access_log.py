@@ -61,8 +61,8 @@ class AccessRecord:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were in caches of nodes."""
-        computed = [prompt.computed for prompt in self.usage.served]
-        return sum(one.cached_tokens + one.remote_cached_tokens for one in computed)
+        prefills = [prompt.prefill for prompt in self.usage.served]
+        return sum(one.cached_tokens + one.remote_cached_tokens for one in prefills)
 
     @property
     def tokens(self) -> int:
@@ -95,7 +95,7 @@ class AccessRecord:
                 "finish_reason": _counted(self.finish_reasons),
                 "ttft_seconds": self.first_token_seconds,
                 "decode_nodes": _names(name for prompt in served for name in prompt.nodes),
-                "prefill_nodes": _names(prompt.computed.prefill_node for prompt in served),
+                "prefill_nodes": _names(prompt.prefill.prefill_node for prompt in served),
                 "prefilled": _counted(Counter(map(_prefilled, filter(_is_computed, served)))),
                 "first_token": self.phases(),
             }
@@ -109,20 +109,20 @@ class AccessRecord:
         served = self.usage.served
         if not served or any(one.number for one in served) or self.first_token_seconds is None:
             return {}
-        phases = _seconds(served[0].computed.first_token)
+        phases = _seconds(served[0].prefill.first_token)
         rest = max(0.0, self.first_token_seconds - sum(phases.values()))
         return {"router": round(rest, 4)} | phases if phases else {}
 
 
 def prefill_origin(served: ServedPrompt) -> tuple[str, str]:
     """Where a prompt was prefilled, and the reason if that was its decode node."""
-    if served.computed.prefill_node:
+    if served.prefill.prefill_node:
         return REMOTE, ""
-    return LOCAL, known_reason(served.computed.local_reason)
+    return LOCAL, known_reason(served.prefill.local_reason)
 
 
 def _is_computed(served: ServedPrompt) -> bool:
-    return served.computed.prompt_tokens > 0
+    return served.prefill.prompt_tokens > 0
 
 
 def _prefilled(served: ServedPrompt) -> str:

@@ -96,7 +96,7 @@ class HttpExchange:
         """True while a write is in progress."""
         return self._writing_since is not None
 
-    def own(self, owner: KeyOwner) -> None:
+    def set_owner(self, owner: KeyOwner) -> None:
         """Attribute the request to the owner of its key."""
         self.owner = owner
         self.access.key = owner.name

@@ -13,7 +13,7 @@ PING_SECONDS = 15.0
 
 
 @contextlib.asynccontextmanager
-async def kept_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]:
+async def keep_alive(exchange: HttpExchange, ping: bytes) -> AsyncIterator[None]:
     """Write the event ``ping`` while nothing else is written. No-op if it is empty."""
     if not ping:
         yield

@@ -95,14 +95,14 @@ class BackgroundRuns:
                 )
             except asyncio.CancelledError:
                 formatter.abort(None)
-                await asyncio.shield(formatter.keep())  # the task may be cancelled twice
+                await asyncio.shield(formatter.store())  # the task may be cancelled twice
             except Exception as error:
                 what, wait = "a request in the background", self._options.retry_after
                 failure = failure_of(error, what, retry_after=wait)
                 access.error = failure.code or failure.kind
                 self._handler.metrics.count_error(failure.status)
                 formatter.abort(failure)
-                await asyncio.shield(formatter.keep())
+                await asyncio.shield(formatter.store())
             finally:
                 self._usage.count_tokens(access)
                 del self._runs[request.request_id]

@@ -28,7 +28,7 @@ class Conversations:
 
     def approvals_of(self, conversation: ContinuedConversation) -> RequestApprovals:
         """The approvals of tool calls in the input. Raises ``RequestError``."""
-        approvals = new_answers(conversation.items, conversation.whole)
+        approvals = new_answers(conversation.items, conversation.all_items)
         return RequestApprovals(self._approvals, self.owner, approvals)
 
     def read(self, value: Any, previous: str | None, ignored: set[str]) -> ContinuedConversation:

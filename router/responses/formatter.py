@@ -58,11 +58,11 @@ class ResponsesFormatter(ResponseFormatter):
 
     # ---- for any response --------------------------------------------------------------------
 
-    def hold(self, memory: MemoryShare) -> None:
+    def account_in(self, memory: MemoryShare) -> None:
         self._memory = memory
 
     def collector(self, request: GenerationRequest, memory: MemoryShare) -> ResponsesFormatter:
-        self.hold(memory)
+        self.account_in(memory)
         return self
 
     def add(self, output: Output) -> None:
@@ -92,7 +92,7 @@ class ResponsesFormatter(ResponseFormatter):
         status = "cancelled" if error is None else "failed"
         self._final = self._body(status, self._output, error=error)
 
-    async def keep(self) -> None:
+    async def store(self) -> None:
         assert self._final is not None
         await self._store(self._final)
 

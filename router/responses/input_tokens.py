@@ -48,14 +48,17 @@ def input_token_counter(
         check_response(params, ignored)
         tools = read_response_tools(params.tools, ignored)
         conversation = conversations.read(params.input, params.previous_response_id, ignored)
-        if not conversation.whole and not params.instructions:
+        if not conversation.all_items and not params.instructions:
             message = "Missing required parameter: 'input'."
             raise invalid(message, "input", "missing_required_parameter")
         if params.truncation == "auto":
             approvals = conversations.approvals_of(conversation)
             request = parse_turns(params, tools, conversation, chat, approvals, model, options)
             return request.prompt_tokens
-        messages = [*instruction_messages(params.instructions), *as_messages(conversation.whole)]
+        messages = [
+            *instruction_messages(params.instructions),
+            *as_messages(conversation.all_items),
+        ]
         with fields_renamed(FIELD_NAMES), tools.places_in_errors():
             turns = chat_body(params, tools, messages, is_partial=conversation.is_partial)
             return chat.count_tokens(turns, model, options)

@@ -177,7 +177,7 @@ class ContinuedConversation:
     is_partial: bool
 
     @property
-    def whole(self) -> list[Item]:
+    def all_items(self) -> list[Item]:
         return [*self.earlier, *self.items]
 
 

@@ -125,7 +125,7 @@ def parse_turns(
             grammars=tools.grammars,
         )
 
-    messages = as_messages(conversation.whole)
+    messages = as_messages(conversation.all_items)
     with fields_renamed(FIELD_NAMES), tools.places_in_errors():
         fits = params.truncation == "disabled"
         request = parse(messages) if fits else parse_fitting(messages, parse)

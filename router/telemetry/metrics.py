@@ -38,7 +38,7 @@ class Metrics:
         self.registry.register(nodes.ejections)
         self.registry.register(nodes.migrations)
         # The served model. Autoscalers need its gauges before the first request.
-        self.served: Callable[[], str] = lambda: ""
+        self.served_model: Callable[[], str] = lambda: ""
         self.requests: Counts[str] = Counts()  # in progress, by model
         self.unstarted: Counts[str] = Counts()  # requests without a token so far, by model
         self.vllm = VllmSeries(self.registry)
@@ -134,8 +134,8 @@ class Metrics:
         """Set the gauges. Requests without a token are waiting, but at most as many as the nodes
         report; the others are being prefilled."""
         work = self.work()
-        if served := self.served():
-            self.requests[served] += 0
+        if model := self.served_model():
+            self.requests[model] += 0
         for model, requests in self.requests.items():
             waiting = min(self.unstarted[model], work.waiting)
             self.vllm.gauge("num_requests_waiting", model).set(waiting)

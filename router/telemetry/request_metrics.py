@@ -47,7 +47,7 @@ class RequestMetrics:
         self._metrics.requests[self._name] -= 1
         self._metrics.unstarted[self._name] -= not self._last
         served = self._access.usage.served
-        origins = Counts(prefill_origin(one) for one in served if one.computed.prompt_tokens)
+        origins = Counts(prefill_origin(one) for one in served if one.prefill.prompt_tokens)
         for origin, count in origins.items():
             self._metrics.prompts.labels(*origin).inc(count)
 

@@ -172,7 +172,7 @@ class InProcess:
         ):
             async with aclosing(outputs):
                 if request.stream:
-                    formatter.hold(memory)
+                    formatter.account_in(memory)
                     await stream_outputs(cast(HttpExchange, sink), outputs, metrics, formatter)
                     return sink.text
                 collector = formatter.collector(request, memory)
