@@ -12,7 +12,7 @@ from ...shared.errors import RequestError
 from ..http.json_body import parse_json
 from ..requests.body_errors import JSON_NAMES
 from .file_store import FileStore, StoredFile
-from .stored import BatchRequest
+from .rows import BatchRequest
 
 # OpenAI's limits.
 MAX_REQUESTS = 50_000

@@ -10,8 +10,8 @@ from pydantic import Field
 
 from ..errors import invalid
 from ..requests.body_model import WHOLE, BodyModel, DocumentedAs
+from .rows import NewBatch
 from .store import DAY
-from .stored import NewBatch
 from .upload import MAX_LIFETIME, MIN_LIFETIME
 
 MAX_WINDOW = 30 * DAY

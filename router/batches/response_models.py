@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from .stored import BatchColumns
+from .rows import BatchColumns
 
 
 class FileObject(BaseModel):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..http.encoding import dump
-from .stored import BatchRequest, RequestResult
+from .rows import BatchRequest, RequestResult
 
 EXPIRED = (
     "batch_expired",

@@ -19,8 +19,8 @@ from .result_line import (
     error_result,
     response_result,
 )
+from .rows import BatchRequest, BatchStatus, RequestResult, StoredBatch
 from .store import BatchStore
-from .stored import BatchRequest, BatchStatus, RequestResult, StoredBatch
 
 log = logger("router")
 

@@ -19,9 +19,9 @@ from ..database import Database
 from ..errors import ApiError
 from ..options import RouterOptions
 from .file_store import FileLimits, FileStore
+from .rows import BatchStatus, StoredBatch
 from .run import MAX_PAUSE, BatchRun, Serve
 from .store import BatchStore
-from .stored import BatchStatus, StoredBatch
 from .tables import SCHEMA
 
 log = logger("router")

@@ -12,7 +12,7 @@ from typing import Any
 from ..database import Database
 from ..errors import ApiError
 from .file_store import FileLimits, Page, find_file, list_body, new_file_id, read_page
-from .stored import (
+from .rows import (
     UNFINISHED,
     BatchRequest,
     BatchStatus,

@@ -14,8 +14,8 @@ from ...shared.text.tokenizer import TooManyTokensError, most_before_cut
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
+from .tool_text import with_tools_as_text
 from .truncation import Truncation
-from .written_tools import with_written_tools
 
 TemplateVariables = Annotated[dict[str, Any], Field(max_length=64)]
 
@@ -223,7 +223,7 @@ def encode_chat(
             "no_chat_template",
         )
     source = "" if template is None else template.source
-    messages, tools = with_written_tools(messages, tools, source)
+    messages, tools = with_tools_as_text(messages, tools, source)
     characters = _characters_of([messages, variables])
     check_length(characters, model, param="messages", truncated=truncated)
     try:

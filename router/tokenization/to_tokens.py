@@ -15,7 +15,7 @@ from ..openai.prompt_template import adds_generation_prompt
 from ..openai.tools.definitions import Tools, shown_tools
 from ..requests.body_model import BodyModel, ResponseModel
 from ..requests.context import TemplateVariables, check_template_variables
-from ..requests.written_tools import with_written_tools
+from ..requests.tool_text import with_tools_as_text
 from ..served_model import ServedModel
 
 # Tokens whose texts are encoded at once.
@@ -111,7 +111,7 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str
     tools = shown_tools(chat.tools, ignored)
     template = model.tokenizer.template_of(tools)
     source = "" if template is None else template.source
-    messages, tools = with_written_tools(read_messages(chat.messages, ignored), tools, source)
+    messages, tools = with_tools_as_text(read_messages(chat.messages, ignored), tools, source)
     return model.tokenizer.encode_chat(
         messages,
         add_generation_prompt=adds_generation_prompt(chat),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import openai
 
-from tandem.router.batches.stored import UNFINISHED
+from tandem.router.batches.rows import UNFINISHED
 from tandem.tests.router.support import Cluster, cluster
 
 CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"

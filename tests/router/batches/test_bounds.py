@@ -10,8 +10,8 @@ from tandem.router.batches import runner, store
 from tandem.router.batches.file_store import FileLimits, FileStore
 from tandem.router.batches.input_lines import MAX_CUSTOM_ID
 from tandem.router.batches.request import MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE
+from tandem.router.batches.rows import RequestResult
 from tandem.router.batches.store import BatchStore
-from tandem.router.batches.stored import RequestResult
 from tandem.router.batches.tables import SCHEMA
 from tandem.router.batches.upload import MAX_FILENAME
 from tandem.router.database import Database

@@ -13,8 +13,8 @@ import pytest
 from tandem.router.batches import file_store, input_lines
 from tandem.router.batches.file_store import FileLimits, FileStore, StoredFile
 from tandem.router.batches.input_lines import lines_of
+from tandem.router.batches.rows import RequestResult
 from tandem.router.batches.store import BatchStore
-from tandem.router.batches.stored import RequestResult
 from tandem.router.batches.tables import SCHEMA
 from tandem.router.database import Database
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tandem.router.requests.written_tools import with_written_tools
+from tandem.router.requests.tool_text import with_tools_as_text
 from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
@@ -108,16 +108,16 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
         {"role": "user", "content": "b"},
     ]
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
-    made, tools = with_written_tools(messages, [tool], "")
+    made, tools = with_tools_as_text(messages, [tool], "")
     assert tools is None and [message["role"] for message in made] == ["user", "assistant", "user"]
     assert made[0]["content"].endswith("\n\na") and '{"name": "f"}' in made[0]["content"]
     assert made[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
     assert made[2]["content"] == (
         "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
     )
-    told, _ = with_written_tools([{"role": "system", "content": "s"}, *messages], [tool], "")
+    told, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
     assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
-    assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
+    assert with_tools_as_text(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
 def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:

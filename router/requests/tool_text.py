@@ -12,7 +12,7 @@ from typing import Any
 from .json_size import json_text
 
 # The parser for tool calls that follow ``INSTRUCTIONS``.
-WRITTEN_FORMAT = "hermes"
+TEXT_FORMAT = "hermes"
 INSTRUCTIONS = """\
 You can call functions. Each of these lines describes one as JSON:
 {tools}
@@ -28,12 +28,12 @@ _TOOL_ROLE = re.compile(r"""['"]tool['"]""")
 Message = dict[str, Any]
 
 
-def shows_tools(template: str) -> bool:
+def supports_tools(template: str) -> bool:
     """True if a template uses the variable ``tools``."""
     return _TOOLS.search(template) is not None
 
 
-def with_written_tools(
+def with_tools_as_text(
     messages: list[Message], tools: list[dict[str, Any]] | None, template: str
 ) -> tuple[list[Message], list[dict[str, Any]] | None]:
     """The messages and tools for a template; what it does not support is moved into the text of
@@ -42,7 +42,7 @@ def with_written_tools(
         messages = [_with_calls(message) for message in messages]
     if not _TOOL_ROLE.search(template):
         messages = _with_results(messages)
-    if tools and not shows_tools(template):
+    if tools and not supports_tools(template):
         return _with_definitions(messages, tools), None
     return messages, tools
 
