@@ -47,9 +47,9 @@ export async function askForKey() {
                               spellcheck: "false", autofocus: true });
   const lasting = el("input", { type: "checkbox" });
   const about = storedKey() ? "The server does not accept this key." :
-    "This server answers only with a key: one of its --api-key or --api-key-file.";
+    "This server requires an API key, set by --api-key or --api-key-file.";
   const form = el("form", { method: "dialog" }, el("p", {}, about), el("label", {}, "API key", input),
-                  el("label", { class: "check" }, lasting, "Keep it on this device"), saveButton());
+                  el("label", { class: "check" }, lasting, "Remember it on this device"), saveButton());
   if (!await choice(show("API key", "box key", form))) return false;
   storeKey(input.value.trim(), lasting.checked);
   return true;

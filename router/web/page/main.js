@@ -10,7 +10,7 @@ import { listModels, storedKey, whenKeyWanted } from "./server.js";
 
 const at = id => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 800px)");
-const THEMES = [["auto", "Theme: as the system's", "auto"], ["light", "Theme: light", "sun"],
+const THEMES = [["auto", "Theme: system", "auto"], ["light", "Theme: light", "sun"],
                 ["dark", "Theme: dark", "moon"]];
 
 // Storage keys, for this tab and for this browser.

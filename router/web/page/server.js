@@ -12,7 +12,7 @@ export class ServerError extends Error {
   }
 }
 
-export const LOST = "The server cannot be reached, or has broken the answer off.";
+export const LOST = "The server cannot be reached, or the connection was lost.";
 
 let onKeyWanted = () => {};
 
@@ -54,7 +54,7 @@ async function problemOf(answer) {
     const { message, code } = (await answer.json()).error;
     return { message, code };
   } catch {
-    return { message: `The server answered with HTTP ${answer.status}.` };
+    return { message: `The server returned HTTP ${answer.status}.` };
   }
 }
 

@@ -187,7 +187,7 @@ async def test_an_answer_that_was_cut_off_is_continued(t: Tab, reason: str) -> N
 
     await t.page.route("**/v1/chat/completions", cut)
     await t.send("hi")
-    note = ".note:has-text('limit of tokens')" if reason else ".error:has-text('Connection lost')"
+    note = ".note:has-text('token limit')" if reason else ".error:has-text('Connection lost')"
     await t.has(f"{note} button:has-text('Continue')")
     await streams(t, "chat/completions", [{"content": " and on"}])
     await t.click("button:has-text('Continue')")

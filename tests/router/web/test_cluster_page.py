@@ -94,7 +94,7 @@ async def test_what_is_shown_turns_grey_while_the_server_is_away(chromium: Any, 
         await t.page.route(
             "**/cluster/state", lambda route: route.abort() if away.is_set() else route.continue_()
         )
-        await t.has(".cluster.away .error:has-text('The server does not answer. What is shown is')")
+        await t.has(".cluster.away .error:has-text('The server does not respond. This state is')")
         await t.has(".prefill .card:has-text('prefill-0')")
         away.clear()
         await t.has(".cluster:not(.away) .prefill .card:has-text('prefill-0')")

@@ -38,7 +38,7 @@ async def test_an_answer_is_followed_stopped_and_ended_in_another_tab(t: Tab, c:
     await t.has("article.running .markdown:has-text('goes on')")
     other = await t.beside()
     await other.click(".chats .title:has-text('one')")
-    await other.has("article.running:has-text('Being written in another tab')")
+    await other.has("article.running:has-text('Generating in another tab')")
     await other.has("article.running .markdown:has-text('goes on')")
     await other.has(".chats .mark.running")
     end.set()

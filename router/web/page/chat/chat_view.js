@@ -38,7 +38,7 @@ export class ChatView {
                              { class: "icon-button latest", hidden: true });
     this.welcome = welcomeText();
     this.shortened = el("p", { class: "note shortened" },
-                        "The model does not read what is above: it is longer than the context.");
+                        "The model does not see the messages above: they do not fit the context.");
     this.earlier = el("button", { class: "quiet earlier", type: "button",
                                   onclick: () => this.showEarlier() });
     this.node = el("div", { class: "chat" }, this.scroller,
@@ -129,7 +129,7 @@ export class ChatView {
     try {
       if (!await this.store.put(chat)) this.chatDeleted(chat.id);
     } catch (error) {
-      this.warn(`The chat could not be kept: ${error.message}`);
+      this.warn(`The chat could not be saved: ${error.message}`);
     }
   }
 

@@ -13,7 +13,7 @@ const NAMES = { user: "You", tool: "Result of a call", approval: "Decision about
 // By the reason of an answer's end.
 const NOTES = {
   stopped: "Stopped.",
-  length: "Ended at the limit of tokens.",
+  length: "Stopped at the token limit.",
   interrupted: "Incomplete: the tab was closed before the answer had ended.",
 };
 
@@ -32,7 +32,7 @@ export class MessageView {
     this.bar = el("footer");
     // Created once: clicks on an element that each token replaces would be lost.
     this.stopButton = iconButton("stop", "Stop this answer", () => actions.stop(message));
-    this.where = el("span", { class: "note" }, "Being written in another tab");
+    this.where = el("span", { class: "note" }, "Generating in another tab");
     const name = NAMES[message.role] ?? "Answer";
     this.node = el("article", { class: message.role, "aria-label": name, tabindex: "-1" });
     this.node.dataset.id = message.id;
@@ -180,8 +180,8 @@ function headOf(status) {
     case 0: return "Connection lost.";
     case 401: return "A key is needed.";
     case 429: return "Too many requests.";
-    case 503: return "The server cannot serve now.";
-    default: return status >= 500 ? "The server failed." : "The server refused this.";
+    case 503: return "The server is unavailable.";
+    default: return status >= 500 ? "The server failed." : "The server rejected the request.";
   }
 }
 

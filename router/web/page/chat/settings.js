@@ -32,7 +32,7 @@ export function showSettings(chat, modelDefaults, changed) {
     el("button", { type: "button", onclick: event => keep(event.target, chat) },
        "Use for new chats"));
   const dialog = show("Settings of this chat", "drawer", el("label", {}, "System prompt", system),
-                      el("p", { class: "note" }, "An empty field has the value that it shows in grey."),
+                      el("p", { class: "note" }, "An empty field uses the value shown in grey."),
                       el("div", { class: "fields" }, fields),
                       row(FURTHER, chat, "", changed), buttons);
   const reset = () => {
@@ -46,7 +46,7 @@ export function showSettings(chat, modelDefaults, changed) {
 
 function keep(button, { system, sampling }) {
   localStorage.setItem(DEFAULTS, JSON.stringify({ system, sampling }));
-  button.textContent = "Kept for new chats";
+  button.textContent = "Saved for new chats";
 }
 
 function row(field, chat, modelDefault, changed) {

@@ -39,9 +39,9 @@ export class Sidebar {
   }
 
   about(found, words) {
-    if (!this.store.lasting) return "This browser keeps no chats here: they end with the page.";
+    if (!this.store.lasting) return "This browser does not store chats here: closing the page deletes them.";
     if (found.length) return "";
-    return words.length ? "No chat has these words." : "Chats stay in this browser.";
+    return words.length ? "No chat contains these words." : "Chats stay in this browser.";
   }
 
   async matching(heads, words) {

@@ -122,7 +122,7 @@ export class ClusterView {
       this.take(await (await request("cluster/state", { signal })).json());
       this.showAway("");
     } catch (error) {
-      this.showAway(error.message === LOST || !error.status ? "The server does not answer." :
+      this.showAway(error.message === LOST || !error.status ? "The server does not respond." :
         error.message);
     }
   }
@@ -132,7 +132,7 @@ export class ClusterView {
     this.node.classList.toggle("away", !!why);
     this.problem.hidden = !why;
     if (!why) return;
-    const old = this.at ? `What is shown is ${seconds((performance.now() - this.at) / 1000)} old. ` : "";
+    const old = this.at ? `This state is ${seconds((performance.now() - this.at) / 1000)} old. ` : "";
     this.problem.textContent = `${why} ${old}Trying again.`;
   }
 
