@@ -73,8 +73,6 @@ class BatchRun:
                 )
         await self._batches.end(self._batch.id, status)
 
-    # ---- validation ------------------------------------------------------------------------
-
     async def _validate(self) -> bool:
         """Check and store the requests of the input file. False if the batch failed."""
         batch = self._batch
@@ -97,8 +95,6 @@ class BatchRun:
             return False
         await self._batches.begin(batch.id, checker.total, checker.model)
         return True
-
-    # ---- requests --------------------------------------------------------------------------
 
     async def _work_in_time(self) -> BatchStatus:
         """Serve all requests, unless the batch expires or is cancelled first."""

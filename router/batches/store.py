@@ -98,8 +98,6 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    # ---- running batches -------------------------------------------------------------------
-
     async def unfinished(self) -> list[StoredBatch]:
         """All batches that have not ended, oldest first."""
         query = f"SELECT * FROM batches WHERE {_UNFINISHED} ORDER BY number"

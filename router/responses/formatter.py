@@ -56,8 +56,6 @@ class ResponsesFormatter(ResponseFormatter):
         self._deltas = StampedTemplates(self._delta_event)
         self._final: dict[str, Any] | None = None  # the body at the end
 
-    # ---- for any response --------------------------------------------------------------------
-
     def account_in(self, memory: MemoryShare) -> None:
         self._memory = memory
 
@@ -98,8 +96,6 @@ class ResponsesFormatter(ResponseFormatter):
 
     def whole(self, result: GenerationResult) -> dict[str, Any]:
         return self._complete(result.usage)[1]
-
-    # ---- the events of a stream --------------------------------------------------------------
 
     def opening(self) -> bytes:
         body = self._body("in_progress", [])

@@ -84,7 +84,7 @@ export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    done = copyBySelection(text);  // over plain HTTP there is no clipboard
+    done = copyBySelection(text);  // no clipboard over plain HTTP
   }
   announce(done ? "Copied" : "Could not copy");
   return done;

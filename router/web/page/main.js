@@ -61,8 +61,6 @@ class Page {
     this.picker.addEventListener("change", () => localStorage.setItem(MODEL, this.picker.value));
   }
 
-  // ---- views ---------------------------------------------------------------------------------
-
   get view() {
     return location.pathname.endsWith("/cluster") ? "cluster" : "chat";
   }
@@ -122,8 +120,6 @@ class Page {
     at("menu").setAttribute("aria-label", shown ? "Hide the chats" : "Show the chats");
   }
 
-  // ---- chats ---------------------------------------------------------------------------------
-
   onChat() {
     if (!this.sidebar) return;
     sessionStorage.setItem(CHAT, this.chat.chat.id);
@@ -139,8 +135,6 @@ class Page {
       this.picker.value = this.chat.chat.model;
     }
   }
-
-  // ---- the server ----------------------------------------------------------------------------
 
   async findModels() {
     clearTimeout(this.searching);
@@ -180,8 +174,6 @@ class Page {
     this.findModels();
     announce("Key saved");
   }
-
-  // ---- theme and keys ------------------------------------------------------------------------
 
   nextTheme() {
     const now = THEMES.findIndex(([name]) => name === document.documentElement.dataset.theme);

@@ -180,9 +180,6 @@ def test_a_router_without_limits_does_not_import_the_library() -> None:
     assert limits._counts is None
 
 
-# ---- over HTTP ----------------------------------------------------------------------------------
-
-
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 

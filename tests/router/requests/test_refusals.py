@@ -40,9 +40,6 @@ VALID: dict[Surface, dict[str, Any]] = {
 }
 
 
-# ---- what clients read ---------------------------------------------------------------------------
-
-
 def messages_body(fields: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [HI | fields]}
 
@@ -448,8 +445,6 @@ def refusal(c: InProcess, surface: Surface, body: Any) -> list[Any] | None:
 def read(c: InProcess, surface: Surface, body: Any) -> GenerationRequest:
     return surface.parse(body, c.model, c.options)
 
-
-# ---- what every refusal holds to -----------------------------------------------------------------
 
 VALUES: tuple[Any, ...] = (
     *("x", "", "x" * 1100, "none"),

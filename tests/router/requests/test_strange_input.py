@@ -87,9 +87,6 @@ class Everywhere(Reachability):
         pass
 
 
-# ---- nodes ---------------------------------------------------------------------------------------
-
-
 @FEWER
 @given(st.deferred(lambda: changed(_join())), st.data())
 @example(_join(address="h:²"), None)
@@ -143,8 +140,6 @@ def test_a_refusal_with_any_details_is_a_request_error(details: str) -> None:
     assert error.param is None or isinstance(error.param, str)
     assert error.code is None or isinstance(error.code, str)
 
-
-# ---- clients -------------------------------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none()

@@ -246,8 +246,6 @@ async def test_errors_are_as_documented(tmp_path: Path) -> None:
             check(document, default["content"]["application/json"]["schema"], response.json())
 
 
-# -- fields of requests ---------------------------------------------------------------------------
-
 BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/responses", CreateResponseRequest, {"input": "hi", "include": [LOGPROBS]}),
     ("/v1/chat/completions", ChatCompletionRequest, CHAT),

@@ -117,9 +117,6 @@ async def test_the_documentation_page_has_every_route_and_no_script(tmp_path: Pa
         assert foreign not in page.text
 
 
-# ---- SageMaker ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_invocation_is_a_chat_or_a_completion(tmp_path: Path, stream: bool) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
@@ -134,9 +131,6 @@ async def test_an_invocation_is_a_chat_or_a_completion(tmp_path: Path, stream: b
         for wrong in bad:
             refused = await c.client.post("/invocations", json=wrong)
             assert refused.status_code == 400 and refused.json()["error"]["message"]
-
-
-# ---- commands -----------------------------------------------------------------------------------
 
 
 async def test_nodes_are_listed_drained_and_switched(tmp_path: Path) -> None:

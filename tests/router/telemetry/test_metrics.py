@@ -133,9 +133,6 @@ def test_keys_that_are_first_seen_during_a_scrape_do_not_break_it() -> None:
     assert set(usage.all()) == {"early", "late"}
 
 
-# ---- vLLM's names -------------------------------------------------------------------------------
-
-
 async def test_sizes_times_and_sources_of_requests_under_vllms_names(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
 

@@ -96,8 +96,6 @@ async def test_keys_may_come_from_a_file_that_changes(
         Router(RouterOptions(port=0, registry_port=0, api_key_file=str(file)))
 
 
-# ---- the line about throughput -------------------------------------------------------------------
-
 IDLE = Work(
     prompt_tokens=100,
     generated_tokens=50,

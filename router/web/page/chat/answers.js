@@ -101,8 +101,6 @@ export class Answers {
     }
   }
 
-  // ---- other tabs ----------------------------------------------------------------------------
-
   hear({ kind, chatId, message }) {
     if (kind === "ask") {
       for (const answer of this.here()) tell("answering", answer);

@@ -10,7 +10,7 @@ export class CallsView {
   constructor(answered, decided) {
     this.answered = answered;
     this.decided = decided;
-    this.ran = el("div", { class: "calls" });  // stands before the text, which came of it
+    this.ran = el("div", { class: "calls" });  // shown before the text that followed
     this.node = el("div", { class: "calls" });
   }
 

@@ -13,7 +13,7 @@ import { shorten } from "./shorten.js";
 const SAVE_EVERY = 2_000;
 // Messages to show at first; more are added when the log is scrolled near to its top.
 const SHOWN = 50, NEAR = 200;
-const ANNOUNCED = 600;  // characters of an answer that are read out
+const ANNOUNCED = 600;  // characters of an answer for screen readers
 
 export class ChatView {
   /** `changed` is called when a chat is shown, saved, or has a new answer; `model` returns the selected
@@ -44,8 +44,6 @@ export class ChatView {
     this.node = el("div", { class: "chat" }, this.scroller,
                    el("div", { class: "foot" }, this.latest, this.composer.nodes));
   }
-
-  // ---- which chat ----------------------------------------------------------------------------
 
   /** Show a saved chat, or begin a new one. Answers in the previous one continue. */
   async open(id) {
@@ -137,8 +135,6 @@ export class ChatView {
     this.composer.warn(text);
   }
 
-  // ---- other tabs ----------------------------------------------------------------------------
-
   /** Another tab has saved or deleted a chat. */
   async followChat(id) {
     this.changed();
@@ -179,8 +175,6 @@ export class ChatView {
     this.changed();
   }
 
-  // ---- generating ----------------------------------------------------------------------------
-
   send() {
     const { text, files, editing } = this.composer;
     if (!(text || files.length) || this.busy || !this.mayAsk()) return;
@@ -217,7 +211,7 @@ export class ChatView {
   async generate(message, bodyOf) {
     const { chat } = this;
     message.model = this.model().id;
-    message.ended = "interrupted";  // as it is found if the page is closed before
+    message.ended = "interrupted";  // the state to restore if the page is closed
     const answer = this.answers.begin(chat, message);
     chat.model = message.model;
     this.refreshVersions(message);
@@ -303,8 +297,6 @@ export class ChatView {
     this.composer.showBusy(this.busy);
   }
 
-  // ---- actions of messages -------------------------------------------------------------------
-
   /** Show another version of a message (default: the last), `by` places further. Below it, the path
    * is the one that was chosen last. */
   step(by, message = path(this.chat).at(-1)) {
@@ -381,8 +373,6 @@ export class ChatView {
   lastAnswer() {
     return path(this.chat).findLast(message => message.role === "assistant")?.text ?? "";
   }
-
-  // ---- the log -------------------------------------------------------------------------------
 
   /** Scroll to the end of the log, if it was in sight or `always`. */
   follow(always) {

@@ -7,8 +7,8 @@ export class Composer {
   /** `chat` sends the text, or stops the answer that it has to wait for. */
   constructor(chat) {
     this.chat = chat;
-    this.drafts = new Map();  // messages that were begun and not sent, by chat
-    this.editing = null;  // the message that the next one stands beside
+    this.drafts = new Map();  // drafts, by chat
+    this.editing = null;  // the message that is edited
     this.field = el("textarea", { id: "message", rows: 1, "aria-label": "Message",
       placeholder: "Message", enterkeyhint: "send", oninput: () => this.grow(),
       onkeydown: event => this.onKey(event), onpaste: event => this.onPaste(event) });
@@ -54,8 +54,6 @@ export class Composer {
     relabel(this.button, busy ? "stop" : "send", busy ? "Stop" : "Send");
   }
 
-  // ---- drafts and new versions ---------------------------------------------------------------
-
   /** Save the draft under a name. */
   keepDraft(name) {
     this.endEdit();
@@ -85,8 +83,6 @@ export class Composer {
     this.chat.showRunning();
   }
 
-  // ---- keys and files ------------------------------------------------------------------------
-
   onKey(event) {
     if (event.isComposing) return;
     if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
@@ -96,7 +92,7 @@ export class Composer {
       event.preventDefault();
       this.chat.editLast();
     } else if (event.key === "Escape" && this.editing) {
-      event.stopPropagation();  // it would stop an answer too
+      event.stopPropagation();  // Escape would also stop an answer
       this.endEdit();
     }
   }

@@ -25,7 +25,7 @@ export class MessageView {
     this.running = "";  // where it is generated: "here", or "elsewhere" in another tab
     this.markdown = new MarkdownView();
     this.reasoning = reasoningBox();
-    this.isLast = false;  // in the path that is shown
+    this.isLast = false;  // on the shown path
     this.calls = new CallsView(results => actions.giveResults(message, results),
                                decisions => actions.decide(message, decisions));
     this.notes = el("div", { class: "notes" });
@@ -130,7 +130,7 @@ export class MessageView {
       return bar;
     }
     const isUser = message.role === "user";
-    if (message.error && !message.text) {  // "Try again" is all there is to do
+    if (message.error && !message.text) {  // only "Try again" applies
       bar.replaceChildren(...this.versions());
       return bar;
     }

@@ -5,7 +5,7 @@ import { asked, confirmed } from "../dialogs.js";
 import { mentions } from "./conversation.js";
 import { fileName, fromJson, toJson, toMarkdown } from "./files.js";
 
-const PAGE = 200;  // entries that are shown at once
+const PAGE = 200;  // maximum number of shown entries
 
 /** `view` shows the chats, and has their current state; `open` shows one by its id (null:
  * a new one). */
@@ -94,7 +94,7 @@ export class Sidebar {
       item("Export as JSON", () => this.save(id, "json")),
       item("Export as Markdown", () => this.save(id, "md")),
       item("Delete", () => this.remove(id, title), "danger"));
-    this.node.append(menu);  // not to the entry, which may be made again meanwhile
+    this.node.append(menu);  // not on the entry, which may have been replaced
     menu.showPopover();
     place(menu, event.currentTarget);
     menu.firstChild.focus();

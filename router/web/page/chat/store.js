@@ -12,7 +12,7 @@ export class ChatStore {
   constructor() {
     this.lasting = true;
     this.memory = new Map();
-    this.known = new Set();  // ids of chats that were here; one that is missing was deleted
+    this.known = new Set();  // ids of all loaded chats, to detect deleted ones
     this.opening = null;
   }
 

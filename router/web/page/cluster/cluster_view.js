@@ -89,7 +89,7 @@ export class ClusterView {
     const { context } = this.model();
     const fitting = LENGTHS.filter(length => length <= context - 300);
     const lengths = fitting.length ? fitting : [Math.max(1, Math.floor(context / 2))];
-    this.length.hidden = !context;  // no model is known yet
+    this.length.hidden = !context;  // the model is unknown so far
     const rate = this.prefillRate();
     const labels = lengths.map(length => `${number(length)} tokens${duration(length, rate)}`);
     const shown = document.activeElement === this.length && this.length.options.length;

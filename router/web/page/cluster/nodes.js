@@ -21,7 +21,7 @@ export class NodeMap {
     const { prefill, decode } = this.columns;
     this.node = el("div", { class: "map" }, this.lines, prefill.node, decode.node, this.labels);
     this.flows = [];
-    this.short = name => name;  // a node's name without the domain of all
+    this.short = name => name;  // a node's name without the common domain
     new ResizeObserver(() => this.draw()).observe(this.node);
   }
 

@@ -41,7 +41,7 @@ export class Series {
     return Array.from({ length: SLOTS }, (_, i) => {
       const here = last - SLOTS + i;
       const both = (this.values.get(here - 1) ?? 0) + (this.values.get(here) ?? 0);
-      return both / (2 * SLOT_MS / 1000);  // two slots, so that the line is calm
+      return both / (2 * SLOT_MS / 1000);  // two slots, to smooth the line
     });
   }
 }

@@ -7,10 +7,10 @@ import { Series, Spark } from "./spark.js";
 
 const WORDS = ("river stone window garden letter winter copper bridge morning harbour silver paper " +
   "forest candle market engine valley hammer island ribbon thunder meadow lantern compass").split(" ");
-const LONGEST_SECONDS = 180;  // streams end by themselves
-const STREAM_TOKENS = 2_000;  // of one answer, after which a stream begins the next
+const LONGEST_SECONDS = 180;  // after which a stream ends
+const STREAM_TOKENS = 2_000;  // tokens of an answer, before a stream starts the next
 const MAX_STREAMS = 8;
-const BEFORE_MS = 4_000;  // a stream's speed before a prompt, to compare with
+const BEFORE_MS = 4_000;  // for a stream's speed before a prompt
 
 export class Streams {
   /** `model` returns the chosen model: its id, and the length of its context. */
@@ -64,7 +64,7 @@ class Stream {
     this.controller = new AbortController();
     this.running = true;
     this.lastAt = 0;
-    this.gaps = [];  // [end, length] of the longest ones lately
+    this.gaps = [];  // [end, length] of the longest recent ones
     this.spark = new Spark(`Tokens a second of stream ${number}`);
     this.rate = el("b");
     this.note = el("span", { class: "note", title: "In the last 30 seconds" });

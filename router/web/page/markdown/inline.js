@@ -23,7 +23,7 @@ class Atoms {
   constructor(text, found) {
     this.text = text;
     this.found = found;
-    this.missing = new Set();  // ends that do not come any more
+    this.missing = new Set();  // ends that do not occur any more
   }
 
   marked() {

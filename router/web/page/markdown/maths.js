@@ -6,7 +6,7 @@ import { ACCENTS, DELIMITERS, FONTS, FUNCTIONS, LARGE, SPACES, SYMBOLS } from ".
 
 const LONGEST = 5_000;
 const DEEPEST = 40;
-const LOW = 1.3;  // how much higher its row is than a fence that is stretched
+const LOW = 1.3;  // a fence is low if its row is this much higher
 const TOKEN = /\\(?:[a-zA-Z]+\*?|[^])|\s+|[^]/gu;
 const ENVIRONMENTS = {
   matrix: ["", ""], pmatrix: ["(", ")"], bmatrix: ["[", "]"], Bmatrix: ["{", "}"],
