@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ApiError
-from ..http.sse import named_event
+from ..http.encoding import named_event
 
 # By HTTP status; any other is an invalid request.
 KINDS = {

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from ...shared.text.output import CallDelta
-from ..http.sse import named_event
+from ..http.encoding import named_event
 from ..http.text_template import TextTemplates
 
 

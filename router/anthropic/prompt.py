@@ -12,8 +12,12 @@ from pydantic import Field
 from ...proto import tandem_pb2 as pb
 from ..errors import invalid
 from ..requests.body_model import BodyModel, DocumentedAs
-from ..requests.context import ContextError, encode_chat
-from ..requests.template_variables import TemplateVariables, check_template_variables
+from ..requests.context import (
+    ContextError,
+    TemplateVariables,
+    check_template_variables,
+    encode_chat,
+)
 from ..served_model import ServedModel
 from .conversation import Messages, TextOrBlocks, Turn, read_conversation
 from .output_format import OutputFormat, read_format

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..database import Database
 from ..errors import ApiError, invalid
-from ..state import oldest_in_the_way
+from ..state import rows_to_evict
 from .server_tools import CallOutcome, ServerTool
 
 MAX_APPROVALS = 4096
@@ -129,10 +129,10 @@ class Approvals:
         await asyncio.gather(*self._releasing, return_exceptions=True)
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        dropped = oldest_in_the_way(
+        dropped = rows_to_evict(
             connection,
             "approvals",
-            most=MAX_APPROVALS,
+            max_rows=MAX_APPROVALS,
             max_size=MAX_CHARACTERS,
             now=self._clock(),
         )

@@ -17,7 +17,7 @@ from ..openai.chat_request import ChatRequest, count_chat_tokens, parse_chat
 from ..openai.surfaces import ChatCompletions
 from ..openai.tools.grammars import NO_GRAMMARS, ToolGrammars
 from ..options import RouterOptions
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import model_name
 from ..served_model import ServedModel
 from .approvals import ApprovalResponse
 from .chat_formatter import McpChatFormatter

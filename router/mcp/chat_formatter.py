@@ -8,8 +8,8 @@ from typing import Any
 
 from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, GenerationRequest, Output
+from ..http.encoding import data_event
 from ..http.memory_budget import MemoryShare
-from ..http.sse import data_event
 from ..openai.chat_formatter import ChatFormatter, stream_choice
 from ..openai.chat_request import ChatRequest
 from ..result import ResultCollector, ToolCallResult

@@ -13,7 +13,7 @@ from ...shared.text.output import CallDelta
 from ..generation import ChoiceDelta, Generate, Outputs, RequestAdmitted
 from ..openai.chat_request import ChatRequest
 from ..requests.context import ContextError
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import model_name
 from .approvals import ApprovalResponse
 from .request_approvals import RequestApprovals
 from .round_delta import ApprovalRequest, ExecutedCall, RoundDelta

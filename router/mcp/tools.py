@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import invalid
 from ..requests.body_errors import wrong_type
-from ..requests.mcp_fields import McpApprovalFilter, McpToolFilter, McpToolRequest
-from ..requests.mcp_names import model_name
+from ..requests.mcp_tools import McpApprovalFilter, McpToolFilter, McpToolRequest, model_name
 from .server_tools import McpListing, McpTool, ServerTool
 
 KIND = "mcp"

@@ -10,7 +10,7 @@ from ...shared.text.reasoning import NO_PARSER
 from ..options import RouterOptions
 from ..requests.body_model import BodyModel
 from ..requests.reasoning_options import reasoning_of
-from ..requests.written_tools import shows_tools
+from ..requests.tool_text import supports_tools
 from ..served_model import ServedModel
 from .request import LATEST, check_name
 
@@ -68,7 +68,7 @@ def show(
     template, tool_template = model.tokenizer.template, model.tokenizer.tool_template
     source = "" if template is None else template.source
     capabilities = ["completion"]
-    has_tools = tool_template is not None and shows_tools(tool_template.source)
+    has_tools = tool_template is not None and supports_tools(tool_template.source)
     if has_tools and options.enable_auto_tool_choice:
         capabilities.append("tools")
     if model.tokenizer.fill_in_middle is not None:

@@ -27,12 +27,11 @@ from ..openai.request_fields import OpenAIRequest
 from ..openai.structured_outputs import follow_reasoning
 from ..openai.tools.definitions import Tools
 from ..options import RouterOptions
-from ..requests.body_errors import check_token, wrong_type
+from ..requests.body_errors import check_token, fields_renamed, wrong_type
 from ..requests.body_model import INT32, INT64, WHOLE, BodyModel, DocumentedAs
 from ..requests.context import ContextError, encode_chat, encode_text
 from ..requests.fitting_turns import Messages, parse_fitting
 from ..requests.reasoning_options import prompt_opens_reasoning, reasoning_of
-from ..requests.renamed_errors import fields_renamed
 from ..requests.sampling import body_with_numbers
 from ..served_model import ServedModel
 

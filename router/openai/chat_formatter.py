@@ -10,8 +10,7 @@ from ...shared.text.output import CallDelta
 from ...shared.text.reasoning import NO_PARSER
 from ...shared.text.tokenizer import Tokenizer
 from ..generation import ChoiceDelta, ScoredToken
-from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.encoding import EncodedArray, data_event
 from ..http.text_template import TextTemplates
 from ..node_streams.logprobs import alternatives
 from ..result import ChoiceResult, GenerationResult, ToolCallResult

@@ -16,10 +16,15 @@ from ..errors import invalid
 from ..generation import EncodedPrompt, TextOptions, new_tokens
 from ..options import RouterOptions
 from ..requests.body_model import INT32, NAMED_BOOLEAN, WHOLE
-from ..requests.context import ContextError, check_context, encode_chat
+from ..requests.context import (
+    ContextError,
+    TemplateVariables,
+    check_context,
+    check_template_variables,
+    encode_chat,
+)
 from ..requests.reasoning_options import limit_thinking, prompt_opens_reasoning, reasoning_of
 from ..requests.response_size import ResponseSize
-from ..requests.template_variables import TemplateVariables, check_template_variables
 from ..requests.truncation import max_prompt_tokens, read_truncation
 from ..served_model import ServedModel
 from .chat_messages import Messages, read_messages

@@ -8,8 +8,7 @@ from typing import Any
 
 from ...proto import tandem_pb2 as pb
 from ..generation import ChoiceDelta, ScoredToken
-from ..http.encoding import EncodedArray
-from ..http.sse import data_event
+from ..http.encoding import EncodedArray, data_event
 from ..http.text_template import TextTemplates
 from ..node_streams.logprobs import alternatives
 from ..result import ChoiceResult, GenerationResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ApiError
-from ..http.sse import data_event
+from ..http.encoding import data_event
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -44,5 +44,5 @@ async def create_message(exchange: Exchange, services: RouterServices) -> Respon
 
 @router.post("/v1/messages/count_tokens", **documented(CountTokensRequest, TokenCount))
 async def count_message_tokens(exchange: Exchange, services: RouterServices) -> Response:
-    """The number of tokens that a message's prompt would have."""
+    """Count the tokens of a message's prompt."""
     return ComputedResponse(exchange, services.handler, count_prompt_tokens)

@@ -23,5 +23,5 @@ router = APIRouter(
 
 @router.post(EMBEDDINGS.path, **documented(CreateEmbeddingRequest, EmbeddingList))
 async def create_embedding(exchange: Exchange, services: RouterServices) -> Response:
-    """Vectors of texts: the model's final hidden states."""
+    """Embeddings of texts, from the model's final hidden states."""
     return GenerationResponse(exchange, services.handler, EMBEDDINGS)

@@ -1,7 +1,7 @@
-"""Requests answered by functions: what the router does between a body and its answer, without
-connections, processes and the choice of nodes.
+"""Requests served by functions: what the router does between a body and its response, without
+connections, processes and placement.
 
-    body -> surface.parse -> serve, over the events of a scripted node -> the answer's text
+    body -> surface.parse -> serve, over the events of a scripted node -> the response's text
 
 It is the router's own code, all but what writes to a socket, and takes milliseconds where a
 ``cluster`` takes a hundred of them.
@@ -26,6 +26,7 @@ from tandem.router.cluster.node_table import NodeTable
 from tandem.router.dispatch import Dispatcher
 from tandem.router.errors import to_api_error
 from tandem.router.generation import GenerationRequest
+from tandem.router.handler import UnknownFields
 from tandem.router.http.access_log import AccessRecord
 from tandem.router.http.encoding import dump
 from tandem.router.http.exchange import HttpExchange
@@ -34,7 +35,6 @@ from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.node_streams.events import NodeEvent, PlainTokens
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
-from tandem.router.requests.unknown_fields import UnknownFields
 from tandem.router.serve_request import serve
 from tandem.router.served_model import ServedModel, system_fingerprint
 from tandem.router.surface import ErrorShape, Surface
@@ -59,8 +59,8 @@ HI = {"role": "user", "content": "hi"}
 
 
 @dataclass
-class Answered:
-    """An answer, under the names that an HTTP response has for it."""
+class Response:
+    """A response, with the part of httpx's interface that tests use."""
 
     status_code: int
     text: str
@@ -69,7 +69,7 @@ class Answered:
         return json.loads(self.text)
 
     def events(self) -> list[Any]:
-        """The data of a stream's events, without the mark of its end."""
+        """The data of a stream's events, without ``[DONE]``."""
         return [event for event in events(self.text) if event != "[DONE]"]
 
 
@@ -77,15 +77,15 @@ class Answered:
 def tiny(
     template: str | None = TEMPLATE, special: tuple[str, ...] = (), **generation_config: Any
 ) -> Tokenizer:
-    """The tokenizer of ``make_model``, made once for all tests."""
+    """The tokenizer of ``make_model``, loaded once for all tests."""
     with TemporaryDirectory() as folder:
-        made = make_model(Path(folder), template, special, **generation_config)
-        return Tokenizer.load(read_tokenizer_files(made), 320)
+        model = make_model(Path(folder), template, special, **generation_config)
+        return Tokenizer.load(read_tokenizer_files(model), 320)
 
 
 class InProcess:
-    """A router of one model and of one node, which sends ``reply`` or follows its script. Its
-    ``options`` are the router's."""
+    """A router with one model and one node, which sends ``reply`` or runs its script.
+    ``options`` are the router's options."""
 
     def __init__(
         self,
@@ -115,43 +115,43 @@ class InProcess:
         self._unknown = UnknownFields(strict=self.options.strict_parameters)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens as a model writes them: special ones where the text has their form."""
+        """Tokens of a model's output; special tokens in the text become their own tokens."""
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def prompt(self) -> str:
-        """The prompt that the node got last, as text."""
+        """The last prompt of the node, as text."""
         return self.tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
-    def chat(self, content: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(CHAT, {"messages": [HI | {"content": content}], **fields})
+    def chat(self, content: Any = "hi", **fields: Any) -> Response:
+        return self.post(CHAT, {"messages": [HI | {"content": content}], **fields})
 
-    def complete(self, prompt: Any = "hi", **fields: Any) -> Answered:
-        return self.answered(COMPLETIONS, {"prompt": prompt, **fields})
+    def complete(self, prompt: Any = "hi", **fields: Any) -> Response:
+        return self.post(COMPLETIONS, {"prompt": prompt, **fields})
 
-    def answered(self, surface: Surface, body: Any) -> Answered:
-        """The answer of a surface to a body."""
-        return asyncio.run(self._answer(surface, body))
+    def post(self, surface: Surface, body: Any) -> Response:
+        """The response of a surface to a body."""
+        return asyncio.run(self._post(surface, body))
 
-    def computed(self, work: Callable[[Any, ServedModel, set[str]], Any], body: Any) -> Answered:
-        """The answer of a route that needs no node, as ``/tokenize``."""
+    def compute(self, work: Callable[[Any, ServedModel, set[str]], Any], body: Any) -> Response:
+        """The response of a route that needs no node, such as ``/tokenize``."""
         ignored: set[str] = set()
         try:
-            made = work(self._parsed(body), self.model, ignored)
+            response = work(self._parsed(body), self.model, ignored)
             self._unknown.note(ignored)
         except Exception as error:
             return _failed(error, _errors_of(CHAT))
-        return Answered(200, dump(made).decode())
+        return Response(200, dump(response).decode())
 
-    async def _answer(self, surface: Surface, body: Any) -> Answered:
+    async def _post(self, surface: Surface, body: Any) -> Response:
         sink = _Sink(AccessRecord("POST", surface.path))
         errors = _errors_of(surface)
         try:
             request = surface.parse(self._parsed(body), self.model, self.options)
             self._unknown.note(request.ignored)
-            return Answered(200, await self._served(surface, request, sink))
+            return Response(200, await self._served(surface, request, sink))
         except Exception as error:
             failed = _failed(error, errors, streaming=sink.started)
-            return Answered(failed.status_code, sink.text + failed.text)
+            return Response(failed.status_code, sink.text + failed.text)
 
     def _parsed(self, body: Any) -> Any:
         return parse_json(json.dumps(body).encode())
@@ -172,7 +172,7 @@ class InProcess:
         ):
             async with aclosing(outputs):
                 if request.stream:
-                    formatter.hold(memory)
+                    formatter.account_in(memory)
                     await stream_outputs(cast(HttpExchange, sink), outputs, metrics, formatter)
                     return sink.text
                 collector = formatter.collector(request, memory)
@@ -182,7 +182,7 @@ class InProcess:
 
 
 class _Sink:
-    """The connection of a client, as text."""
+    """A client's connection, which collects text."""
 
     def __init__(self, access: AccessRecord) -> None:
         self.access = access
@@ -200,7 +200,7 @@ class _Sink:
 
 
 class _ScriptedNode:
-    """What a served prompt knows of the node that serves it."""
+    """The part of a node that a served prompt uses."""
 
     def __init__(self, script: FakeDecodeNode) -> None:
         self.script = script
@@ -211,7 +211,7 @@ class _ScriptedNode:
 
 
 class _Script(Dispatcher):
-    """Has the one node serve each prompt."""
+    """Serves each prompt on the one node."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -227,9 +227,9 @@ class _Script(Dispatcher):
         request.internal_id = len(node.requests)
         async with aclosing(node.events(request, StreamedContext(Caller()))) as script:
             async for event in script:
-                said = event.tokens
-                if said.tokens and not said.logprobs:
-                    event = PlainTokens(said.index, [*said.tokens])
+                message = event.tokens
+                if message.tokens and not message.logprobs:
+                    event = PlainTokens(message.index, [*message.tokens])
                 yield self._node, [event]
 
 
@@ -243,11 +243,11 @@ def _errors_of(surface: Surface) -> ErrorShape:
     return paths[surface.path]
 
 
-def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Answered:
+def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Response:
     failure = to_api_error(error, retry_after=1)
     if failure is None:
         raise error
     failure.request_id = "request"
     if streaming:
-        return Answered(200, shape.error_event(failure).decode())
-    return Answered(failure.status, dump(shape.error_body(failure)).decode())
+        return Response(200, shape.error_event(failure).decode())
+    return Response(failure.status, dump(shape.error_body(failure)).decode())

@@ -1,5 +1,5 @@
-"""What clients read of each kind of answer, byte for byte; Anthropic's and Ollama's are recorded by
-the tests of those APIs."""
+"""Responses and streams of each kind, byte for byte. Those of Anthropic's and Ollama's APIs are
+recorded by their own tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOOL = {"type": "function", **FUNCTION}
 SCORED = {"logprobs": True, "top_logprobs": 1, **IDS}
 
 # Name, path, reply of the model, body.
-ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+REQUESTS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("chat_whole", CHATS, "hello world", {**CHAT, **SCORED}),
     ("chat_stream", CHATS, "hello world", {**CHAT, **STREAM, "n": 2}),
     (
@@ -53,16 +53,16 @@ ASKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
 )
 
 
-async def test_answers_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
+async def test_responses_and_streams_are_the_golden_ones(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TEMPLATE)
     async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        for name, path, reply, body in ASKED:
+        for name, path, reply, body in REQUESTS:
             c.node.reply = c.encode(reply)
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
             kind = "text/event-stream" if "stream" in body else "application/json"
-            assert answer.headers["content-type"].startswith(kind)
-            check_golden(name, answer.text)
+            assert response.headers["content-type"].startswith(kind)
+            check_golden(name, response.text)
 
 
 async def test_streams_that_fail_end_as_the_golden_ones(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sampling defaults of the operator: on every surface, behind a request's own values."""
+"""Sampling defaults of the operator: they apply to every API, after a request's own values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SURFACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 async def sampling(c: Cluster, path: str, body: dict[str, Any]) -> Any:
-    answer = await c.client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
+    response = await c.client.post(path, json=body)
+    assert response.status_code == 200, response.text
     return c.node.requests[-1].sampling
 
 
@@ -51,14 +51,14 @@ async def test_defaults_act_on_every_surface_and_requests_win(tmp_path: Path) ->
     }
     async with cluster(tmp_path, **options) as c:
         for path, body, own in SURFACES:
-            got = await sampling(c, path, body)
-            assert (got.temperature, got.top_p, got.top_k) == (0.5, 0.25, 3), path
-            assert (got.presence_penalty, got.max_tokens) == (1.5, 6), path
+            sent = await sampling(c, path, body)
+            assert (sent.temperature, sent.top_p, sent.top_k) == (0.5, 0.25, 3), path
+            assert (sent.presence_penalty, sent.max_tokens) == (1.5, 6), path
             assert (await sampling(c, path, body | own)).temperature == 0.75, path
         [card] = (await c.client.get("/v1/models")).json()["data"]
-        shown = card["default_sampling_params"]
-        assert (shown["temperature"], shown["top_p"], shown["top_k"]) == (0.5, 0.25, 3)
-        assert (shown["presence_penalty"], shown["min_p"], shown["max_tokens"]) == (1.5, 0, 6)
+        params = card["default_sampling_params"]
+        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.5, 0.25, 3)
+        assert (params["presence_penalty"], params["min_p"], params["max_tokens"]) == (1.5, 0, 6)
 
 
 async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ async def test_max_tokens_is_a_default_and_max_new_tokens_a_limit(tmp_path: Path
     }
     async with cluster(tmp_path, **options) as c:
         for path, body, _ in SURFACES[:2]:
-            for asked, granted in ((None, 20), (25, 25), (40, 30)):
-                got = await sampling(c, path, body | {"max_tokens": asked})
+            for requested, granted in ((None, 20), (25, 25), (40, 30)):
+                got = await sampling(c, path, body | {"max_tokens": requested})
                 assert got.max_tokens == granted
 
 
@@ -86,8 +86,8 @@ async def test_template_variables_have_defaults(tmp_path: Path) -> None:
 
 async def test_a_template_in_place_of_the_models_own(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("stop {{ messages[0].content }}")
-    for given in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
-        async with cluster(tmp_path, chat_template=given) as c:
+    for template in (str(tmp_path / "own.jinja"), "stop {{ messages[0].content }}"):
+        async with cluster(tmp_path, chat_template=template) as c:
             await c.chat()
             assert list(c.node.requests[0].prompt) == c.encode("stop hi")
 
@@ -107,9 +107,9 @@ async def test_a_template_of_the_models_is_chosen_by_its_name(tmp_path: Path) ->
         await load_tokenizer(files, 0, RouterOptions(chat_template="tag"))
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for %}")
-    for given, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
+    for template, origin in ((str(broken), f" {broken}"), ("{% for %}", "")):
         with pytest.raises(ModelError, match=rf"^--chat-template{origin}: the chat template does"):
-            await load_tokenizer(files, 0, RouterOptions(chat_template=given))
+            await load_tokenizer(files, 0, RouterOptions(chat_template=template))
 
 
 def test_the_source_of_the_defaults(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_the_source_of_the_defaults(tmp_path: Path) -> None:
         "eos_token_id": 0,
     }
     (tmp_path / "generation_config.json").write_text('{"min_p": 0.2}')
-    for source, found in (
+    for source, expected in (
         ("auto", {"temperature": 0.1}),
         ("vllm", {}),
         (str(tmp_path), {"min_p": 0.2}),
         (str(tmp_path / "generation_config.json"), {"min_p": 0.2}),
     ):
         defaults = read_defaults(RouterOptions(generation_config=source)).for_model(model)
-        assert (defaults.parameters, defaults.limit) == (found, None)
+        assert (defaults.parameters, defaults.limit) == (expected, None)
 
 
 async def test_a_default_of_the_models_that_is_no_number_is_told_once(
@@ -140,8 +140,8 @@ async def test_a_default_of_the_models_that_is_no_number_is_told_once(
         await c.chat()
         assert c.node.requests[0].sampling.temperature == 1
     words = "temperature is 'hot', which is no number, and is ignored: correct it, or set it by"
-    told = [message for message in caplog.messages if "which is no number" in message]
-    assert [line.startswith(f"{file}: {words} --override") for line in told] == [True]
+    warnings = [message for message in caplog.messages if "which is no number" in message]
+    assert [line.startswith(f"{file}: {words} --override") for line in warnings] == [True]
     read_defaults(RouterOptions(generation_config=str(file)))
     assert f"--generation-config {file}: {words} --override" in caplog.messages[-1]
     options = RouterOptions(generation_config="vllm")

@@ -1,4 +1,4 @@
-"""Thinking budgets on their way from the APIs to nodes."""
+"""Thinking budgets, from the APIs to the nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.tests.router.support import TEMPLATE, Cluster, cluster, make_model
 
 
-def sent(c: Cluster) -> pb.ThinkingBudget | None:
+def last_budget(c: Cluster) -> pb.ThinkingBudget | None:
     """The budget in the last request to the node."""
     sampling = c.node.requests[-1].sampling
     return sampling.thinking if sampling.HasField("thinking") else None
@@ -31,32 +31,32 @@ async def test_a_budget_has_the_markers_of_the_output(
 ) -> None:
     make_model(tmp_path / "model", TEMPLATE + ending)
     async with cluster(tmp_path, reasoning_parser=parser) as c:
-        for budget, wanted in ((7, 7), (0, 0), (-1, None), (None, None)):
+        for budget, tokens in ((7, 7), (0, 0), (-1, None), (None, None)):
             assert (await c.chat(thinking_token_budget=budget)).status_code == 200
-            found = sent(c)
-            assert (None if found is None else found.tokens) == wanted
-            assert found is None or (found.start, found.end) == (start, "</think>")
-        asked = {"input": "hi", "thinking_token_budget": 4}
-        assert (await c.client.post("/v1/responses", json=asked)).status_code == 200
-        found = sent(c)
-        assert found is not None and found.tokens == 4
+            thinking = last_budget(c)
+            assert (None if thinking is None else thinking.tokens) == tokens
+            assert thinking is None or (thinking.start, thinking.end) == (start, "</think>")
+        body = {"input": "hi", "thinking_token_budget": 4}
+        assert (await c.client.post("/v1/responses", json=body)).status_code == 200
+        thinking = last_budget(c)
+        assert thinking is not None and thinking.tokens == 4
 
 
 async def test_a_budget_ends_the_analysis_of_channels(tmp_path: Path) -> None:
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
     async with cluster(tmp_path, **options) as c:
         assert (await c.chat(thinking_token_budget=3)).status_code == 200
-        found = sent(c)
-    assert found is not None
-    assert (found.start, found.end) == ("<|channel|>analysis<|message|>", "<|end|>")
+        thinking = last_budget(c)
+    assert thinking is not None
+    assert (thinking.start, thinking.end) == ("<|channel|>analysis<|message|>", "<|end|>")
 
 
 async def test_a_budget_needs_a_parser_of_the_reasoning(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await c.chat(thinking_token_budget=3)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "thinking_token_budget"
+        response = await c.chat(thinking_token_budget=3)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "thinking_token_budget"
         assert (await c.chat(thinking_token_budget=-1)).status_code == 200
     async with cluster(tmp_path / "parsed", reasoning_parser="qwen3") as c:
-        answer = await c.chat(thinking_token_budget=3, use_beam_search=True, n=2, temperature=0)
-        assert "not available with 'use_beam_search'" in answer.json()["error"]["message"]
+        response = await c.chat(thinking_token_budget=3, use_beam_search=True, n=2, temperature=0)
+        assert "not available with 'use_beam_search'" in response.json()["error"]["message"]

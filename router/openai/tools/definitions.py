@@ -17,8 +17,8 @@ from ...options import RouterOptions
 from ...requests.body_errors import wrong_type
 from ...requests.body_model import BodyModel, DocumentedAs
 from ...requests.json_size import fits
-from ...requests.mcp_fields import McpToolChoice, McpToolRequest
-from ...requests.written_tools import WRITTEN_FORMAT, shows_tools
+from ...requests.mcp_tools import McpToolChoice, McpToolRequest
+from ...requests.tool_text import TEXT_FORMAT, supports_tools
 from ...served_model import ServedModel
 from .allowed import AllowedToolsChoice, allowed_tools
 from .forced_calls import named_call, required_calls
@@ -145,8 +145,8 @@ def read_tools(
 
 def _parser(template: ChatTemplate | None, options: RouterOptions) -> str:
     source = "" if template is None else template.source
-    if not shows_tools(source):
-        return WRITTEN_FORMAT
+    if not supports_tools(source):
+        return TEXT_FORMAT
     return tool_parser(options.tool_call_parser, source)
 
 

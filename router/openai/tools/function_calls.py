@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from ...errors import invalid
-from ...requests.body_errors import wrong_type
-from ...requests.renamed_errors import fields_renamed
+from ...requests.body_errors import fields_renamed, wrong_type
 
 _NAMES = (
     (re.compile(r"^tools(\[\d+\])\.function"), r"functions\1"),

@@ -20,7 +20,7 @@ from tandem.tests.router.support import (
     usage,
 )
 
-# The next tokens by the last one; the best first token leads to a worse answer.
+# The next tokens by the last one. The best first token leads to a worse output.
 WORDS = ("one", " two", " three", " here", " stop")
 BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
 
@@ -49,8 +49,8 @@ def play(c: Cluster, node: FakeDecodeNode) -> None:
         yield admitted()
         yield usage(request, cached_tokens=len(request.prompt) - 1)
         token, logprob = listed[0]
-        chosen = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
-        scored = pb.PositionLogprobs(chosen=chosen, packed_top=pack_logprobs(listed))
+        token_logprob = pb.TokenLogprob(token=token, logprob=logprob, rank=1)
+        scored = pb.PositionLogprobs(chosen=token_logprob, packed_top=pack_logprobs(listed))
         yield pb.GenerateEvent(tokens=pb.Tokens(tokens=[listed[0][0]], logprobs=[scored]))
 
     node.script = script
@@ -63,7 +63,7 @@ async def test_the_best_beams_are_the_choices(c: Cluster) -> None:
     assert (second["text"], second["finish_reason"]) == (" two here", "stop")
     assert first["token_ids"] == [c.encode(word)[0] for word in WORDS[2::2]] + [0]
     assert first["logprobs"]["token_logprobs"] == pytest.approx([-1.0, -0.1, -0.2])
-    assert len(first["logprobs"]["top_logprobs"][0]) == 2  # the most likely one, and this
+    assert len(first["logprobs"]["top_logprobs"][0]) == 2  # the most likely one, and the chosen one
     assert body["usage"]["prompt_tokens"] == 1 and body["usage"]["completion_tokens"] == 6
     assert body["tandem"]["decode_nodes"] == ["decode-0"]
     alone = (await c.complete("one", **BEAMS | {"n": 1})).json()
@@ -128,6 +128,6 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 
 async def test_what_does_not_go_together_is_named(c: Cluster) -> None:
     for fields, param in WRONG:
-        answer = await c.complete("one", **BEAMS | fields)
-        assert answer.status_code == 400, fields
-        assert answer.json()["error"]["param"] == param
+        response = await c.complete("one", **BEAMS | fields)
+        assert response.status_code == 400, fields
+        assert response.json()["error"]["param"] == param

@@ -1,4 +1,4 @@
-"""Bodies: the values of ``json``, strictly, and bounds on what a body costs the other threads."""
+"""Bodies: parsed like ``json``, but strictly, and with limits on the time that they take."""
 
 from __future__ import annotations
 
@@ -54,16 +54,18 @@ def test_what_json_refuses_is_refused(body: str) -> None:
 
 
 @given(VALUES, st.integers(0, 12))
-def test_parts_are_bounded_but_not_those_in_texts(value: Any, most: int) -> None:
+def test_parts_are_bounded_but_not_those_in_texts(value: Any, max_parts: int) -> None:
     body = json.dumps(value, separators=(",", ":")).encode()
     text = json.dumps('\\"[{:' * 9 + body.decode()).encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_body, "MAX_PARTS", most)
+        patch.setattr(json_body, "MAX_PARTS", max_parts)
         assert parse_json(text) == json.loads(text)
-        if parts(value) <= most:
+        if parts(value) <= max_parts:
             assert parse_json(body) == value
         else:
-            with pytest.raises(RequestError, match=f"more than {most} arrays, objects and fields"):
+            with pytest.raises(
+                RequestError, match=f"more than {max_parts} arrays, objects and fields"
+            ):
                 parse_json(body)
 
 

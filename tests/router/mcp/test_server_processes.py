@@ -58,7 +58,7 @@ async def test_a_configured_router_runs_calls_in_the_background_too(tmp_path: Pa
         body = {"input": "2 + 3", "tools": TOOLS, "background": True}
         created = (await c.client.post("/v1/responses", json=body)).json()
         assert created["status"] == "queued", created
-        await c.router.app.handler.ended()
+        await c.router.app.handler.wait_for_background()
         ended = (await c.client.get(f"/v1/responses/{created['id']}")).json()
         _, ran, message = ended["output"]
         assert ran["output"] == "5" and message["content"][0]["text"] == "five"

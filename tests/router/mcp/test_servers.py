@@ -18,7 +18,7 @@ from tandem.router.mcp import connection
 from tandem.router.mcp.connection import MAX_TOOLS
 from tandem.router.mcp.server_config import McpServerConfig, read_servers
 from tandem.router.mcp.servers import McpServers
-from tandem.router.requests.mcp_names import model_name
+from tandem.router.requests.mcp_tools import model_name
 from tandem.shared.config.mcp import McpConfig
 from tandem.shared.errors import UsageError
 from tandem.tests.support.waiting import until

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.requests.unknown_fields import MAX_NAMED_FIELDS
+from tandem.router.handler import MAX_NAMED_FIELDS
 from tandem.tests.router.in_process import CHAT, InProcess, tiny
 from tandem.tests.router.support import cluster
 
@@ -88,7 +88,7 @@ def test_an_unknown_field_is_logged_once(c: InProcess, caplog: pytest.LogCapture
 
     message = {"role": "user", "content": "hi", "id": 5}
     for _ in range(3):
-        response = c.answered(CHAT, {"messages": [message], "tempreature": 1})
+        response = c.post(CHAT, {"messages": [message], "tempreature": 1})
         assert response.status_code == 200
     assert len(warnings()) == 2
     assert "'messages[].id'" in warnings()[0] and "'tempreature'" in warnings()[1]
@@ -111,7 +111,7 @@ def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     ]
     for silent in silents:
         messages = [{"role": "assistant"} | silent, hello]
-        response = c.answered(CHAT, {"messages": messages})
+        response = c.post(CHAT, {"messages": messages})
         assert response.status_code == 200, response.text
         assert list(c.node.requests[-1].prompt) == expected
 
@@ -125,7 +125,7 @@ def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
         {"role": "tool", "content": "r", "tool_call_id": "1"},
     ]
     c = InProcess(tiny(TOOLS))
-    response = c.answered(
+    response = c.post(
         CHAT,
         {"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tandem.router.requests.written_tools import with_written_tools
+from tandem.router.requests.tool_text import with_tools_as_text
 from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
@@ -45,7 +45,7 @@ def test_functions_are_returned_under_their_former_names() -> None:
     assert response.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
     result = {"role": "function", "name": "weather", "content": "warm"}
     history = [{"role": "user", "content": "hi"}, message, result]
-    response = c.answered(CHAT, {"messages": history})
+    response = c.post(CHAT, {"messages": history})
     assert response.status_code == 200, response.text
     assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
@@ -94,7 +94,7 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     assert streamed_calls(response.text)[0] == [("weather", '{"city": "Öl"}')]
     assert '{"name": "weather", "description": "d"' in c.prompt()
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-    counted = c.computed(tokenize, body).json()["tokens"]
+    counted = c.compute(tokenize, body).json()["tokens"]
     assert counted == list(c.node.requests[-1].prompt)
 
 
@@ -108,7 +108,7 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
         {"role": "user", "content": "b"},
     ]
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
-    converted, tools = with_written_tools(messages, [tool], "")
+    converted, tools = with_tools_as_text(messages, [tool], "")
     assert tools is None and [message["role"] for message in converted] == [
         "user",
         "assistant",
@@ -119,9 +119,9 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
     assert converted[2]["content"] == (
         "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
     )
-    merged, _ = with_written_tools([{"role": "system", "content": "s"}, *messages], [tool], "")
+    merged, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
     assert merged[0]["content"].startswith("s\n\n") and merged[1]["content"] == "a"
-    assert with_written_tools(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
+    assert with_tools_as_text(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
 def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
@@ -137,7 +137,7 @@ def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
     tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-    c.answered(MESSAGES, {"model": "tiny"} | body)
+    c.post(MESSAGES, {"model": "tiny"} | body)
     assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
     c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
     refused = c.chat(tools=tools)

@@ -258,7 +258,7 @@ def test_automatic_choice_can_be_switched_off() -> None:
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    response = c.computed(tokenize, body).json()
+    response = c.compute(tokenize, body).json()
     assert response["tokens"] == list(c.node.requests[-1].prompt)
 
 

@@ -1,4 +1,4 @@
-"""Bodies that are refused: a table of what clients read, and what every refusal holds to."""
+"""Rejected bodies: a table of error messages, and rules for all of them."""
 
 from __future__ import annotations
 
@@ -40,11 +40,8 @@ VALID: dict[Surface, dict[str, Any]] = {
 }
 
 
-# ---- what clients read ---------------------------------------------------------------------------
-
-
-def said(by: dict[str, Any]) -> dict[str, Any]:
-    return {"messages": [HI | by]}
+def messages_body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [HI | fields]}
 
 
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
@@ -224,7 +221,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         {"n": 128, "max_tokens": 400, "logprobs": 20},
         "n",
         "answer_too_large",
-        "The answer could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
+        "The response could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
         "'logprobs' or 'top_logprobs' or set 'stream'.",
     ),
     # The context
@@ -260,7 +257,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "the input length exceeds the context length of 1 tokens; shorten it, or raise 'num_ctx' "
         "if the model takes more",
     ),
-    # What needs something else, or contradicts it
+    # Missing requirements and contradictions
     (
         CHAT,
         {"messages": None},
@@ -332,7 +329,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         "Invalid 'structured_outputs': exactly one of json, regex, choice, grammar, json_object, "
         "structural_tag is needed, and none is given.",
     ),
-    # What this server or this model has not
+    # Not supported by this server or this model
     (
         CHAT,
         {"model": "x"},
@@ -379,28 +376,28 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
     # Messages
     (
         CHAT,
-        said({"role": 5}),
+        messages_body({"role": 5}),
         "role",
         "invalid_type",
         "Invalid type for 'role': expected a string, but got an integer instead.",
     ),
     (
         CHAT,
-        said({"content": []}),
+        messages_body({"content": []}),
         "messages[0].content",
         None,
         "'messages[0].content' must be a string or a non-empty list of content parts.",
     ),
     (
         CHAT,
-        said({"tool_calls": [CALL]}),
+        messages_body({"tool_calls": [CALL]}),
         "messages[0].tool_calls",
         "unsupported_value",
         "'messages[0].tool_calls': only messages of the role 'assistant' have tool calls.",
     ),
     (
         CHAT,
-        said({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
+        messages_body({"role": "assistant", "tool_calls": [CALL | {"function": {"name": 5}}]}),
         "messages[0].tool_calls[0]",
         "invalid_type",
         "'messages[0].tool_calls[0].function.name' must be a string.",
@@ -427,13 +424,13 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
 def test_refusals_are_those_of_the_table() -> None:
     c = InProcess()
     for surface, body, param, code, message in REFUSED:
-        status, *told = refusal(c, surface, VALID[surface] | body) or ["taken"]
-        assert told == [message, param, code], body
+        status, *rest = refusal(c, surface, VALID[surface] | body) or ["taken"]
+        assert rest == [message, param, code], body
         assert status == (404 if code == "model_not_found" else 400)
 
 
 def refusal(c: InProcess, surface: Surface, body: Any) -> list[Any] | None:
-    """Status, message, parameter and code; ``None`` if the body is taken."""
+    """Status, message, parameter and code; ``None`` if the body is accepted."""
     try:
         read(c, surface, body)
     except OnlyLoadsError:
@@ -449,8 +446,6 @@ def read(c: InProcess, surface: Surface, body: Any) -> GenerationRequest:
     return surface.parse(body, c.model, c.options)
 
 
-# ---- what every refusal holds to -----------------------------------------------------------------
-
 VALUES: tuple[Any, ...] = (
     *("x", "", "x" * 1100, "none"),
     *(-1, 0, 1, 2.0, 1.5, 25, 2**63, -(2**63) - 1, 10**400),
@@ -465,20 +460,20 @@ MODELS: dict[Surface, type[BodyModel]] = {
     OLLAMA_CHAT: OllamaChatRequest,
     GENERATE: OllamaGenerateRequest,
 }
-# Fields of a message that are read as those that followed them.
+# Deprecated fields of a message, and the fields that replaced them.
 NOW = {"function_call": "tool_calls"}
 IN_MESSAGES = [*ChatMessage.model_fields, *ChatMessage.unsupported, "nonsense"]
 IN_OPTIONS = [*OPENAI_NAMES, "mirostat", "num_ctx", "num_gpu", "nonsense", "repeat_last_n"]
 
 
 def changes(surface: Surface, value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each name that a body may have, at any depth, and the field that has it with the value."""
+    """Each name in a body, at any depth, and a body with ``value`` in its place."""
     model = MODELS[surface]
     for name in sorted({*model.model_fields, *model.unsupported, "nonsense"}):
         yield name, {name: value}
     if surface is CHAT:
         for name in IN_MESSAGES:
-            yield name, said({name: value})
+            yield name, messages_body({name: value})
     if surface in (OLLAMA_CHAT, GENERATE):
         for name in IN_OPTIONS:
             yield name, {"options": {name: value}}
@@ -501,11 +496,11 @@ def test_what_is_refused_for_one_field_names_it(surface: Surface) -> None:
                     assert any(each in param for each in (name, NOW.get(name, name))), about
 
 
-def asked(request: GenerationRequest) -> dict[str, Any]:
-    """All that was asked for."""
+def request_fields(request: GenerationRequest) -> dict[str, Any]:
+    """The fields of a request that do not differ between two equal ones."""
     text = replace(request.text, stop=NO_STOP)
-    made = {each.name: getattr(request, each.name) for each in fields(request)}
-    return made | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
+    parts = {each.name: getattr(request, each.name) for each in fields(request)}
+    return parts | {"request_id": "", "text": text, "stop": list(request.text.stop.texts)}
 
 
 @pytest.mark.parametrize("surface", VALID, ids=lambda surface: surface.path)
@@ -514,7 +509,8 @@ def test_null_is_the_same_as_nothing(surface: Surface) -> None:
     plain = read(c, surface, VALID[surface])
     for name, changed in changes(surface, None):
         if not changed.keys() <= VALID[surface].keys():
-            assert asked(read(c, surface, VALID[surface] | changed)) == asked(plain), name
+            request = read(c, surface, VALID[surface] | changed)
+            assert request_fields(request) == request_fields(plain), name
 
 
 @pytest.mark.parametrize("surface", [CHAT, COMPLETIONS], ids=lambda surface: surface.path)
@@ -527,8 +523,8 @@ def test_numbers_reach_the_node_within_their_range_only(surface: Surface) -> Non
                 assert refusal(c, surface, VALID[surface] | {name: value}) is not None
                 continue
             sampling = read(c, surface, VALID[surface] | {name: value}).sampling
-            wanted = 0 if (name, value) == ("top_k", -1) else value
-            assert getattr(sampling, name) == wanted, name
+            expected = 0 if (name, value) == ("top_k", -1) else value
+            assert getattr(sampling, name) == expected, name
         for value in (number.least - 1, number.most + 1):
             refused = refusal(c, surface, VALID[surface] | {name: value})
             assert refused is not None and refused[2] == name, (name, value)

@@ -48,7 +48,7 @@ from tandem.tests.support.fuzz import FEWER, changed, cheap, protos, strange
 
 
 class Context:
-    """A gRPC call."""
+    """A stand-in for the context of an RPC."""
 
     def peer(self) -> str:
         return "ipv4:10.0.0.1:5"
@@ -60,13 +60,13 @@ class Context:
 
 
 @cache
-def _kept() -> TemporaryDirectory[str]:
+def _temporary_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory()
 
 
 @cache
 def folder() -> Path:
-    return make_model(Path(_kept().name) / "model")
+    return make_model(Path(_temporary_folder().name) / "model")
 
 
 def _join(**changes: Any) -> pb.JoinRequest:
@@ -81,13 +81,10 @@ def _join(**changes: Any) -> pb.JoinRequest:
 
 
 class Everywhere(Reachability):
-    """Meets every node, wherever it says it is."""
+    """Accepts every node, at any address."""
 
     async def meet(self, node_id: str, epoch: int, role: pb.Role, address: str) -> None:
         pass
-
-
-# ---- nodes ---------------------------------------------------------------------------------------
 
 
 @FEWER
@@ -95,7 +92,7 @@ class Everywhere(Reachability):
 @example(_join(address="h:²"), None)
 @example(_join(address="h:" + "9" * 5000), None)
 @example(_join(model=pb.ModelCard(path="a\0b", max_model_len=1)), None)
-def test_the_registry_answers_or_refuses_any_join(request: pb.JoinRequest, data: Any) -> None:
+def test_the_registry_accepts_or_refuses_any_join(request: pb.JoinRequest, data: Any) -> None:
     asyncio.run(_visit(request, data))
 
 
@@ -143,8 +140,6 @@ def test_a_refusal_with_any_details_is_a_request_error(details: str) -> None:
     assert error.param is None or isinstance(error.param, str)
     assert error.code is None or isinstance(error.code, str)
 
-
-# ---- clients -------------------------------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none()

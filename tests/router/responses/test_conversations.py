@@ -1,4 +1,4 @@
-"""References to stored items, unfinished messages and counting, with OpenAI's client."""
+"""References to stored items, partial messages and counting, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ async def test_references_stand_for_stored_items(tmp_path: Path) -> None:
         first = await client.responses.create(
             input="one", include=["message.output_text.logprobs"], top_logprobs=1
         )
-        [asked] = (await client.responses.input_items.list(first.id)).data
+        [question] = (await client.responses.input_items.list(first.id)).data
         items: list[Any] = [
-            {"type": "item_reference", "id": asked.id},
+            {"type": "item_reference", "id": question.id},
             {"id": first.output[0].id},
             {"role": "user", "content": "stop"},
         ]
         second = await client.responses.create(input=items)
-        shown = prompt(c)
-        assert shown.index("user\none") < shown.index("assistant\nhello") < shown.index("stop")
+        text = prompt(c)
+        assert text.index("user\none") < text.index("assistant\nhello") < text.index("stop")
         listed = (await client.responses.input_items.list(second.id, order="asc")).data
-        assert [item.id for item in listed[:2]] == [asked.id, first.output[0].id]
+        assert [item.id for item in listed[:2]] == [question.id, first.output[0].id]
         await client.responses.delete(first.id)
-        await client.responses.create(input=items)  # the second one has them too
+        await client.responses.create(input=items)  # the second response has them too
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError, match=r"input\[0\]"):
                 await other.responses.create(input=items)
         await client.responses.delete(second.id)
         await client.responses.create(input=items[2:], store=False)
         for wrong, status in (({"id": "msg_x"}, 404), ({"id": 5}, 400), ({"id": ""}, 400)):
-            answer = await c.client.post(
+            response = await c.client.post(
                 "/v1/responses", json={"input": [wrong]}, headers={"authorization": "Bearer one"}
             )
-            assert answer.status_code == status, answer.text
+            assert response.status_code == status, response.text
 
 
 async def test_the_newest_of_several_items_with_one_id_counts() -> None:
@@ -57,16 +57,16 @@ async def test_the_newest_of_several_items_with_one_id_counts() -> None:
             body: dict[str, Any] = {"id": name, "output": [] if i % 2 else [item]}
             await store.add(ended(name, body=body, items=[item] if i % 2 else []))
 
-        def found() -> list[str]:
+        def item_ids() -> list[str]:
             items = store.items_in_thread(["x", "y"], "")
             return [item["content"][0]["text"] for item in items.values()]
 
-        assert found() == ["c"] and store.items_in_thread(["x"], "other") == {}
+        assert item_ids() == ["c"] and store.items_in_thread(["x"], "other") == {}
         assert "logprobs" not in store.items_in_thread(["x"], "")["x"]["content"][0]
         await store.delete("c", "")
-        assert found() == ["b"]
+        assert item_ids() == ["b"]
         now[0] = 11.0
-        assert found() == []
+        assert item_ids() == []
 
 
 async def test_an_unfinished_message_is_continued(tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ async def test_an_unfinished_message_is_continued(tmp_path: Path) -> None:
         message |= {"content": [{"type": "output_text", "text": "one", "annotations": []}]}
         for status, end in (("incomplete", "assistant\none"), ("completed", "assistant\n")):
             turns: Any = [{"role": "user", "content": "hi"}, message | {"status": status}]
-            made = await client.responses.create(input=turns)
-            assert prompt(c).endswith(end) and made.output_text == "hello world"
+            response = await client.responses.create(input=turns)
+            assert prompt(c).endswith(end) and response.output_text == "hello world"
             counted = await client.responses.input_tokens.count(input=turns)
-            assert counted.input_tokens == made.usage.input_tokens
+            assert counted.input_tokens == response.usage.input_tokens
 
 
 async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
             {"input": "hi", "instructions": "be brief", "tools": [TOOL]},
             {"input": "hi", "text": {"format": {"type": "json_object"}}},
         ):
-            asked: dict[str, Any] = fields
-            counted = await client.responses.input_tokens.count(**asked)
-            made = await client.responses.create(**asked)
+            params: dict[str, Any] = fields
+            counted = await client.responses.input_tokens.count(**params)
+            response = await client.responses.create(**params)
             assert counted.object == "response.input_tokens"
-            assert counted.input_tokens == made.usage.input_tokens
-        after = await client.responses.input_tokens.count(previous_response_id=made.id)
+            assert counted.input_tokens == response.usage.input_tokens
+        after = await client.responses.input_tokens.count(previous_response_id=response.id)
         assert after.input_tokens > counted.input_tokens
         turns: list[Any] = [{"role": "user", "content": "x" * 300}] * 3
         long = await client.responses.input_tokens.count(input=turns)
@@ -102,8 +102,8 @@ async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
         cut = await client.responses.input_tokens.count(input=turns, truncation="auto")
         assert cut.input_tokens < CONTEXT
         for wrong in ({}, {"input": 5}, {"input": "x", "personality": "friendly"}):
-            answer = await c.client.post("/v1/responses/input_tokens", json=wrong)
-            assert answer.status_code == 400, answer.text
+            response = await c.client.post("/v1/responses/input_tokens", json=wrong)
+            assert response.status_code == 400, response.text
         assert len(c.node.requests) == 3
 
 

@@ -1,4 +1,4 @@
-"""vLLM's ``enable_response_messages``: what the model has read and written."""
+"""vLLM's ``enable_response_messages``: the raw prompts and outputs of the model."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ MESSAGES = ("input_messages", "output_messages")
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_response_has_its_prompt_and_its_output(tmp_path: Path, background: bool) -> None:
     async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
-        written = "<think>one</think>two"
-        c.node.reply = c.encode(written)
-        asked: dict[str, Any] = {"input": "hi", "background": background}
-        asked["extra_body"] = {"enable_response_messages": True}
-        made = await client.responses.create(**asked)
+        output = "<think>one</think>two"
+        c.node.reply = c.encode(output)
+        params: dict[str, Any] = {"input": "hi", "background": background}
+        params["extra_body"] = {"enable_response_messages": True}
+        response = await client.responses.create(**params)
         if background:
-            assert (made.input_messages, made.output_messages) == (None, None)
-            await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
-            made = await client.responses.retrieve(made.id)
+            assert (response.input_messages, response.output_messages) == (None, None)
+            await until(lambda: c.router.app.services.runs.find(response.id, "") is None)
+            response = await client.responses.retrieve(response.id)
         read = {"message": prompt(c), "tokens": list(c.node.requests[-1].prompt)}
-        wrote = {"message": written, "tokens": [*c.node.reply, 0]}
+        wrote = {"message": output, "tokens": [*c.node.reply, 0]}
         kind = {"type": "raw_message_tokens"}
-        assert made.input_messages == [read | kind] and made.output_messages == [wrote | kind]
+        assert response.input_messages == [read | kind] and response.output_messages == [
+            wrote | kind
+        ]
         plain = await client.responses.create(input="hi")
         assert not any(hasattr(plain, name) for name in MESSAGES)
         if not background:
-            stream = await client.responses.create(**asked, stream=True)
+            stream = await client.responses.create(**params, stream=True)
             events = [event async for event in stream]
             last = events[-1].response
             assert [last.input_messages, last.output_messages] == [
-                made.input_messages,
-                made.output_messages,
+                response.input_messages,
+                response.output_messages,
             ]
             assert [getattr(events[0].response, name) for name in MESSAGES] == [None, None]
             assert await client.responses.retrieve(last.id) == last

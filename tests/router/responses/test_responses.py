@@ -1,4 +1,4 @@
-"""POST /v1/responses and what is kept of it, with OpenAI's client."""
+"""POST /v1/responses and the store of responses, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ async def test_a_response_is_stored_continued_and_deleted(tmp_path: Path) -> Non
             previous_response_id=first.id,
             input=[{"role": "user", "content": [{"type": "input_text", "text": "stop"}]}],
         )
-        shown = prompt(c)
-        assert "three" not in shown  # instructions are of one response
-        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        text = prompt(c)
+        assert "three" not in text  # instructions apply to one response only
+        assert text.index("one two") < text.index("hello world") < text.index("stop")
         assert await client.responses.retrieve(first.id) == first
         items = await client.responses.input_items.list(second.id)
         assert [item.content[0].text for item in items.data] == ["stop"]
@@ -72,13 +72,15 @@ EVENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("most", [100, 2])
-async def test_events_come_in_order_with_their_numbers(tmp_path: Path, most: int) -> None:
+@pytest.mark.parametrize("max_tokens", [100, 2])
+async def test_events_come_in_order_with_their_numbers(tmp_path: Path, max_tokens: int) -> None:
     async with served(tmp_path) as (_, client):
-        stream = await client.responses.create(input="hi", stream=True, max_output_tokens=most)
+        stream = await client.responses.create(
+            input="hi", stream=True, max_output_tokens=max_tokens
+        )
         events = [event async for event in stream]
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        status = "completed" if most == 100 else "incomplete"
+        status = "completed" if max_tokens == 100 else "incomplete"
         kinds = list(dict.fromkeys(event.type for event in events))
         assert kinds == [*EVENTS, f"response.{status}"]
         last = events[-1].response
@@ -92,10 +94,10 @@ async def test_events_come_in_order_with_their_numbers(tmp_path: Path, most: int
 
 async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> None:
     async with served(tmp_path, api_key="one,two") as (c, client):
-        made = await client.responses.create(input="hi")
+        response = await client.responses.create(input="hi")
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError):
-                await other.responses.retrieve(made.id)
+                await other.responses.retrieve(response.id)
         wrong: tuple[dict[str, Any], ...] = (
             {"background": True, "store": False},
             {"background": True, "stream": True},
@@ -126,13 +128,13 @@ async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> Non
 async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None:
     async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
         c.node.reply = c.encode("<think>one</think>two")
-        made = await client.responses.create(
+        response = await client.responses.create(
             input="hi",
             reasoning={"summary": "detailed"},
             extra_body={"logit_bias": {"5": -1}, "structured_outputs": {"regex": "[a-z]+"}},
         )
-        assert [item.type for item in made.output] == ["reasoning", "message"]
-        assert made.reasoning.summary == "detailed" and made.output[0].summary == []
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+        assert response.reasoning.summary == "detailed" and response.output[0].summary == []
         sampling = c.node.requests[-1].sampling
         assert (dict(sampling.logit_bias), sampling.structured_outputs.regex) == (
             {5: -1.0},
@@ -144,13 +146,13 @@ async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None
 
 @asynccontextmanager
 async def stored(
-    most: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
+    max_responses: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
 ) -> AsyncIterator[ResponseStore]:
     """A store in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
-        yield ResponseStore(database, most, lifetime, lambda: now[0])
+        yield ResponseStore(database, max_responses, lifetime, lambda: now[0])
     finally:
         await database.close()
 
@@ -185,7 +187,7 @@ async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
             await store.get("a", "")
         await store.delete("b", "")
         await store.add(ended("d"))
-        await store.get("c", "")  # the one that was deleted has left its room
+        await store.get("c", "")  # deleting one has made room
 
 
 async def test_stores_of_one_file_are_one_and_outlive_their_routers(tmp_path: Path) -> None:
@@ -210,8 +212,8 @@ async def test_routers_of_one_host_share_responses(tmp_path: Path) -> None:
         first = await one.responses.create(input="one two")
         assert await other.responses.retrieve(first.id) == first
         second = await other.responses.create(input="stop", previous_response_id=first.id)
-        shown = prompt(c)
-        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
+        text = prompt(c)
+        assert text.index("one two") < text.index("hello world") < text.index("stop")
         await other.responses.delete(first.id)
         for client in (one, other):
             with pytest.raises(openai.NotFoundError):
@@ -226,7 +228,7 @@ async def test_a_storage_that_fails_takes_no_client_its_response(tmp_path: Path)
             connection.execute("DROP TABLE responses")
 
         await c.router.app._state.run(fail)
-        made = await client.responses.create(input="hi")
-        assert made.output_text == "hello world"
+        response = await client.responses.create(input="hi")
+        assert response.output_text == "hello world"
         with pytest.raises(openai.InternalServerError, match="storage failed"):
-            await client.responses.retrieve(made.id)
+            await client.responses.retrieve(response.id)

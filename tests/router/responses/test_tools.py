@@ -25,7 +25,7 @@ CALL_EVENTS = (
 )  # fmt: skip
 
 
-async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) -> None:
+async def test_tool_calls_are_items_whose_results_come_next(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TEMPLATE)
     async with served(tmp_path) as (c, client):
         c.node.reply = c.encode(ANSWER)
@@ -45,13 +45,13 @@ async def test_calls_are_items_which_the_next_request_answers(tmp_path: Path) ->
         stored = await client.responses.create(
             input=results, previous_response_id=first.id, tools=[WEATHER]
         )
-        told = prompt(c)
-        assert "I look.[weather][weather]" in told
-        assert told.index("[weather]") < told.index("tool\nwarm 0") < told.index("warm 1")
-        # The same without the store: items go back as they came.
+        text = prompt(c)
+        assert "I look.[weather][weather]" in text
+        assert text.index("[weather]") < text.index("tool\nwarm 0") < text.index("warm 1")
+        # The same without the store: the client sends the output items back.
         history = [{"role": "user", "content": "hi"}, *first.output, *results]
         again = await client.responses.create(input=history, tools=[WEATHER], store=False)
-        assert prompt(c) == told and again.output_text == stored.output_text == "fine"
+        assert prompt(c) == text and again.output_text == stored.output_text == "fine"
 
 
 async def test_calls_are_streamed_as_events_of_their_items(tmp_path: Path) -> None:
@@ -95,18 +95,18 @@ async def test_every_kind_of_tool_choice(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
         for choice, reply in CHOICES:
             c.node.reply = c.encode(reply)
-            made = await client.responses.create(
+            response = await client.responses.create(
                 input="hi", tools=[WEATHER, NOW], tool_choice=choice, parallel_tool_calls=False
             )
-            [call] = made.output
-            assert (call.name, call.arguments) == ("now", "{}") and made.status == "completed"
+            [call] = response.output
+            assert (call.name, call.arguments) == ("now", "{}") and response.status == "completed"
             assert c.node.requests[-1].sampling.HasField("structured_outputs")
         c.node.reply = c.encode("no")
-        made = await client.responses.create(input="hi", tools=[NOW], tool_choice="none")
-        assert made.output_text == "no"
+        response = await client.responses.create(input="hi", tools=[NOW], tool_choice="none")
+        assert response.output_text == "no"
 
 
-# The tools of Codex, reduced: it offers web search to every server.
+# Codex's tools, shortened; it sends web search to every server.
 CODEX: list[dict[str, Any]] = [
     {"type": "web_search", "external_web_access": False},
     {"type": "custom", "name": "patch", "description": "one",
@@ -124,17 +124,17 @@ async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path:
     make_model(tmp_path / "model", TEMPLATE)
     async with served(tmp_path, context=2048) as (c, client):
         c.node.reply = c.encode(called("patch", input="a\nb") + called("agents__now"))
-        asked: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
-        made = await client.responses.create(**asked)
-        patch, now = made.output
+        params: dict[str, Any] = {"input": "hi", "tools": CODEX, "model": "tiny"}
+        response = await client.responses.create(**params)
+        patch, now = response.output
         assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "a\nb")
         assert (now.type, now.name, now.namespace) == ("function_call", "now", "agents")
-        assert [tool.type for tool in made.tools] == ["web_search", "custom", "namespace"]
-        shown = prompt(c)
+        assert [tool.type for tool in response.tools] == ["web_search", "custom", "namespace"]
+        text = prompt(c)
         for part in ("Lark grammar:\\nstart: two", '"three\\n\\nthe time"', "agents__weather"):
-            assert part in shown
-        assert "web_search" not in shown
-        stream = await client.responses.create(**asked, stream=True)
+            assert part in text
+        assert "web_search" not in text
+        stream = await client.responses.create(**params, stream=True)
         events = [event async for event in stream if getattr(event, "output_index", 1) == 0]
         assert [event.type.removeprefix("response.") for event in events] == [
             "output_item.added", "custom_tool_call_input.delta",
@@ -145,17 +145,17 @@ async def test_custom_tools_and_namespaces_are_functions_of_the_prompt(tmp_path:
             {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "fine"},
             {"type": "function_call_output", "call_id": now.call_id, "output": "noon"},
         ]
-        await client.responses.create(**asked | {"input": [*made.output, *results]})
+        await client.responses.create(**params | {"input": [*response.output, *results]})
         assert "[patch][agents__now]<|end|>\n<|start|>tool\nfine" in prompt(c)
         c.node.reply = c.encode('[{"name":"patch","parameters":{"input": """\nx')
         forced = {"type": "custom", "name": "patch"}
-        made = await client.responses.create(**asked, tool_choice=forced)
-        assert made.output[0].input == "x"
+        response = await client.responses.create(**params, tool_choice=forced)
+        assert response.output[0].input == "x"
 
 
 def test_the_input_of_a_custom_tool_may_be_written_without_its_object() -> None:
-    for written, read in (('{"input":"x"}', "x"), ("x", "x"), ('{"patch":"x"}', '{"patch":"x"}')):
-        assert custom_input(written) == read
+    for arguments, read in (('{"input":"x"}', "x"), ("x", "x"), ('{"patch":"x"}', '{"patch":"x"}')):
+        assert custom_input(arguments) == read
 
 
 class PortCity(BaseModel):
@@ -165,8 +165,11 @@ class PortCity(BaseModel):
 async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, client):
         c.node.reply = c.encode('{"name":"Ys"}')
-        made = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
-        assert made.output_parsed == PortCity(name="Ys") and made.text.format.name == "PortCity"
+        response = await client.responses.parse(model="tiny", input="hi", text_format=PortCity)
+        assert (
+            response.output_parsed == PortCity(name="Ys")
+            and response.text.format.name == "PortCity"
+        )
         assert "name" in c.node.requests[-1].sampling.structured_outputs.json
         text: Any = {"format": {"type": "json_object"}}
         await client.responses.create(input="hi", text=text)
@@ -176,14 +179,14 @@ async def test_a_format_constrains_the_text_and_is_parsed(tmp_path: Path) -> Non
 
 async def test_logprobs_of_the_text_are_included(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, client):
-        asked: dict[str, Any] = {
+        params: dict[str, Any] = {
             "input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2,
         }  # fmt: skip
-        made = await client.responses.create(**asked)
-        logprobs = made.output[0].content[0].logprobs
+        response = await client.responses.create(**params)
+        logprobs = response.output[0].content[0].logprobs
         assert "".join(entry.token for entry in logprobs) == "hello world"
         assert {len(entry.top_logprobs) for entry in logprobs} == {2}
-        stream = await client.responses.create(**asked, stream=True)
+        stream = await client.responses.create(**params, stream=True)
         events = [event async for event in stream]
         deltas = [event for event in events if event.type == "response.output_text.delta"]
         streamed = [entry.token for event in deltas for entry in event.logprobs]
@@ -197,16 +200,18 @@ async def test_reasoning_is_an_item_that_may_go_back(tmp_path: Path) -> None:
     make_model(tmp_path / "model", TEMPLATE.replace("{{ m.content }}", "{{ m.reasoning_content }}"))
     async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
         c.node.reply = c.encode("<think>one two</think>three")
-        made = await client.responses.create(input="hi", include=["reasoning.encrypted_content"])
-        reasoning, message = made.output
-        assert reasoning.content[0].text == "one two" and made.output_text == "three"
-        assert made.usage.output_tokens_details.reasoning_tokens > 0
-        sent = {
+        response = await client.responses.create(
+            input="hi", include=["reasoning.encrypted_content"]
+        )
+        reasoning, message = response.output
+        assert reasoning.content[0].text == "one two" and response.output_text == "three"
+        assert response.usage.output_tokens_details.reasoning_tokens > 0
+        item = {
             "type": "reasoning",
             "summary": [],
             "encrypted_content": reasoning.encrypted_content,
         }
-        await client.responses.create(input=[sent, message, {"role": "user", "content": "x"}])
+        await client.responses.create(input=[item, message, {"role": "user", "content": "x"}])
         assert "assistant\none two<|end|>" in prompt(c)
         async with client.responses.stream(model="tiny", input="hi") as stream:
             kinds = dict.fromkeys([event.type async for event in stream])
@@ -224,12 +229,12 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns(tmp_path: 
         turns.append({"role": "user", "content": "last"})
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             await client.responses.create(input=turns, max_output_tokens=50)
-        made = await client.responses.create(
+        response = await client.responses.create(
             input=turns, truncation="auto", max_output_tokens=50, instructions="be brief"
         )
-        shown = prompt(c)
-        assert "be brief" in shown and "last" in shown and "question 8" in shown
-        assert "question 0" not in shown and made.truncation == "auto"
+        text = prompt(c)
+        assert "be brief" in text and "last" in text and "question 8" in text
+        assert "question 0" not in text and response.truncation == "auto"
         room = CONTEXT - 50 - len(c.node.requests[-1].prompt)
         assert 0 <= room < 80  # not one turn more fits
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
@@ -262,9 +267,9 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
 async def test_errors_name_the_fields_of_this_api(tmp_path: Path) -> None:
     async with served(tmp_path) as (c, _):
         for fields, param in WRONG:
-            answer = await c.client.post("/v1/responses", json={"input": "hi", **fields})
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
+            response = await c.client.post("/v1/responses", json={"input": "hi", **fields})
+            assert response.status_code == 400, response.text
+            error = response.json()["error"]
             assert error["param"] == param, error
             assert "function.name" not in error["message"]
 

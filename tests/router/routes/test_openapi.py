@@ -1,4 +1,4 @@
-"""/openapi.json says what the routes take and answer."""
+"""/openapi.json matches what the routes accept and return."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Raise ``ValidationError`` unless ``value`` is as ``schema`` of the document says."""
+    """Raise ``ValidationError`` unless ``value`` matches ``schema``."""
     Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 
-def answer_schema(
+def response_schema(
     document: dict[str, Any], path: str, method: str, kind: str = "application/json"
 ) -> dict[str, Any]:
     content = document["paths"][path][method]["responses"]["200"]["content"]
@@ -79,7 +79,7 @@ async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_pat
 
 
 async def test_requests_at_the_same_time_get_the_same_document(tmp_path: Path) -> None:
-    app._routes.cache_clear()  # it is made once
+    app._routes.cache_clear()  # it is built once
     async with cluster(tmp_path) as c:
         documents = await asyncio.gather(*(c.client.get("/openapi.json") for _ in range(8)))
     assert len({document.content for document in documents}) == 1
@@ -98,17 +98,17 @@ async def test_every_route_is_documented_and_every_documented_route_exists(tmp_p
         assert routes - documented == {("/openapi.json", "get"), ("/web/{path}", "get")}
         assert documented <= routes
         for path, method in documented:
-            answer = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert answer.status_code != 405 and "unknown_url" not in answer.text, path
+            response = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert response.status_code != 405 and "unknown_url" not in response.text, path
 
 
 async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c:
-        given = {"authorization": "Bearer secret"}
-        document = (await c.client.get("/openapi.json", headers=given)).json()
+        headers = {"authorization": "Bearer secret"}
+        document = (await c.client.get("/openapi.json", headers=headers)).json()
         for path, method, operation in operations(document):
-            answer = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert ("security" in operation) == (answer.status_code == 401), path
+            response = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert ("security" in operation) == (response.status_code == 401), path
         assert (await c.client.get("/openapi.json")).status_code == 401
 
 
@@ -154,7 +154,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
-async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
+async def test_responses_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
     options: dict[str, Any] = {
         "reasoning_parser": reasoning_parser,
         "enable_tokenizer_info_endpoint": True,
@@ -163,14 +163,14 @@ async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) 
     async with cluster(tmp_path, **options) as c:
         document = await document_of(c)
         for path in GETS:
-            schema = answer_schema(document, path.replace("tiny", "{model}"), "get")
+            schema = response_schema(document, path.replace("tiny", "{model}"), "get")
             check(document, schema, (await c.client.get(path)).json())
         for path, body in POSTS:
-            asked = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-            check(document, asked["schema"], body)
-            answer = await c.client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            check(document, answer_schema(document, path, "post"), answer.json())
+            content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            check(document, content["schema"], body)
+            response = await c.client.post(path, json=body)
+            assert response.status_code == 200, response.text
+            check(document, response_schema(document, path, "post"), response.json())
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
@@ -178,8 +178,8 @@ async def test_labels_are_as_documented(path: str, tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="labels", labels=("no", "yes"))
         document = await document_of(c)
-        answer = await c.client.post(path, json={"input": ["a", "hi"]})
-        check(document, answer_schema(document, path, "post"), answer.json())
+        response = await c.client.post(path, json={"input": ["a", "hi"]})
+        check(document, response_schema(document, path, "post"), response.json())
 
 
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -192,9 +192,9 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def check_events(document: dict[str, Any], path: str, stream: str) -> int:
-    """Check each event of a stream, and its data, which only in the last one need not be JSON.
-    Returns their number."""
-    schema = answer_schema(document, path, "post", "text/event-stream")
+    """Check the events of a stream and their data; only the last one's may be no JSON. Returns
+    the number of events."""
+    schema = response_schema(document, path, "post", "text/event-stream")
     data = schema["properties"]["data"]
     *last, of_json = data.get("anyOf", (data,))
     events = [
@@ -240,13 +240,11 @@ async def test_errors_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         document = await document_of(c)
         for path, _ in POSTS:
-            answer = await c.client.post(path, json={"model": 5})
-            assert answer.status_code == 400
+            response = await c.client.post(path, json={"model": 5})
+            assert response.status_code == 400
             default = document["paths"][path]["post"]["responses"]["default"]
-            check(document, default["content"]["application/json"]["schema"], answer.json())
+            check(document, default["content"]["application/json"]["schema"], response.json())
 
-
-# -- fields of requests ---------------------------------------------------------------------------
 
 BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/responses", CreateResponseRequest, {"input": "hi", "include": [LOGPROBS]}),
@@ -254,8 +252,8 @@ BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/completions", CompletionRequest, TEXT),
     ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),
 )
-# Values that a field takes, where its schema's default is none, and what they need beside them.
-TAKEN: dict[str, Any] = {
+# Accepted values of fields without a usable default, with other fields that they need.
+ACCEPTED: dict[str, Any] = {
     "include_reasoning": True,
     "max_completion_tokens": 5,
     "best_of": 1,
@@ -300,21 +298,21 @@ async def test_documented_fields_are_taken_and_no_others(
         for name, schema in fields.items():
             if name == "previous_response_id":
                 continue  # there is none
-            value = valid.get(name, TAKEN.get(name, example(schema, document)))
+            value = valid.get(name, ACCEPTED.get(name, example(schema, document)))
             if name == "model":
                 value = "tiny"
             beside: dict[str, Any] = {"stream": True} if name == "stream_options" else {}
             if name in ("top_logprobs", "logprob_token_ids") and path != "/v1/responses":
                 beside["logprobs"] = "chat" in path or 1
-            answer = await c.client.post(path, json={**valid, **beside, name: value})
-            assert answer.status_code == 200, (name, value, answer.text)
+            response = await c.client.post(path, json={**valid, **beside, name: value})
+            assert response.status_code == 200, (name, value, response.text)
         assert not [r for r in caplog.records if "unknown and ignored" in r.getMessage()]
         await c.client.post(path, json={**valid, "undocumented": 1})
         assert "the field 'undocumented', which is unknown" in caplog.text
         for name in model.unsupported.keys() - fields.keys():
-            answer = await c.client.post(path, json={**valid, name: "other"})
-            assert answer.status_code == 400, name
-            assert f"'{name}' is not supported" in answer.json()["error"]["message"]
+            response = await c.client.post(path, json={**valid, name: "other"})
+            assert response.status_code == 400, name
+            assert f"'{name}' is not supported" in response.json()["error"]["message"]
         assert not model.unsupported.keys() & fields.keys()
 
 
@@ -322,7 +320,7 @@ async def test_documented_fields_are_taken_and_no_others(
 async def test_documented_ranges_are_those_that_hold(
     tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any]
 ) -> None:
-    """A number beyond a documented limit is rejected, and one at the limit is not because of it."""
+    """A number beyond a documented limit is rejected; one at the limit is not rejected for that."""
     async with cluster(tmp_path) as c:
         document = await document_of(c)
         fields = document["components"]["schemas"][model.__name__]["properties"]
@@ -334,7 +332,7 @@ async def test_documented_ranges_are_those_that_hold(
             if side in kind
         ]
         assert len(limits) > 4
-        # 0 tokens may be asked for with the prompt's echo.
+        # max_tokens 0 is allowed with echo.
         valid = {**valid, "echo": True} if path == "/v1/completions" else valid
         for name, side, limit, step in limits:
             beyond = await c.client.post(path, json={**valid, name: limit + step})

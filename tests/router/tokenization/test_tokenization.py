@@ -15,37 +15,37 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 async def test_a_text(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"prompt": "hello world"})
+        response = await c.client.post("/tokenize", json={"prompt": "hello world"})
         tokens = c.encode("hello world")
-        assert answer.json() == {
+        assert response.json() == {
             "count": len(tokens),
             "max_model_len": CONTEXT,
             "tokens": tokens,
             "token_strs": None,
         }
-        asked = {"prompt": "hello world", "return_token_strs": True}
-        answer = await c.client.post("/tokenize", json=asked)
-        assert answer.json()["token_strs"] == ["hello", "Ġworld"]
+        body = {"prompt": "hello world", "return_token_strs": True}
+        response = await c.client.post("/tokenize", json=body)
+        assert response.json()["token_strs"] == ["hello", "Ġworld"]
         empty = await c.client.post("/tokenize", json={"prompt": ""})
         assert (empty.json()["count"], empty.json()["tokens"]) == (0, [])
 
 
 async def test_a_chat_has_the_tokens_of_its_prompt(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"model": "tiny", "messages": MESSAGES})
+        response = await c.client.post("/tokenize", json={"model": "tiny", "messages": MESSAGES})
         await c.client.post("/v1/chat/completions", json={"messages": MESSAGES})
-        assert answer.json()["tokens"] == list(c.node.requests[0].prompt)
+        assert response.json()["tokens"] == list(c.node.requests[0].prompt)
         without = {"messages": MESSAGES, "add_generation_prompt": False}
         fewer = await c.client.post("/tokenize", json=without)
-        assert fewer.json()["count"] < answer.json()["count"]
+        assert fewer.json()["count"] < response.json()["count"]
 
 
 async def test_tokens_become_text_again(tmp_path: Path) -> None:
     text = "hello wörld, 一"
     async with cluster(tmp_path) as c:
         tokens = (await c.client.post("/tokenize", json={"prompt": text})).json()["tokens"]
-        answer = await c.client.post("/detokenize", json={"tokens": tokens})
-        assert answer.json() == {"prompt": text, "content": text}
+        response = await c.client.post("/detokenize", json={"tokens": tokens})
+        assert response.json() == {"prompt": text, "content": text}
         of_vllm = await c.client.post("/detokenize", json={"tokens": tokens, "model": "tiny"})
         assert of_vllm.json() == {"prompt": text}
         special = await c.client.post("/detokenize", json={"tokens": [1, 0]})
@@ -59,9 +59,9 @@ async def test_tokens_become_text_again(tmp_path: Path) -> None:
 
 async def test_a_text_as_llama_cpp_asks_for_it(tmp_path: Path) -> None:
     async def tokens(content: str, **fields: Any) -> Any:
-        asked = {"content": content} | fields
-        answer = await c.client.post("/tokenize", json=asked)
-        return answer.json()["tokens"] if answer.status_code == 200 else answer.status_code
+        body = {"content": content} | fields
+        response = await c.client.post("/tokenize", json=body)
+        return response.json()["tokens"] if response.status_code == 200 else response.status_code
 
     async with cluster(tmp_path) as c:
         assert await tokens("hello world") == c.encode("hello world")
@@ -80,8 +80,8 @@ async def test_a_text_as_llama_cpp_asks_for_it(tmp_path: Path) -> None:
 
 async def test_a_text_longer_than_the_context_is_counted(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
-        answer = await c.client.post("/tokenize", json={"prompt": " world" * (CONTEXT + 1)})
-        assert answer.json()["count"] > answer.json()["max_model_len"]
+        response = await c.client.post("/tokenize", json={"prompt": " world" * (CONTEXT + 1)})
+        assert response.json()["count"] > response.json()["max_model_len"]
         far = await c.client.post("/tokenize", json={"prompt": " world" * (40 * CONTEXT)})
         assert (far.status_code, far.json()["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -92,9 +92,9 @@ async def test_the_tokenizer_is_shown_on_demand(tmp_path: Path) -> None:
         assert info["eos_token"] == "<|end|>" and info["chat_template"] == TEMPLATE
         assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
     async with cluster(tmp_path) as c:
-        answer = await c.client.get("/tokenizer_info")
-        assert answer.status_code == 404
-        assert "--enable-tokenizer-info-endpoint" in answer.json()["error"]["message"]
+        response = await c.client.get("/tokenizer_info")
+        assert response.status_code == 404
+        assert "--enable-tokenizer-info-endpoint" in response.json()["error"]["message"]
 
 
 WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
@@ -125,22 +125,22 @@ async def test_an_invalid_request(
     tmp_path: Path, path: str, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     async with cluster(tmp_path) as c:
-        answer = await c.client.post(path, json=body)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+        response = await c.client.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
 async def test_a_long_text_does_not_hold_the_loop(tmp_path: Path) -> None:
     async with cluster(tmp_path, context=100_000) as c:
-        asked = {"prompt": " world" * 90_000, "return_token_strs": True}
-        answer = await held_briefly(
-            lambda: httpx.post(f"{c.url}/tokenize", json=asked, timeout=60, verify=False)
+        body = {"prompt": " world" * 90_000, "return_token_strs": True}
+        response = await held_briefly(
+            lambda: httpx.post(f"{c.url}/tokenize", json=body, timeout=60, verify=False)
         )
-        assert answer.json()["count"] == 90_000
+        assert response.json()["count"] == 90_000
 
 
-async def test_requests_are_counted_and_answers_are_bounded(tmp_path: Path) -> None:
+async def test_requests_are_counted_and_responses_are_bounded(tmp_path: Path) -> None:
     async with cluster(tmp_path, max_concurrent_requests=0) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
     async with cluster(tmp_path, max_held_response_bytes=20) as c:
         assert (await c.client.post("/tokenize", json={"prompt": "x"})).status_code == 503
-        assert c.router.app.handler.responses.held == c.router.app.handler.active == 0
+        assert c.router.app.handler.responses.used == c.router.app.handler.active == 0

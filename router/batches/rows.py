@@ -1,4 +1,4 @@
-"""Batches and their requests as rows of the database."""
+"""Rows of the database: batches and their requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNFINISHED = (
 
 
 class BatchColumns(BaseModel):
-    """The columns that clients see under the same names."""
+    """The columns that are fields of OpenAI's batch object."""
 
     id: str
     endpoint: str
@@ -55,7 +55,7 @@ class BatchColumns(BaseModel):
 
 
 class StoredBatch(BatchColumns):
-    """A row of the table. ``output_seconds`` is how long its results are kept."""
+    """A row of the table of batches. ``output_seconds`` is the lifetime of its results."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,10 +79,10 @@ class StoredBatch(BatchColumns):
     def body(self) -> dict[str, Any]:
         """OpenAI's batch object."""
         errors = json.loads(self.errors)
-        shown = self.model_dump(include=set(BatchColumns.model_fields))
+        fields = self.model_dump(include=set(BatchColumns.model_fields))
         if not self.ended:
-            shown |= {"output_file_id": None, "error_file_id": None}
-        return shown | {
+            fields |= {"output_file_id": None, "error_file_id": None}
+        return fields | {
             "object": "batch",
             "errors": {"object": "list", "data": errors} if errors else None,
             "request_counts": {
@@ -103,7 +103,7 @@ class StoredBatch(BatchColumns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBatch:
-    """A batch that a client asks for; ``seconds`` is its completion window."""
+    """A batch that a client requests; ``seconds`` is its completion window."""
 
     owner: str
     endpoint: str
@@ -116,7 +116,7 @@ class NewBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of an input file that has been checked."""
+    """One validated line of an input file."""
 
     line: int
     custom_id: str
@@ -125,11 +125,11 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """The line of a results file for one request, in pieces, and the tokens that it used."""
+    """One request's line of a results file, in pieces, and the tokens that the request used."""
 
     succeeded: bool
     pieces: Sequence[bytes]
-    tokens: Sequence[int] = (0, 0, 0, 0)  # input, cached of it, output, reasoning of it
+    tokens: Sequence[int] = (0, 0, 0, 0)  # input, cached input, output, reasoning
 
     @property
     def size(self) -> int:

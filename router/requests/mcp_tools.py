@@ -1,7 +1,9 @@
-"""The tools of MCP servers in a request."""
+"""Tools of MCP servers: their fields in requests, and their names for models."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,20 +11,23 @@ from pydantic import Field
 
 from .body_model import BodyModel, DocumentedAs
 
-# In a filter; a server has at most 512 tools.
-MAX_NAMES = 1024
+# Tools in a filter; a server has at most 512 tools.
+MAX_TOOL_NAMES = 1024
+SEPARATOR = "__"
+MAX_NAME = 64  # characters
+_INVALID = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class McpToolFilter(BodyModel):
     """Some tools of a server."""
 
-    tool_names: Annotated[list[str], Field(max_length=MAX_NAMES)] | None = None
+    tool_names: Annotated[list[str], Field(max_length=MAX_TOOL_NAMES)] | None = None
     read_only: bool = False
 
 
 class McpApprovalFilter(BodyModel):
-    """The tools of a server whose calls wait for the client: those of ``always``, and all that are
-    not in ``never``."""
+    """The tools of a server whose calls need the client's approval: all in ``always``, and all that
+    are not in ``never``."""
 
     always: Annotated[Any, DocumentedAs(McpToolFilter)] = None
     never: Annotated[Any, DocumentedAs(McpToolFilter)] = None
@@ -52,3 +57,14 @@ class McpToolChoice(BodyModel):
     type: Literal["mcp"]
     server_label: str
     name: str | None = None
+
+
+def model_name(server_label: str, tool: str) -> str:
+    """The name of a tool for models: ``LABEL__TOOL``. A name with characters that some templates
+    reject, or that is too long or ambiguous, is changed, and ends with a digest to be unique."""
+    name = f"{server_label}{SEPARATOR}{tool}"
+    clean = _INVALID.sub("_", name)
+    if clean == name and len(name) <= MAX_NAME and SEPARATOR not in tool:
+        return name
+    digest = hashlib.sha256(f"{server_label}\0{tool}".encode()).hexdigest()[:8]
+    return f"{clean[: MAX_NAME - 9]}_{digest}"
