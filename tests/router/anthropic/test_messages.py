@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
-from tandem.router.anthropic.count_tokens import count_prompt_tokens
 from tandem.router.http import keep_alive
-from tandem.tests.router.in_process import CHAT, MESSAGES, Answered, InProcess
+from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, Response
 from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
 
 HI: dict[str, Any] = {
@@ -37,8 +36,8 @@ def body(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in (HI | fields).items() if value is not ...}
 
 
-def ask(c: InProcess, **fields: Any) -> Answered:
-    return c.answered(MESSAGES, body(**fields))
+def ask(c: InProcess, **fields: Any) -> Response:
+    return c.respond(MESSAGES, body(**fields))
 
 
 def named_events(text: str) -> list[dict[str, Any]]:
@@ -156,7 +155,7 @@ def test_the_prompt_has_the_system_prompt_and_all_blocks() -> None:
     c = InProcess()
     for system in ("stop", [cached]):
         assert ask(c, system=system, messages=turns).status_code == 200
-    c.answered(
+    c.respond(
         CHAT,
         {
             "messages": [
@@ -367,7 +366,7 @@ def test_an_answer_continues_the_last_message() -> None:
     c = InProcess(reasoning_parser="deepseek_r1")
     made = ask(c, messages=prefilled("one two")).json()
     asked = {"model": "tiny", "messages": prefilled("one two")}
-    count = c.computed(count_prompt_tokens, asked)
+    count = c.post("/v1/messages/count_tokens", **asked)
     assert count.json()["input_tokens"] == len(c.node.requests[-1].prompt)
     assert c.prompt().endswith("<|start|>assistant\none two")
     assert made["content"] == [text_block("hello world")]

@@ -184,14 +184,14 @@ def test_parameters_out_of_range_or_of_the_wrong_type(c: InProcess) -> None:
 def test_chats_that_make_no_sense(c: InProcess) -> None:
     for fields in BAD_CHAT:
         body = {"messages": [{"role": "user", "content": "hi"}]} | fields
-        check(c.answered(CHAT, body), 400)
+        check(c.respond(CHAT, body), 400)
     assert not c.node.requests
 
 
 def test_completions_that_make_no_sense(c: InProcess) -> None:
     for fields in BAD_COMPLETION:
         body = {"prompt": "hi"} | fields
-        check(c.answered(COMPLETIONS, body), 400)
+        check(c.respond(COMPLETIONS, body), 400)
     assert not c.node.requests
 
 
@@ -247,7 +247,7 @@ def test_all_that_a_template_may_show_counts(c: InProcess) -> None:
         {"messages": [hello], "chat_template_kwargs": {"x": {"y": [long]}}},
         {"messages": [hello], "chat_template_kwargs": {long: 1}},
     ):
-        error = check(c.answered(CHAT, body), 400)
+        error = check(c.respond(CHAT, body), 400)
         assert error["code"] == "context_length_exceeded", body.keys()
     assert not c.node.requests
 

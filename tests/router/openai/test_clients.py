@@ -88,7 +88,7 @@ def test_an_unknown_field_is_logged_once(c: InProcess, caplog: pytest.LogCapture
 
     message = {"role": "user", "content": "hi", "id": 5}
     for _ in range(3):
-        response = c.answered(CHAT, {"messages": [message], "tempreature": 1})
+        response = c.respond(CHAT, {"messages": [message], "tempreature": 1})
         assert response.status_code == 200
     assert len(told()) == 2
     assert "'messages[].id'" in told()[0] and "'tempreature'" in told()[1]
@@ -109,7 +109,7 @@ def test_an_assistants_empty_content_is_an_empty_text(c: InProcess) -> None:
     ]
     for silent in silents:
         messages = [{"role": "assistant"} | silent, hello]
-        response = c.answered(CHAT, {"messages": messages})
+        response = c.respond(CHAT, {"messages": messages})
         assert response.status_code == 200, response.text
         assert list(c.node.requests[-1].prompt) == wanted
 
@@ -123,7 +123,7 @@ def test_tool_calls_of_the_history_go_to_a_template_that_shows_them() -> None:
         {"role": "tool", "content": "r", "tool_call_id": "1"},
     ]
     c = InProcess(tiny(TOOLS))
-    response = c.answered(
+    response = c.respond(
         CHAT,
         {"messages": messages, "reasoning_effort": "none", "verbosity": "low"},
     )

@@ -122,7 +122,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], list[str]]] = {
 def test_an_answer_out_of_all_proportion_is_refused() -> None:
     c = InProcess(context=CONTEXT)
     for case, (fields, words) in TOO_LARGE.items():
-        error = check(c.answered(COMPLETIONS, {"prompt": "x"} | fields), 400)
+        error = check(c.respond(COMPLETIONS, {"prompt": "x"} | fields), 400)
         assert error["code"] == "answer_too_large", case
         assert all(word in error["message"] for word in words), error["message"]
         assert str(1 << 19) in error["message"] or str(64 << 20) in error["message"]
@@ -130,7 +130,7 @@ def test_an_answer_out_of_all_proportion_is_refused() -> None:
     assert "'max_tokens'" in error["message"]
     assert not c.node.requests
     fields = TOO_LARGE["logprobs"][0] | {"stream": True}
-    assert c.answered(COMPLETIONS, {"prompt": "x"} | fields).status_code == 200
+    assert c.respond(COMPLETIONS, {"prompt": "x"} | fields).status_code == 200
 
 
 def test_a_default_limit_is_cut_to_what_fits() -> None:

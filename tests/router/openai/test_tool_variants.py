@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from tandem.router.requests.written_tools import with_written_tools
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
     ANSWER,
@@ -45,7 +44,7 @@ def test_functions_are_answered_by_their_former_names() -> None:
     assert answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
     result = {"role": "function", "name": "weather", "content": "warm"}
     history = [{"role": "user", "content": "hi"}, message, result]
-    answer = c.answered(CHAT, {"messages": history})
+    answer = c.respond(CHAT, {"messages": history})
     assert answer.status_code == 200, answer.text
     assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
@@ -94,7 +93,7 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
     assert '{"name": "weather", "description": "d"' in c.prompt()
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-    counted = c.computed(tokenize, body).json()["tokens"]
+    counted = c.post("/tokenize", **body).json()["tokens"]
     assert counted == list(c.node.requests[-1].prompt)
 
 
@@ -133,7 +132,7 @@ def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
     tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
     asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-    c.answered(MESSAGES, {"model": "tiny"} | asked)
+    c.respond(MESSAGES, {"model": "tiny"} | asked)
     assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
     c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
     refused = c.chat(tools=tools)

@@ -258,7 +258,7 @@ def test_automatic_choice_can_be_switched_off() -> None:
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
     asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    answer = c.computed(tokenize, asked).json()
+    answer = c.compute(tokenize, asked).json()
     assert answer["tokens"] == list(c.node.requests[-1].prompt)
 
 
