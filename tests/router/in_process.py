@@ -25,6 +25,7 @@ from tandem.proto import tandem_pb2 as pb
 from tandem.router.anthropic.count_tokens import count_prompt_tokens
 from tandem.router.anthropic.surface import AnthropicMessages
 from tandem.router.app import APIS
+from tandem.router.cluster import pinned_model
 from tandem.router.cluster.node_table import NodeTable
 from tandem.router.dispatch import Dispatcher
 from tandem.router.embeddings.embed_surface import Embeddings
@@ -39,6 +40,7 @@ from tandem.router.http.json_body import parse_json
 from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.node_streams.events import NodeEvent, PlainTokens
 from tandem.router.ollama import surfaces as ollama
+from tandem.router.ollama.models import show
 from tandem.router.openai.surfaces import ChatCompletions, Completions
 from tandem.router.options import RouterOptions
 from tandem.router.requests.unknown_fields import UnknownFields
@@ -101,9 +103,10 @@ def tiny(
         return load_tokenizer(make_model(Path(folder), template, special, **generation_config))
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a model's folder."""
-    return Tokenizer.load(read_tokenizer_files(folder), 320)
+def load_tokenizer(folder: Path, **options: Any) -> Tokenizer:
+    """The tokenizer of a model's folder, as a router with these options loads it."""
+    files = read_tokenizer_files(folder)
+    return asyncio.run(pinned_model.load_tokenizer(files, 320, RouterOptions(**options)))
 
 
 class InProcess:
@@ -141,7 +144,7 @@ class InProcess:
         self.node = FakeDecodeNode("decode-0", self.encode(reply))
         self.node.labels = len(labels) or 1
         self.surfaces = {surface.path: surface for surface in SURFACES}
-        self.works = dict(WORKS)
+        self.works = WORKS | {"/api/show": self._show}
         self._unknown = UnknownFields(strict=self.options.strict_parameters)
 
     def encode(self, text: str) -> list[int]:
@@ -158,7 +161,7 @@ class InProcess:
     def complete(self, prompt: Any = "hi", **fields: Any) -> Response:
         return self.respond(COMPLETIONS, {"prompt": prompt, **fields})
 
-    def post(self, path: str, **body: Any) -> Response:
+    def post(self, path: str, /, **body: Any) -> Response:
         """The response of a path to a body of these fields."""
         if path in self.works:
             return self._compute(path, body)
@@ -201,6 +204,9 @@ class InProcess:
         except Exception as error:
             failed = _failed(error, errors, streaming=sink.started)
             return Response(failed.status_code, sink.text + failed.text)
+
+    def _show(self, body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]:
+        return show(body, model, self.options, ignored)
 
     def _parsed(self, body: Any) -> Any:
         return parse_json(json.dumps(body).encode())

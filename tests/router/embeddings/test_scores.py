@@ -197,9 +197,11 @@ TEMPLATE = (
 )
 
 
-def test_a_template_of_pairs_is_that_of_a_reranker() -> None:
+def test_a_template_of_pairs_is_that_of_a_reranker(tmp_path: Path) -> None:
     """Set by the operator, as users of vLLM do, with variables; an instruction stands before."""
-    c = InProcess(tiny(TEMPLATE), scoring="pair", default_chat_template_kwargs='{"unit": "one"}')
+    tokenizer = load_tokenizer(make_model(tmp_path), chat_template=TEMPLATE)
+    variables = '{"unit": "one"}'
+    c = InProcess(tokenizer, scoring="pair", default_chat_template_kwargs=variables)
     post(c, "/v1/rerank", query="hello", documents=["world", "<|end|>"])
     prompts = [list(request.prompt) for request in c.node.requests]
     assert c.encode("hello<|end|>world<|end|>one") in prompts
