@@ -156,10 +156,10 @@ class InProcess:
         return self.tokenizer.decode(self.node.requests[-1].prompt, skip_special_tokens=False)
 
     def chat(self, content: Any = "hi", **fields: Any) -> Response:
-        return self.respond(CHAT, {"messages": [HI | {"content": content}], **fields})
+        return self.post(CHAT.path, messages=[HI | {"content": content}], **fields)
 
     def complete(self, prompt: Any = "hi", **fields: Any) -> Response:
-        return self.respond(COMPLETIONS, {"prompt": prompt, **fields})
+        return self.post(COMPLETIONS.path, prompt=prompt, **fields)
 
     def post(self, path: str, /, **body: Any) -> Response:
         """The response of a path to a body of these fields."""
@@ -171,19 +171,18 @@ class InProcess:
         """The response of a surface to a body."""
         return asyncio.run(self._respond(surface, body))
 
-    def client(self) -> httpx.Client:
-        """A client whose requests are served here, for a library that needs one."""
+    def client(self, library: Any = httpx) -> Any:
+        """A client whose requests are served here, for an SDK over ``httpx`` or ``httpx2``."""
 
-        def respond(request: httpx.Request) -> httpx.Response:
+        def respond(request: Any) -> Any:
             body = json.loads(request.content)
             response = self.post(request.url.path, **body)
             is_stream = body.get("stream") and response.status_code == 200
             kind = "text/event-stream" if is_stream else "application/json"
-            return httpx.Response(
-                response.status_code, text=response.text, headers={"content-type": kind}
-            )
+            headers = {"content-type": kind}
+            return library.Response(response.status_code, text=response.text, headers=headers)
 
-        return httpx.Client(transport=httpx.MockTransport(respond))
+        return library.Client(transport=library.MockTransport(respond))
 
     def _compute(self, path: str, body: Any) -> Response:
         ignored: set[str] = set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import openai
@@ -64,7 +66,17 @@ class InProcessResponses(InProcess):
         """A response that was stored. Raises ``ApiError``."""
         return asyncio.run(self.store.get(response_id, ""))
 
-    def openai(self) -> openai.OpenAI:
+    def openai(self) -> Any:
+        """OpenAI's client of this router."""
         return openai.OpenAI(
             base_url="http://router/v1", api_key="x", max_retries=0, http_client=self.client()
         )
+
+
+@contextmanager
+def openai_client(
+    tokenizer: Tokenizer | None = None, **settings: Any
+) -> Iterator[tuple[InProcessResponses, Any]]:
+    """A router, and OpenAI's client of it."""
+    with InProcessResponses(tokenizer, **settings) as c:
+        yield c, c.openai()

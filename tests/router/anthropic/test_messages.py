@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.http import keep_alive
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, Response
-from tandem.tests.router.support import CONTEXT, Cluster, admitted, cluster, tokens_event
+from tandem.tests.router.support import CONTEXT, admitted, cluster, tokens_event
 
 HI: dict[str, Any] = {
     "model": "tiny",
@@ -51,14 +50,15 @@ def named_events(text: str) -> list[dict[str, Any]]:
     return found
 
 
-@asynccontextmanager
-async def official_client(c: Cluster, **fields: Any) -> AsyncIterator[Any]:
+def official_client(c: InProcess) -> Any:
     # Here, because it takes more than a second, and not every worker has tests with it.
     import anthropic
+    import httpx2
 
-    options: dict[str, Any] = {"api_key": "none", "max_retries": 0} | fields
-    async with anthropic.AsyncAnthropic(base_url=c.url, **options) as client:
-        yield client
+    served = c.client(httpx2)
+    return anthropic.Anthropic(
+        base_url="http://router", api_key="none", max_retries=0, http_client=served
+    )
 
 
 def text_block(text: str) -> dict[str, Any]:
@@ -318,36 +318,32 @@ def test_the_reasoning_of_a_model_is_left_out() -> None:
     assert "".join(said) == "three"
 
 
-async def test_the_official_client(tmp_path: Path) -> None:
-    import anthropic
-
-    async with (
-        cluster(tmp_path, api_key="secret") as c,
-        official_client(c, api_key="secret") as client,
-    ):
-        whole = await client.messages.create(**HI, system="stop", extra_body={"temperature": 0.5})
-        assert (whole.content[0].text, whole.stop_reason) == ("hello world", "end_turn")
-        async with client.messages.stream(**HI) as stream:
-            text = [piece async for piece in stream.text_stream]
-            final = await stream.get_final_message()
-        assert "".join(text) == final.content[0].text == "hello world"
-        assert len(text) > 1 and final.usage.output_tokens == whole.usage.output_tokens == 3
-        assert final.usage.input_tokens + 3 == len(c.node.requests[1].prompt)
-        with pytest.raises(anthropic.NotFoundError, match="does not exist"):
-            await client.messages.create(**(HI | {"model": "other"}))
-        await client.messages.create(**HI, tools=[{"name": "f", "input_schema": {}}])
-        tokenizer = c.router.registry.model().tokenizer
-        shown = tokenizer.decode(c.node.requests[-1].prompt, skip_special_tokens=False)
-        assert '{"name": "f", "parameters": {}}' in shown
+def test_the_official_client() -> None:
+    c = InProcess()
+    client = official_client(c)
+    whole = client.messages.create(**HI, system="stop", extra_body={"temperature": 0.5})
+    assert (whole.content[0].text, whole.stop_reason) == ("hello world", "end_turn")
+    with client.messages.stream(**HI) as stream:
+        text = [*stream.text_stream]
+        final = stream.get_final_message()
+    assert "".join(text) == final.content[0].text == "hello world"
+    assert len(text) > 1 and final.usage.output_tokens == whole.usage.output_tokens == 3
+    assert final.usage.input_tokens + 3 == len(c.node.requests[1].prompt)
+    client.messages.create(**HI, tools=[{"name": "f", "input_schema": {}}])
+    assert '{"name": "f", "parameters": {}}' in c.prompt()
 
 
 async def test_the_official_client_with_keys(tmp_path: Path) -> None:
     import anthropic
 
     async with cluster(tmp_path, api_key="secret") as c:
-        async with official_client(c, api_key=None, auth_token="secret") as client:
-            assert (await client.messages.create(**HI)).role == "assistant"
-        async with official_client(c, api_key="wrong") as client:
+        for key in ({"api_key": "secret"}, {"api_key": None, "auth_token": "secret"}):
+            async with anthropic.AsyncAnthropic(base_url=c.url, max_retries=0, **key) as client:
+                assert (await client.messages.create(**HI)).role == "assistant"
+                with pytest.raises(anthropic.NotFoundError, match="does not exist"):
+                    await client.messages.create(**(HI | {"model": "other"}))
+        wrong = anthropic.AsyncAnthropic(base_url=c.url, max_retries=0, api_key="wrong")
+        async with wrong as client:
             with pytest.raises(anthropic.AuthenticationError, match="Incorrect API key"):
                 await client.messages.create(**HI)
 
@@ -398,6 +394,8 @@ async def test_pings_while_a_long_prompt_is_computed(
 
 
 async def test_models_in_the_shape_of_the_client(tmp_path: Path) -> None:
+    import anthropic
+
     version = {"anthropic-version": "2023-06-01"}
     async with cluster(tmp_path) as c:
         page = (await c.client.get("/v1/models", headers=version)).json()
@@ -406,7 +404,7 @@ async def test_models_in_the_shape_of_the_client(tmp_path: Path) -> None:
         missing = await c.client.get("/v1/models/other", headers=version)
         wrong = await c.client.get("/v1/models?limit=0", headers=version)
         openai = (await c.client.get("/v1/models")).json()
-        async with official_client(c) as client:
+        async with anthropic.AsyncAnthropic(base_url=c.url, api_key="none") as client:
             listed = [each.id async for each in await client.models.list()]
             shown = await client.models.retrieve("tiny")
     assert page == {"data": [model], "has_more": False, "first_id": "tiny", "last_id": "tiny"}

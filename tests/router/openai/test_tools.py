@@ -10,7 +10,6 @@ import jsonschema
 import openai
 import pytest
 
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import InProcess, tiny
 from tandem.tests.router.support import cluster, events, make_model
 
@@ -258,7 +257,7 @@ def test_automatic_choice_can_be_switched_off() -> None:
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
     asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    answer = c.compute(tokenize, asked).json()
+    answer = c.post("/tokenize", **asked).json()
     assert answer["tokens"] == list(c.node.requests[-1].prompt)
 
 

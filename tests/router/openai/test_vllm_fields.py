@@ -11,7 +11,6 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.served_model import system_fingerprint
 from tandem.router.surface import Surface
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.shared.version import version
 from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess
 from tandem.tests.router.support import (
@@ -127,7 +126,7 @@ def test_a_final_message_is_continued_and_echoed(c: InProcess) -> None:
         answer = c.respond(CHAT, {**body, **fields, "stream": True})
         deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
-    tokens = c.compute(tokenize, body).json()["tokens"]
+    tokens = c.post("/tokenize", **body).json()["tokens"]
     assert tokens == beginning
 
 
@@ -144,7 +143,7 @@ def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
     text = "<|start|>user\nhi<|end|>\n"
     answer = c.complete(text, add_special_tokens=False)
     assert answer.status_code == 200 and prompt(c) == c.encode(text)
-    counted = c.compute(tokenize, {"prompt": text, "add_special_tokens": False})
+    counted = c.post("/tokenize", prompt=text, add_special_tokens=False)
     assert counted.json()["tokens"] == c.encode(text)
 
 
@@ -264,7 +263,7 @@ def test_unknown_fields_are_rejected_on_demand() -> None:
         assert answer.status_code == 400 and error["code"] == "unknown_parameter"
         assert "colour" in error["param"]
     assert c.chat(temperature=0).status_code == 200
-    answer = c.compute(tokenize, {"prompt": "hi", "colour": 1})
+    answer = c.post("/tokenize", prompt="hi", colour=1)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
