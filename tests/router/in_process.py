@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import httpx
+import openai
 
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.anthropic.count_tokens import count_prompt_tokens
@@ -183,6 +184,12 @@ class InProcess:
             return library.Response(response.status_code, text=response.text, headers=headers)
 
         return library.Client(transport=library.MockTransport(respond))
+
+    def openai(self) -> Any:
+        """OpenAI's client of this router."""
+        return openai.OpenAI(
+            base_url="http://router/v1", api_key="x", max_retries=0, http_client=self.client()
+        )
 
     def _compute(self, path: str, body: Any) -> Response:
         ignored: set[str] = set()

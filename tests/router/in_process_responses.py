@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import openai
-
 from tandem.router.database import Database
 from tandem.router.http.memory_budget import MemoryBudget
 from tandem.router.http.parsing import ParserPools
@@ -65,12 +63,6 @@ class InProcessResponses(InProcess):
     def stored(self, response_id: str) -> StoredResponse:
         """A response that was stored. Raises ``ApiError``."""
         return asyncio.run(self.store.get(response_id, ""))
-
-    def openai(self) -> Any:
-        """OpenAI's client of this router."""
-        return openai.OpenAI(
-            base_url="http://router/v1", api_key="x", max_retries=0, http_client=self.client()
-        )
 
 
 @contextmanager

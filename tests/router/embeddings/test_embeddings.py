@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tandem.tests.router.in_process import InProcess, load_tokenizer
@@ -39,16 +38,16 @@ def test_openai_client_gets_vectors_of_every_kind_of_input(c: InProcess) -> None
         (ids[1], ids[1:2]),
         (ids, ids),
     ]
-    with openai.OpenAI(base_url="http://c/v1", api_key="x", http_client=c.client()) as client:
-        for given, prompts in inputs:
-            made = client.embeddings.create(model="tiny", input=given)  # asks for base64
-            plain = client.embeddings.create(model="tiny", input=given, encoding_format="float")
-            assert [item.embedding for item in made.data] == list(map(vector, prompts))
-            assert plain.data == made.data
-            assert [item.index for item in made.data] == list(range(len(prompts)))
-            tokens = sum(map(len, prompts))
-            assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
-            assert (made.object, made.model) == ("list", "tiny")
+    client = c.openai()
+    for given, prompts in inputs:
+        made = client.embeddings.create(model="tiny", input=given)  # asks for base64
+        plain = client.embeddings.create(model="tiny", input=given, encoding_format="float")
+        assert [item.embedding for item in made.data] == list(map(vector, prompts))
+        assert plain.data == made.data
+        assert [item.index for item in made.data] == list(range(len(prompts)))
+        tokens = sum(map(len, prompts))
+        assert (made.usage.prompt_tokens, made.usage.total_tokens) == (tokens, tokens)
+        assert (made.object, made.model) == ("list", "tiny")
 
 
 def test_nodes_get_the_pooling_of_the_router_and_the_options_of_the_request() -> None:
