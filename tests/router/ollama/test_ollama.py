@@ -85,18 +85,24 @@ def test_calls_of_tools_come_whole() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"format": "xml"}, "invalid format: 'xml'"),
+    ({"format": "xml"}, "invalid format: 'xml'; expected \"json\" or a JSON schema"),
     ({"format": 5}, "invalid format: 5"),
     ({"keep_alive": 0}, "cannot unload its model"),
     ({"keep_alive": "0s"}, "cannot unload its model"),
-    ({"keep_alive": "soon"}, "invalid keep_alive"),
+    (
+        {"keep_alive": "soon"},
+        "invalid keep_alive: 'soon'; expected seconds or a duration such as '5m'",
+    ),
     ({"shift": True}, "'shift' is not supported"),
     ({"top_logprobs": 2}, "only allowed when 'logprobs' is true"),
     ({"logprobs": True, "top_logprobs": 21}, "above the maximum of 20"),
     ({"options": {"num_ctx": 0}}, "below the minimum of 1"),
-    ({"options": {"num_ctx": 2}, "truncate": False}, "exceeds the context length of 2 tokens"),
+    (
+        {"options": {"num_ctx": 2}, "truncate": False},
+        "exceeds the context length of 2 tokens; shorten it",
+    ),
     ({"images": ["x"]}, "'images' is not supported"),
-    ({"think": True}, "does not support thinking"),
+    ({"think": True}, '" does not support thinking'),
     ({"options": {"mirostat": 1}}, "'options.mirostat' is not supported"),
     ({"options": {"temperature": 9}}, "'options.temperature': 9 is above the maximum of 2."),
     ({"stream": "x"}, "'stream': expected a boolean"),
