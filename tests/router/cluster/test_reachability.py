@@ -100,9 +100,10 @@ async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachab
 
 
 async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("tandem.router.cluster.reachability.RPC_SECONDS", 0.5)
     with running_proxy() as proxy:
         wire = proxy.wire()
         async with cluster(tmp_path, nodes=0) as c:
@@ -122,7 +123,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
-            reason = f"the router cannot call this node at {address}: no answer within 2 s"
+            reason = f"the router cannot call this node at {address}: no answer within 0.5 s"
             assert (await told()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()
