@@ -115,6 +115,10 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"metadata": {"a" * 65: "x"}},
     {"tools": [{"type": "web_search"}]},
     {"input": []},
+    {"truncation": "sometimes"},
+    {"max_tool_calls": 0},
+    {"temperature": 9},
+    {"max_output_tokens": 0},
     {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
 )
 
