@@ -220,6 +220,8 @@ def test_rounds_calls_and_tokens_are_bounded() -> None:
         outcomes = [i["error"] for i in answer["output"] if i["type"] == "mcp_call"]
         assert outcomes[0] is None and "limit of calls" in outcomes[1]["message"]
         assert len(servers.called) == 7 and answer["max_tool_calls"] == 1
+        c.create(**body | {"max_tool_calls": 3})
+        assert len(servers.called) == 10, "two in the first round and one in the second"
         tokens = len(c.encode(endless)) + 1
         for most in (tokens, tokens + 5):
             answer = c.chat(tools=[SERVER], max_tokens=most).json()
