@@ -197,12 +197,12 @@ class InProcess:
             value = self.works[path](self._parsed(body), self.model, ignored)
             self._unknown.note(ignored)
         except Exception as error:
-            return _failed(error, _errors_of(path))
+            return _failed(error, _error_shapes()[path])
         return Response(200, dump(value).decode())
 
     async def _respond(self, surface: Surface, body: Any) -> Response:
         sink = _Sink(AccessRecord("POST", surface.path))
-        errors = _errors_of(surface.path)
+        errors = _error_shapes()[surface.path]
         try:
             request = surface.parse(self._parsed(body), self.model, self.options)
             self._unknown.note(request.ignored)
@@ -301,9 +301,9 @@ def _metrics() -> Metrics:
     return Metrics(NodeTable(3.0))
 
 
-def _errors_of(path: str) -> ErrorShape:
-    shapes = {route.path: api.errors for api in APIS for route in api.router.routes}  # type: ignore[attr-defined]
-    return shapes[path]
+@cache
+def _error_shapes() -> dict[str, ErrorShape]:
+    return {route.path: api.errors for api in APIS for route in api.router.routes}  # type: ignore[attr-defined]
 
 
 def _failed(error: Exception, shape: ErrorShape, *, streaming: bool = False) -> Response:

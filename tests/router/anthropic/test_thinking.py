@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.tests.router.anthropic.test_messages import (
-    HI,
     ask,
     named_events,
-    official_client,
     text_block,
 )
 from tandem.tests.router.golden import check_golden
@@ -62,19 +60,6 @@ def test_an_answer_without_text_has_an_empty_block() -> None:
     c.node.reply = []
     assert ask(c).json()["content"] == [text_block("")]
     check_golden("anthropic_empty", ask(c, stream=True).text)
-
-
-def test_the_official_client_reads_reasoning() -> None:
-    c = InProcess(reply=REASONED, reasoning_parser="qwen3")
-    client = official_client(c)
-    with client.messages.stream(**(HI | THINKING)) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_message()
-    assert {"thinking", "signature", "text"} <= set(kinds)
-    thought, said = final.content
-    assert (thought.thinking, said.text) == ("one two", "\n\nthree") and thought.signature
-    beta = client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
-    assert beta.content[0].thinking == "one two"
 
 
 def test_templates_are_asked_for_reasoning() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.tests.router.anthropic.test_conversation import TOOLS
-from tandem.tests.router.anthropic.test_messages import HI, ask, official_client, text_block
+from tandem.tests.router.anthropic.test_messages import ask, text_block
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.in_process import InProcess, tiny
 
@@ -25,17 +25,13 @@ def test_a_call_is_a_block_after_the_text() -> None:
     whole = ask(c, **REQUEST).json()
     assert c.prompt().startswith("ls!user=hi")
     check_golden("anthropic_tool_use", ask(c, **REQUEST, stream=True).text)
-    with official_client(c).messages.stream(**(HI | REQUEST)) as stream:
-        final = stream.get_final_message()
     alone = {"type": "auto", "disable_parallel_tool_use": True}
     single = ask(c, **REQUEST, tool_choice=alone).json()
-    assert whole["stop_reason"] == final.stop_reason == "tool_use"
+    assert whole["stop_reason"] == "tool_use"
     assert [block["type"] for block in whole["content"]] == ["text", "tool_use", "tool_use"]
     call, other = whole["content"][1:]
     assert (call["name"], call["input"]) == ("ls", {"at": "/a"})
     assert call["id"].startswith("toolu_") and call["id"] != other["id"]
-    assert [block.type for block in final.content] == ["text", "tool_use", "tool_use"]
-    assert final.content[1].input == {"at": "/a"}
     assert [block["type"] for block in single["content"]] == ["text", "tool_use"]
 
 
