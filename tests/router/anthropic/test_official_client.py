@@ -1,4 +1,4 @@
-"""Anthropic's client, which each test imports: that takes more than a second, in one worker only."""
+"""Anthropic's client, whose import takes more than a second: each test does it, in one worker."""
 
 from __future__ import annotations
 
