@@ -53,7 +53,10 @@ async def test_files_are_neither_empty_nor_too_long(monkeypatch: pytest.MonkeyPa
     empty.finish()
     assert [error["code"] for error in empty.errors] == ["empty_file"]
     monkeypatch.setattr(input_lines, "MAX_REQUESTS", 2)
-    long = LineChecker(CHAT, LONGEST)
-    assert len(await long.check([(n, encoded(line(n))) for n in range(4)])) == 2
-    long.finish()
-    assert long.full and [error["code"] for error in long.errors] == ["too_many_tasks"]
+    lines = [(number, encoded(line(number))) for number in range(4)]
+    for count, codes in ((2, []), (3, ["too_many_tasks"]), (4, ["too_many_tasks"])):
+        checker = LineChecker(CHAT, LONGEST)
+        assert len(await checker.check(lines[:count])) == 2
+        checker.finish()
+        assert [error["code"] for error in checker.errors] == codes
+        assert all("2 requests" in error["message"] for error in checker.errors)
