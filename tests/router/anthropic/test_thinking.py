@@ -1,25 +1,21 @@
-"""Thinking: blocks of reasoning, the template variables for it, and how it is cleared."""
+"""Thinking: blocks of reasoning, how templates are asked for it, and how it is cleared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tandem.tests.router.anthropic.test_messages import (
-    HI,
     ask,
     named_events,
-    official_client,
     text_block,
 )
 from tandem.tests.router.golden import check_golden
 from tandem.tests.router.in_process import InProcess, tiny
-from tandem.tests.router.support import cluster
 
 THINKING = {"thinking": {"type": "enabled", "budget_tokens": 10}, "max_tokens": 40}
 REASONED = "<think>one two</think>\n\nthree"
-# Renders the variables that a template gets.
+# Shows what a template is given.
 SHOWING = (
     "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}\n{% endfor %}"
     "{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }} {{ lazy }}"
@@ -27,13 +23,13 @@ SHOWING = (
 
 
 def prompts(c: InProcess, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """The rendered prompt of each body."""
-    rendered = []
+    """What the template makes of each body."""
+    made = []
     for body in bodies:
-        response = ask(c, **body)
-        assert response.status_code == 200, response.text
-        rendered.append(c.prompt())
-    return rendered
+        answer = ask(c, **body)
+        assert answer.status_code == 200, answer.text
+        made.append(c.prompt())
+    return made
 
 
 def test_reasoning_is_a_block_of_its_own() -> None:
@@ -59,30 +55,14 @@ def test_reasoning_is_a_block_of_its_own() -> None:
     assert [block["type"] for block in blank["content"]] == ["thinking"]
 
 
-def test_output_without_text_has_an_empty_block() -> None:
+def test_an_answer_without_text_has_an_empty_block() -> None:
     c = InProcess()
     c.node.reply = []
     assert ask(c).json()["content"] == [text_block("")]
     check_golden("anthropic_empty", ask(c, stream=True).text)
 
 
-async def test_the_official_client_reads_reasoning(tmp_path: Path) -> None:
-    async with (
-        cluster(tmp_path, reasoning_parser="qwen3") as c,
-        official_client(c) as client,
-    ):
-        c.node.reply = c.encode(REASONED)
-        async with client.messages.stream(**(HI | THINKING)) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_message()
-        assert {"thinking", "signature", "text"} <= set(kinds)
-        thought, text_block = final.content
-        assert (thought.thinking, text_block.text) == ("one two", "\n\nthree") and thought.signature
-        beta = await client.beta.messages.create(**(HI | THINKING), betas=["effort-2025-11-24"])
-        assert beta.content[0].thinking == "one two"
-
-
-def test_templates_get_variables_for_reasoning() -> None:
+def test_templates_are_asked_for_reasoning() -> None:
     bodies: list[tuple[dict[str, Any], str]] = [
         ({}, "False False  "),
         ({"thinking": {"type": "disabled"}}, "False False  "),
@@ -92,8 +72,8 @@ def test_templates_get_variables_for_reasoning() -> None:
         ({"chat_template_kwargs": {"enable_thinking": 1, "lazy": 2}}, "1 False  2"),
     ]
     c = InProcess(tiny(SHOWING))
-    rendered = prompts(c, [body for body, _ in bodies])
-    assert rendered == [f"user::hi\n{variables}" for _, variables in bodies]
+    made = prompts(c, [body for body, _ in bodies])
+    assert made == [f"user::hi\n{shown}" for _, shown in bodies]
 
 
 def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
@@ -101,10 +81,10 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     turns: list[dict[str, Any]] = []
     for number in "123":
         thought = {"type": "thinking", "thinking": f"t{number}", "signature": "x"}
-        reply = {"type": "text", "text": f"a{number}"}
+        said = {"type": "text", "text": f"a{number}"}
         turns += [
             {"role": "user", "content": f"u{number}"},
-            {"role": "assistant", "content": [thought, secret, reply]},
+            {"role": "assistant", "content": [thought, secret, said]},
         ]
     turns.append({"role": "user", "content": "end"})
     keeps: list[tuple[Any, str]] = [
@@ -115,9 +95,9 @@ def test_reasoning_of_earlier_turns_is_kept_or_cleared() -> None:
     ]
     edits = [{"edits": [{"type": "clear_thinking_20251015", "keep": keep}]} for keep, _ in keeps]
     c = InProcess(tiny(SHOWING))
-    rendered = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
-    for prompt, (_, reasoning) in zip(rendered, keeps, strict=True):
-        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == reasoning
+    made = prompts(c, [{"messages": turns, "context_management": edit} for edit in edits])
+    for prompt, (_, kept) in zip(made, keeps, strict=True):
+        assert " ".join(t for t in ("t1", "t2", "t3") if f":{t}:a" in prompt) == kept
     applied = ask(c, messages=turns, context_management=edits[-1])
     stream = ask(c, messages=turns, context_management=edits[0], stream=True)
     (edit,) = applied.json()["context_management"]["applied_edits"]

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tandem.router.batches import file_store, input_lines, store, upload
+from tandem.router.batches import file_store, store, upload
 from tandem.router.batches.runner import Batches
 from tandem.tests.router.batches.batch_client import create, ended, jsonl, line, parsed, served
 from tandem.tests.router.support import Cluster
@@ -150,20 +150,6 @@ async def test_a_batch_whose_window_ended_while_no_router_ran_expires(tmp_path: 
         wrong = parsed((await client.files.content(batch.error_file_id)).text)
         assert [one["error"]["code"] for one in wrong] == ["batch_expired"] * 2
         assert not c.node.requests
-
-
-async def test_a_file_of_too_many_requests_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(input_lines, "MAX_REQUESTS", 3)
-    async with served(tmp_path) as (c, client):
-        batch = await ended(client, await create(client, jsonl(*map(line, range(4)))))
-        assert batch.status == "failed" and batch.output_file_id is None
-        [error] = batch.errors.data
-        assert error.code == "too_many_tasks" and "3 requests" in error.message
-        assert not c.node.requests
-        batch = await ended(client, await create(client, jsonl(*map(line, range(3)))))
-        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
 
 
 async def test_a_batch_whose_file_is_deleted_before_it_is_read_fails(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Nodes are probed before they are admitted, and after a request did not reach them."""
+"""Nodes are called back: before they are let in, and after a request did not reach them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def statuses(c: Cluster) -> list[int]:
     return [(await c.client.get(path)).status_code for path in ("/health", "/ready")]
 
 
-async def test_an_unreachable_node_is_admitted_once_it_is_reachable(
+async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster(tmp_path, nodes=0) as c:
@@ -40,10 +40,10 @@ async def test_an_unreachable_node_is_admitted_once_it_is_reachable(
         for _ in range(3):
             code, details = await refused(c, node.join_request(c.model))
             assert code is grpc.StatusCode.ABORTED
-            assert f"cannot reach this node at 127.0.0.1:{port}: " in details
+            assert f"cannot call this node at 127.0.0.1:{port}: " in details
             assert "refused" in details and "--host" in details and "--advertise" in details
-        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert len(warnings) == 1, "once, however often it asks"
+        told = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(told) == 1, "once, however often it asks"
         assert await statuses(c) == [503, 503]
         page = (await c.client.get("/metrics")).text
         assert 'tandem_nodes{role="decode",state="ready"} 0' in page
@@ -55,7 +55,7 @@ async def test_an_unreachable_node_is_admitted_once_it_is_reachable(
 
 
 @pytest.mark.parametrize("role", [pb.ROLE_DECODE, pb.ROLE_PREFILL])
-async def test_an_address_at_which_another_node_replies_is_refused(
+async def test_an_address_at_which_another_node_answers_is_refused(
     tmp_path: Path, role: pb.Role
 ) -> None:
     async with cluster(tmp_path) as c:
@@ -76,9 +76,9 @@ async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
         stray = FakeDecodeNode("stray", [])
         stray.port = c.router.registry_port
         _, details = await refused(c, stray.join_request(c.model))
-        assert "the server there is not a node of this role" in details
-        join = stray.join_request(c.model, address="no-such-host.invalid:9")
-        assert "no-such-host.invalid" in (await refused(c, join))[1]
+        assert "what answers there is no such node" in details
+        named = stray.join_request(c.model, address="no-such-host.invalid:9")
+        assert "no-such-host.invalid" in (await refused(c, named))[1]
 
 
 async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachable(
@@ -87,7 +87,7 @@ async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachab
     async with cluster(tmp_path) as c:
         before = c.node
         assert before.server is not None
-        await before.server.stop(grace=None)  # its heartbeats continue
+        await before.server.stop(grace=None)  # its heartbeats go on
         after = FakeDecodeNode("decode-1", c.encode("hello"))
         await after.start(before.port)
         c.nodes.append(after)
@@ -95,14 +95,15 @@ async def test_a_node_that_takes_over_an_address_leaves_the_one_before_unreachab
         await until(lambda: bool(c.router.nodes["decode-0"].unreachable))
         assert "meets node decode-1" in c.router.nodes["decode-0"].unreachable
         for _ in range(4):
-            response = (await c.chat()).json()
-            assert response["tandem"]["decode_nodes"] == ["decode-1"]
+            answer = (await c.chat()).json()
+            assert answer["tandem"]["decode_nodes"] == ["decode-1"]
 
 
-async def test_a_router_is_not_ready_while_it_can_reach_no_decode_node(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr("tandem.router.cluster.reachability.RPC_SECONDS", 0.5)
     with running_proxy() as proxy:
         wire = proxy.wire()
         async with cluster(tmp_path, nodes=0) as c:
@@ -117,13 +118,13 @@ async def test_a_router_is_not_ready_while_it_can_reach_no_decode_node(
             assert (await c.chat()).status_code == 503
             beat = pb.HeartbeatRequest(node_id=node.node_id, epoch=node.epoch)
 
-            async def warnings() -> str:
+            async def told() -> str:
                 return str((await c.registry.Heartbeat(beat)).unreachable)
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
-            reason = f"the router cannot reach this node at {address}: no answer within 2 s"
-            assert (await warnings()).startswith(reason)
+            reason = f"the router cannot call this node at {address}: no answer within 0.5 s"
+            assert (await told()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()
             assert details["status"] == "unavailable"
@@ -136,45 +137,45 @@ async def test_a_router_is_not_ready_while_it_can_reach_no_decode_node(
                 await asyncio.to_thread(admin.list_nodes, registry)
             ).splitlines()
             assert "unreachable" in row and remark.startswith(f"decode-0: {reason}")
-            # One reachable node is enough.
+            # Another one that it can call is enough.
             await c.add("decode-1")
             assert await statuses(c) == [200, 200]
             assert (await c.chat()).json()["tandem"]["decode_nodes"] == ["decode-1"]
-            # It returns without a request, since none would be sent.
+            # It returns without a request, since none would come.
             wire.heal()
             await until(lambda: entered.state == "ready")
-            assert not entered.ejected and not await warnings()
-    messages = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
-    assert sum("is unreachable" in line for line in messages) == 1
-    assert sum("can be reached again" in line for line in messages) == 1
+            assert not entered.ejected and not await told()
+    told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
+    assert sum("is unreachable" in line for line in told_of) == 1
+    assert sum("can be called again" in line for line in told_of) == 1
 
 
-async def test_a_thousand_nodes_that_join_at_once_are_probed_a_few_at_a_time() -> None:
-    probes = peak = 0
+async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:
+    calls = most = 0
 
     class Counted(Reachability):
         async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
-            nonlocal probes, peak
-            probes += 1
-            peak = max(peak, probes)
+            nonlocal calls, most
+            calls += 1
+            most = max(most, calls)
             await asyncio.sleep(0)
-            probes -= 1
+            calls -= 1
             return pb.StatusReply(node_id=address, epoch=1)
 
     met = Counted(NodeTable(3.0), INSECURE)
     names = [f"n{number}" for number in range(1000)]
     await asyncio.gather(*(met.meet(name, 1, pb.ROLE_DECODE, name) for name in names))
-    assert peak == MAX_RPCS
+    assert most == MAX_RPCS
 
 
-async def test_a_lost_node_is_no_longer_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_is_lost_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     table = NodeTable(3.0)
-    probes = 0
+    calls = 0
 
     class Silent(Reachability):
         async def _status(self, role: pb.Role, address: str) -> pb.StatusReply:
-            nonlocal probes
-            probes += 1
+            nonlocal calls
+            calls += 1
             raise UnreachedError("no answer", gone=False)
 
     monkeypatch.setattr("tandem.router.cluster.reachability.FIRST_PAUSE_SECONDS", 0.001)
@@ -183,7 +184,7 @@ async def test_a_lost_node_is_no_longer_probed(monkeypatch: pytest.MonkeyPatch) 
     node = table.join(pb.JoinRequest(node_id="a", epoch=1, role=pb.ROLE_DECODE), "127.0.0.1:9")
     reachability.doubt(node)
     reachability.doubt(node)
-    await until(lambda: probes > 3)
+    await until(lambda: calls > 3)
     assert node.unreachable == "no answer"
     node.lose()
     await until(lambda: not reachability._probes)

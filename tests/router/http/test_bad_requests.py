@@ -28,26 +28,9 @@ NESTED = NO_JSON + "it is nested too deeply."
 JSON = {"content-type": "application/json"}
 BODIES: tuple[tuple[bytes, str], ...] = (
     (b"", CUT),
-    (b"{", CUT),
     (b"[]", NO_OBJECT),
-    (b"5", NO_OBJECT),
-    (b'"x"', NO_OBJECT),
-    (b"null", NO_OBJECT),
-    (b'{"prompt": "x", "temperature": NaN}', NO_JSON + "invalid character (byte 31)."),
-    (b'{"prompt": "x", "temperature": Infinity}', NO_JSON + "invalid character (byte 31)."),
-    (
-        b'{"prompt": "x", "messages": [], "temperature": 1e999}',
-        NO_JSON + "number out of range.",
-    ),
-    (b'{"prompt": "\\ud800"}', CUT),
     (b'{"prompt": "\xff"}', NO_TEXT),
-    (b'{"prompt": "\xed\xa0\x80"}', NO_TEXT),
-    (b'{"prompt": ' + b"[" * 100_000, NESTED),
     (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", NESTED),
-    (
-        b'{"prompt": "x", "seed": ' + b"9" * 10_000 + b"}",
-        NO_JSON + "integer value out of range.",
-    ),
 )
 
 

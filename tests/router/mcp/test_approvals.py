@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tandem.router.database import Database
@@ -20,7 +19,7 @@ from tandem.router.mcp.request_approvals import RequestApprovals
 from tandem.router.mcp.server_tools import CallOutcome, ServerTool
 from tandem.router.state import SCHEMA
 from tandem.shared.errors import RequestError
-from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, served
+from tandem.tests.router.mcp.test_rounds import CLIENTS, SERVER, FakeServers, call, rounds, served
 from tandem.tests.router.support import Cluster, until
 
 GUARDED = SERVER | {"require_approval": "always"}
@@ -29,119 +28,110 @@ TWO_CALLS = "I try." + call("s__drop", a=1) + call("s__drop", a=2)
 
 
 def yes(item: Any, **fields: Any) -> dict[str, Any]:
-    """The approval of a call, or another response to its request."""
-    request_id = item["id"] if isinstance(item, dict) else item.id
-    return {
-        "type": "mcp_approval_response",
-        "approval_request_id": request_id,
-        "approve": True,
-    } | fields
+    """The approval of a call, or another answer to it."""
+    asked = item["id"] if isinstance(item, dict) else item.id
+    return {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True} | fields
 
 
-def requests_of(response: Any) -> list[Any]:
+def asked_of(response: Any) -> list[Any]:
     return [item for item in response["output"] if item["type"] == "mcp_approval_request"]
 
 
-async def post(c: Cluster, items: Any, **fields: Any) -> httpx.Response:
-    return await c.client.post("/v1/responses", json={"input": items, "tools": [GUARDED], **fields})
+async def post(c: Cluster, given: Any, **fields: Any) -> httpx.Response:
+    return await c.client.post("/v1/responses", json={"input": given, "tools": [GUARDED], **fields})
 
 
 async def asking(c: Cluster, **fields: Any) -> dict[str, Any]:
     """A response that asks for approvals."""
-    response = await post(c, "hi", **fields)
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+    answer = await post(c, "hi", **fields)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
 
 
-def error_of(response: httpx.Response) -> tuple[int, str, str]:
-    error = response.json()["error"]
-    return response.status_code, error["param"], error["code"]
+def error_of(answer: httpx.Response) -> tuple[int, str, str]:
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["code"]
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_approved_calls_run_and_denied_ones_are_reported_to_the_model(
-    tmp_path: Path, stored: bool
-) -> None:
-    async with (
-        served(tmp_path, TWO_CALLS, "Done.") as (c, servers),
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as typed,
-    ):
-        client: Any = typed
+def test_approved_calls_run_and_denied_ones_are_told(stored: bool) -> None:
+    with rounds(TWO_CALLS, "Done.") as (c, servers):
+        client = c.openai()
         common: dict[str, Any] = {"tools": [GUARDED], "stream": True, "store": stored}
-        events = [event async for event in await client.responses.create(input="hi", **common)]
+        events = list(client.responses.create(input="hi", **common))
         first = events[-1].response
-        assert first.status == "completed" and servers.executed == []
+        assert first.status == "completed" and servers.called == []
         kinds = ["mcp_list_tools", "message", "mcp_approval_request", "mcp_approval_request"]
         assert [item.type for item in first.output] == kinds
-        types = [event.type for event in events if getattr(event, "output_index", 0) == 3]
-        assert types == ["response.output_item.added", "response.output_item.done"]
+        shown = [event.type for event in events if getattr(event, "output_index", 0) == 3]
+        assert shown == ["response.output_item.added", "response.output_item.done"]
         one, two = first.output[2:]
         assert (one.server_label, one.name, one.arguments) == ("s", "drop", '{"a": 1}')
-        approvals = [yes(one), yes(two, approve=False, reason="too dear")]
-        history: dict[str, Any] = {"input": approvals, "previous_response_id": first.id}
+        answers = [yes(one), yes(two, approve=False, reason="too dear")]
+        history: dict[str, Any] = {"input": answers, "previous_response_id": first.id}
         if not stored:
-            items = [item.model_dump(exclude_unset=True) for item in first.output]
-            history = {"input": [{"role": "user", "content": "hi"}, *items, *approvals]}
-        events = [event async for event in await client.responses.create(**history, **common)]
+            told = [item.model_dump(exclude_unset=True) for item in first.output]
+            history = {"input": [{"role": "user", "content": "hi"}, *told, *answers]}
+        events = list(client.responses.create(**history, **common))
         second = events[-1].response
         assert [item.type for item in second.output] == ["mcp_list_tools", "mcp_call", "message"]
         ran = second.output[1]
         assert (ran.approval_request_id, ran.status) == (one.id, "failed")
         assert ran.error.content[0]["text"] == "not allowed" and second.output_text == "Done."
-        types = [event.type for event in events if getattr(event, "output_index", 0) == 1]
-        assert types == [
+        shown = [event.type for event in events if getattr(event, "output_index", 0) == 1]
+        assert shown == [
             "response.output_item.added", "response.mcp_call.in_progress",
             "response.mcp_call_arguments.delta", "response.mcp_call_arguments.done",
             "response.mcp_call.failed", "response.output_item.done",
         ]  # fmt: skip
-        assert servers.executed == [("s", "drop", '{"a": 1}')]
+        assert servers.called == [("s", "drop", '{"a": 1}')]
         text = c.prompt()
         assert text.index("I try.[s__drop][s__drop]") < text.index("Error: not allowed")
         assert (
             text.index("Error: not allowed") < text.index("denied this call") < text.index("dear")
         )
-        # Both stay in the conversation, once.
+        # Both are a part of the conversation from now on, once.
         following: dict[str, Any] = {"input": "x", "previous_response_id": second.id}
         if not stored:
-            items = [item.model_dump(exclude_unset=True) for item in second.output]
-            following = {"input": [*history["input"], *items, {"role": "user", "content": "x"}]}
-        last = await client.responses.create(**following, tools=[GUARDED], store=stored)
-        assert last.output_text == "Done." and len(servers.executed) == 1
+            told = [item.model_dump(exclude_unset=True) for item in second.output]
+            following = {"input": [*history["input"], *told, {"role": "user", "content": "x"}]}
+        last = client.responses.create(**following, tools=[GUARDED], store=stored)
+        assert last.output_text == "Done." and len(servers.called) == 1
         assert c.prompt().count("[s__drop]") == 2 and c.prompt().count("not allowed") == 1
 
 
-async def test_only_tools_that_need_it_wait_for_an_approval(tmp_path: Path) -> None:
+def test_only_tools_that_need_it_wait_for_an_approval() -> None:
     both = call("s__add", a=1) + call("s__drop") + call("now")
-    async with served(tmp_path, both) as (c, servers):
-        body = await asking(c, tools=[SOME, CLIENTS])
-        kinds = [item["type"] for item in body["output"]]
+    with rounds(both) as (c, servers):
+        made = c.create(input="hi", tools=[SOME, CLIENTS])
+        kinds = [item["type"] for item in made["output"]]
         assert kinds == ["mcp_list_tools", "mcp_call", "function_call", "mcp_approval_request"]
-        assert [name for _, name, _ in servers.executed] == ["add"]
-        for mode, names in (
+        assert [name for _, name, _ in servers.called] == ["add"]
+        for mode, waiting in (
             ({"always": {"tool_names": ["drop"]}, "never": {"read_only": True}}, ["drop"]),
             ({"always": {"tool_names": ["add"]}, "never": {}}, ["add"]),
             ({"always": {"tool_names": []}}, ["add", "drop"]),
             ("never", []),
         ):
-            body = await asking(c, tools=[SERVER | {"require_approval": mode}, CLIENTS])
-            assert [item["name"] for item in requests_of(body)] == names
-            assert body["tools"][0]["require_approval"] == mode
+            made = c.create(input="hi", tools=[SERVER | {"require_approval": mode}, CLIENTS])
+            assert [item["name"] for item in asked_of(made)] == waiting
+            assert made["tools"][0]["require_approval"] == mode
 
 
 async def test_a_call_runs_once_however_often_it_is_approved(tmp_path: Path) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c)
-        [request] = requests_of(first)
+        [asked] = asked_of(first)
         c.node.delay = 0.01
         again: dict[str, Any] = {"previous_response_id": first["id"]}
-        responses = await asyncio.gather(*(post(c, [yes(request)], **again) for _ in range(3)))
-        assert sorted(response.status_code for response in responses) == [200, 400, 400]
-        repeated = await post(c, [yes(request)], **again)
+        answers = await asyncio.gather(*(post(c, [yes(asked)], **again) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 400, 400]
+        repeated = await post(c, [yes(asked)], **again)
         assert error_of(repeated)[2] == "approval_request_answered"
-        denied = await post(c, [yes(request, approve=False)], **again)
+        denied = await post(c, [yes(asked, approve=False)], **again)
         assert error_of(denied)[2] == "approval_request_answered"
-        assert servers.executed == [("s", "add", '{"a": 1}')]
+        assert servers.called == [("s", "add", '{"a": 1}')]
 
 
 async def test_a_request_that_fails_can_be_sent_again_and_the_call_runs_once(
@@ -149,76 +139,75 @@ async def test_a_request_that_fails_can_be_sent_again_and_the_call_runs_once(
 ) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c)
-        [request] = requests_of(first)
+        [asked] = asked_of(first)
         again: dict[str, Any] = {"previous_response_id": first["id"]}
         await c.node.stop()
-        assert (await post(c, [yes(request)], **again)).status_code in (500, 503)
+        assert (await post(c, [yes(asked)], **again)).status_code in (500, 503)
         script = c.node.script
         (await c.replace(c.node)).script = script
         await until(lambda: c.router.app.handler.active == 0)
-        denied = await post(c, [yes(request, approve=False)], **again)
+        denied = await post(c, [yes(asked, approve=False)], **again)
         assert error_of(denied)[2] == "approval_request_answered"
-        body = (await post(c, [yes(request)], **again)).json()
-        assert body["output"][1]["output"] == "result 1" and len(servers.executed) == 1
-        usage = body["usage"]
+        made = (await post(c, [yes(asked)], **again)).json()
+        assert made["output"][1]["output"] == "result 1" and len(servers.called) == 1
+        usage = made["usage"]
         assert usage["input_tokens"] == len(c.nodes[-1].requests[-1].prompt)
 
 
 def slow_calls(servers: FakeServers) -> tuple[asyncio.Event, asyncio.Event]:
-    """Make calls wait. Returns an event that is set when one starts, and one that lets it
-    finish."""
-    started, finish = asyncio.Event(), asyncio.Event()
+    """Make calls wait: an event that one has begun, and one to let it go on."""
+    begun, finish = asyncio.Event(), asyncio.Event()
 
     async def slow(label: str, tool: str, arguments: str) -> CallOutcome:
-        started.set()
+        begun.set()
         await finish.wait()
-        servers.executed.append((label, tool, arguments))
+        servers.called.append((label, tool, arguments))
         return CallOutcome(text="late")
 
     servers.call = slow  # type: ignore[method-assign]
-    return started, finish
+    return begun, finish
 
 
 async def test_a_call_goes_on_when_its_client_leaves(tmp_path: Path) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c)
-        [request] = requests_of(first)
-        started, finish = slow_calls(servers)
+        [asked] = asked_of(first)
+        begun, finish = slow_calls(servers)
         again: dict[str, Any] = {"previous_response_id": first["id"]}
-        leaving = asyncio.create_task(post(c, [yes(request)], **again))
-        await started.wait()
+        leaving = asyncio.create_task(post(c, [yes(asked)], **again))
+        await begun.wait()
         leaving.cancel()
         await until(lambda: c.router.app.handler.active == 0)
-        busy = await post(c, [yes(request)], **again)
+        busy = await post(c, [yes(asked)], **again)
         assert error_of(busy)[2] == "approval_request_in_progress"
         finish.set()
-        await until(lambda: servers.executed != [])
-        body = (await post(c, [yes(request)], **again)).json()
-        assert body["output"][1]["output"] == "late" and len(servers.executed) == 1
+        await until(lambda: servers.called != [])
+        made = (await post(c, [yes(asked)], **again)).json()
+        assert made["output"][1]["output"] == "late" and len(servers.called) == 1
 
 
-async def ended(c: Cluster, body: dict[str, Any]) -> dict[str, Any]:
-    """A background response, once it has ended."""
-    await until(lambda: c.router.app.services.runs.find(body["id"], "") is None)
-    stored: dict[str, Any] = (await c.client.get(f"/v1/responses/{body['id']}")).json()
-    return stored
+async def ended(c: Cluster, made: dict[str, Any]) -> dict[str, Any]:
+    """A response in the background, when it has ended."""
+    await until(lambda: c.router.app.services.runs.find(made["id"], "") is None)
+    found: dict[str, Any] = (await c.client.get(f"/v1/responses/{made['id']}")).json()
+    return found
 
 
 async def test_responses_in_the_background_ask_and_are_answered(tmp_path: Path) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c, background=True)
-        assert first["status"] == "queued" and requests_of(first) == []
+        assert first["status"] == "queued" and asked_of(first) == []
         first = await ended(c, first)
-        [request] = requests_of(first)
-        assert first["status"] == "completed" and servers.executed == []
+        [asked] = asked_of(first)
+        assert first["status"] == "completed" and servers.called == []
         again: dict[str, Any] = {"previous_response_id": first["id"], "background": True}
-        second = await ended(c, (await post(c, [yes(request)], **again)).json())
+        second = await ended(c, (await post(c, [yes(asked)], **again)).json())
         assert [item["type"] for item in second["output"]] == [
             "mcp_list_tools", "mcp_call", "message",
         ]  # fmt: skip
         assert second["output"][1]["output"] == "result 1"
-        repeated = await ended(c, (await post(c, [yes(request)], **again)).json())
-        assert repeated["status"] == "failed" and len(servers.executed) == 1
+        repeated = await ended(c, (await post(c, [yes(asked)], **again)).json())
+        assert repeated["status"] == "failed" and len(servers.called) == 1
 
 
 async def test_a_call_goes_on_when_its_response_in_the_background_is_cancelled(
@@ -226,17 +215,17 @@ async def test_a_call_goes_on_when_its_response_in_the_background_is_cancelled(
 ) -> None:
     async with served(tmp_path, call("s__add", a=1), "Done.") as (c, servers):
         first = await asking(c)
-        [request] = requests_of(first)
-        started, finish = slow_calls(servers)
+        [asked] = asked_of(first)
+        begun, finish = slow_calls(servers)
         again: dict[str, Any] = {"previous_response_id": first["id"]}
-        body = (await post(c, [yes(request)], **again, background=True)).json()
-        await started.wait()
-        cancelled = await c.client.post(f"/v1/responses/{body['id']}/cancel")
+        made = (await post(c, [yes(asked)], **again, background=True)).json()
+        await begun.wait()
+        cancelled = await c.client.post(f"/v1/responses/{made['id']}/cancel")
         assert cancelled.json()["status"] == "cancelled"
         finish.set()
-        await until(lambda: servers.executed != [])
-        last = (await post(c, [yes(request)], **again)).json()
-        assert last["output"][1]["output"] == "late" and len(servers.executed) == 1
+        await until(lambda: servers.called != [])
+        last = (await post(c, [yes(asked)], **again)).json()
+        assert last["output"][1]["output"] == "late" and len(servers.called) == 1
 
 
 UNKNOWN = "approval_request_not_found"
@@ -246,11 +235,11 @@ def place(index: int) -> str:
     return f"input[{index}].approval_request_id"
 
 
-async def test_approval_responses_must_fit_the_conversation(tmp_path: Path) -> None:
+async def test_answers_have_to_fit_the_conversation(tmp_path: Path) -> None:
     async with served(tmp_path, TWO_CALLS, "Done.", api_key="one,two") as (c, servers):
         c.client.headers["authorization"] = "Bearer one"
         first = await asking(c)
-        one, two = requests_of(first)
+        one, two = asked_of(first)
         again: dict[str, Any] = {"previous_response_id": first["id"]}
         forged = one | {"id": "mcpr_0"}
         changed = one | {"arguments": '{"a": 9}'}
@@ -268,18 +257,18 @@ async def test_approval_responses_must_fit_the_conversation(tmp_path: Path) -> N
             (both, again | {"tools": []}, (400, "tools", "missing_required_parameter")),
             (both, again | {"tools": [narrow]}, (400, "tools", "invalid_value")),
         )
-        for items, fields, expected in cases:
-            response = await post(c, items, **fields)
-            assert error_of(response) == expected, response.text
-        # Another key cannot respond, even with the items.
+        for given, fields, wanted in cases:
+            answer = await post(c, given, **fields)
+            assert error_of(answer) == wanted, answer.text
+        # Another key has no part in it, even with the items.
         c.client.headers["authorization"] = "Bearer two"
-        response = await post(c, [one, yes(one)])
-        assert error_of(response) == (
+        answer = await post(c, [one, yes(one)])
+        assert error_of(answer) == (
             404,
             "input[1].approval_request_id",
             "approval_request_not_found",
         )
-        assert servers.executed == []
+        assert servers.called == []
         c.client.headers["authorization"] = "Bearer one"
         open_ids = (await post(c, "x", **again)).json()["error"]["message"]
         assert open_ids.endswith(f"do not have an approval: {one['id']}, {two['id']}")
@@ -287,9 +276,9 @@ async def test_approval_responses_must_fit_the_conversation(tmp_path: Path) -> N
         servers.listings["s"] = type(listing)(label="s", error="gone")
         assert (await post(c, both, **again)).status_code == 503
         servers.listings["s"] = listing
-        body = (await post(c, both, **again, max_tool_calls=1)).json()
-        assert len(servers.executed) == 1
-        assert "limit of calls" in body["output"][2]["error"]["message"]
+        made = (await post(c, both, **again, max_tool_calls=1)).json()
+        assert len(servers.called) == 1
+        assert "limit of calls" in made["output"][2]["error"]["message"]
 
 
 WRONG: tuple[tuple[Any, str], ...] = (
@@ -301,12 +290,14 @@ WRONG: tuple[tuple[Any, str], ...] = (
 )
 
 
-async def test_modes_are_checked_and_chats_have_none(tmp_path: Path) -> None:
-    async with served(tmp_path, "x") as (c, _):
+def test_modes_are_checked_and_chats_have_none() -> None:
+    with rounds("x") as (c, _):
         for mode, param in WRONG:
-            response = await post(c, "hi", tools=[SERVER | {"require_approval": mode}])
-            assert response.status_code == 400 and error_of(response)[1] == param, response.text
-        response = await c.chat(tools=[GUARDED])
+            tools = [SERVER | {"require_approval": mode}]
+            response = c.post("/v1/responses", input="hi", tools=tools)
+            assert response.status_code == 400, response.text
+            assert response.json()["error"]["param"] == param, response.text
+        response = c.chat(tools=[GUARDED])
         assert "only /v1/responses" in response.json()["error"]["message"]
 
 
@@ -315,14 +306,14 @@ async def test_modes_are_checked_and_chats_have_none(tmp_path: Path) -> None:
 TOOL = ServerTool("s", "t")
 
 
-def response_to(approval_id: str, **fields: Any) -> ApprovalResponse:
-    values: dict[str, Any] = {"tool": TOOL, "arguments": "{}", "approve": True, "param": "p"}
-    return ApprovalResponse(id=approval_id, **(values | fields))
+def answer_to(approval_id: str, **fields: Any) -> ApprovalResponse:
+    given: dict[str, Any] = {"tool": TOOL, "arguments": "{}", "approve": True, "param": "p"}
+    return ApprovalResponse(id=approval_id, **(given | fields))
 
 
 @asynccontextmanager
 async def waiting(now: list[float], path: Path | None = None) -> AsyncIterator[Approvals]:
-    """Approvals with a lifetime of ten seconds, in memory or in a file."""
+    """Calls that wait for ten seconds, in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
@@ -335,46 +326,46 @@ async def test_waiting_calls_are_bounded_and_expire(monkeypatch: pytest.MonkeyPa
     now = [0.0]
     monkeypatch.setattr(approvals_module, "MAX_APPROVALS", 2)
     monkeypatch.setattr(approvals_module, "MAX_CHARACTERS", 200)
-    async with waiting(now) as approvals:
-        ids = [await approvals.ask("", TOOL, "{}") for _ in range(3)]
+    async with waiting(now) as kept:
+        ids = [await kept.ask("", TOOL, "{}") for _ in range(3)]
         with pytest.raises(ApiError, match="not found"):
-            await approvals.claim("", response_to(ids[0]))
-        await approvals.claim("", response_to(ids[1]))
-        # Outcomes count too; a call whose entry is dropped while claimed cannot run again.
-        await approvals.release(ids[1], CallOutcome(text="x" * 200), final=False)
+            await kept.claim("", answer_to(ids[0]))
+        await kept.claim("", answer_to(ids[1]))
+        # An outcome counts; whoever is forgotten while it is claimed cannot run again.
+        await kept.release(ids[1], CallOutcome(text="x" * 200), final=False)
         with pytest.raises(ApiError, match="not found"):
-            await approvals.claim("", response_to(ids[1]))
-        await approvals.release(ids[1], None, final=True)
-        await approvals.claim("", response_to(ids[2]))
-        await approvals.release(ids[2], CallOutcome(text="y", failed=True), final=False)
-        outcome = await approvals.claim("", response_to(ids[2]))
+            await kept.claim("", answer_to(ids[1]))
+        await kept.release(ids[1], None, final=True)
+        await kept.claim("", answer_to(ids[2]))
+        await kept.release(ids[2], CallOutcome(text="y", failed=True), final=False)
+        outcome = await kept.claim("", answer_to(ids[2]))
         assert outcome == CallOutcome(text="y", failed=True)
-        await approvals.release(ids[2], None, final=False)
+        await kept.release(ids[2], None, final=False)
         now[0] = 11.0
         with pytest.raises(ApiError, match="not found"):
-            await approvals.claim("", response_to(ids[2]))
+            await kept.claim("", answer_to(ids[2]))
 
 
-async def test_one_of_several_routers_claims_an_approval(tmp_path: Path) -> None:
+async def test_one_of_several_routers_answers(tmp_path: Path) -> None:
     path = tmp_path / "router.sqlite3"
     async with waiting([0.0], path) as one, waiting([0.0], path) as other:
         approval_id = await one.ask("", TOOL, "{}")
-        claims = (router.claim("", response_to(approval_id)) for router in (one, other))
-        results = await asyncio.gather(*claims, return_exceptions=True)
-        assert sorted(str(each)[:15] for each in results) == ["Another request", "None"]
+        claims = (router.claim("", answer_to(approval_id)) for router in (one, other))
+        claimed = await asyncio.gather(*claims, return_exceptions=True)
+        assert sorted(str(each)[:15] for each in claimed) == ["Another request", "None"]
         await one.release(approval_id, CallOutcome(text="done"), final=False)
-        assert await other.claim("", response_to(approval_id)) == CallOutcome(text="done")
+        assert await other.claim("", answer_to(approval_id)) == CallOutcome(text="done")
         await other.release(approval_id, None, final=True)
         with pytest.raises(RequestError, match="already been answered"):
-            await one.claim("", response_to(approval_id))
+            await one.claim("", answer_to(approval_id))
 
 
 async def test_a_request_that_is_cancelled_while_it_claims_gives_all_back() -> None:
-    async with waiting([0.0]) as approvals:
-        responses = [response_to(await approvals.ask("", TOOL, "{}")) for _ in range(3)]
+    async with waiting([0.0]) as kept:
+        answers = [answer_to(await kept.ask("", TOOL, "{}")) for _ in range(3)]
 
         async def request() -> None:
-            async with RequestApprovals(approvals, "", responses):
+            async with RequestApprovals(kept, "", answers):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(request())
@@ -382,5 +373,5 @@ async def test_a_request_that_is_cancelled_while_it_claims_gives_all_back() -> N
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        for response in responses:
-            await approvals.claim("", response)
+        for answer in answers:
+            await kept.claim("", answer)

@@ -68,15 +68,15 @@ async def test_servers_that_flood_or_stay_silent_do_not_hold_the_loop(tmp_path: 
     definitions = {
         "values": "rows",
         "blocks": "ValidationError",
-        "huge": "closed|3 s",  # whichever a busy machine sees first
+        "huge": "closed|1.5 s",  # whichever a busy machine sees first
         "large": "xxx",
-        "hang": "3 s",
-        "exit": "closed|3 s",
+        "hang": "1.5 s",
+        "exit": "closed|1.5 s",
         "add": "3",
     }
     loop = asyncio.get_running_loop()
     replies: list[str] = []
-    options = {"mcp_timeout": 3.0, "mcp_max_result_bytes": 1024}
+    options = {"mcp_timeout": 1.5, "mcp_max_result_bytes": 1024}
     async with served(tmp_path, replies, "garbage", "silent", "endless", **options) as (c, mcp):
 
         def ask(tool: str) -> str:

@@ -57,7 +57,10 @@ async def test_requests_over_a_connection_that_has_died_are_served_over_another(
         assert node.state == "ready" and not node.ejected
 
 
-async def test_a_node_that_is_gone_is_not_waited_for_twice(tmp_path: Path) -> None:
+async def test_a_node_that_is_gone_is_not_waited_for_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem.router.node_streams.connection.RECONNECT_SECONDS", 0.2)
     async with behind_a_wire(tmp_path) as (c, wire):
         wire.hole(*BOTH)  # new connections as well
         assert (await c.chat()).status_code == 503

@@ -1,4 +1,4 @@
-"""Tools under their former names, allowed subsets, and tools for a template without them."""
+"""Tools by their former names, a part of them, and tools of a model whose template shows none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from tandem.router.requests.tool_text import with_tools_as_text
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import CHAT, MESSAGES, InProcess, tiny
 from tandem.tests.router.openai.test_tools import (
     ANSWER,
@@ -27,7 +26,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return ALLOWED | {"allowed_tools": {"mode": mode, "tools": tools}}
 
 
-def test_functions_are_returned_under_their_former_names() -> None:
+def test_functions_are_answered_by_their_former_names() -> None:
     c = InProcess(tiny(TEMPLATE), reply=ANSWER)
     functions = [WEATHER["function"], NOW["function"]]
     [choice] = c.chat(functions=functions).json()["choices"]
@@ -41,12 +40,12 @@ def test_functions_are_returned_under_their_former_names() -> None:
     assert first["name"] == "weather" and all("name" not in other for other in others)
     assert "".join(d["arguments"] for d in (first, *others)) == call["arguments"]
     c.node.reply = c.encode('{"city":"Ys"}')
-    response = c.chat(functions=functions, function_call={"name": "weather"})
-    assert response.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
+    answer = c.chat(functions=functions, function_call={"name": "weather"})
+    assert answer.json()["choices"][0]["message"]["function_call"]["arguments"] == '{"city":"Ys"}'
     result = {"role": "function", "name": "weather", "content": "warm"}
     history = [{"role": "user", "content": "hi"}, message, result]
-    response = c.post(CHAT, {"messages": history})
-    assert response.status_code == 200, response.text
+    answer = c.respond(CHAT, {"messages": history})
+    assert answer.status_code == 200, answer.text
     assert "[weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
@@ -70,31 +69,31 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 def test_wrong_ones_are_named() -> None:
     c = InProcess()
     for fields, param in INVALID:
-        response = c.chat(**fields)
-        assert response.status_code == 400, response.text
-        error = response.json()["error"]
+        answer = c.chat(**fields)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
         assert error["param"] == param and f"'{param}'" in error["message"]
 
 
 def test_only_allowed_tools_are_shown_and_called() -> None:
     c = InProcess(tiny(TEMPLATE), reply=CALL)
     both = [WEATHER, NOW]
-    response = c.chat(tools=both, tool_choice=allowed("auto", "weather"))
-    assert unary_calls(response.json())[0] == [("weather", '{"city": "Öl"}')]
+    answer = c.chat(tools=both, tool_choice=allowed("auto", "weather"))
+    assert unary_calls(answer.json())[0] == [("weather", '{"city": "Öl"}')]
     assert '"weather"' in c.prompt() and '"now"' not in c.prompt()
     c.node.reply = c.encode('[{"name":"now","parameters":{}}]')
-    response = c.chat(tools=both, tool_choice=allowed("required", "now"))
-    assert unary_calls(response.json())[0] == [("now", "{}")]
+    answer = c.chat(tools=both, tool_choice=allowed("required", "now"))
+    assert unary_calls(answer.json())[0] == [("now", "{}")]
     assert "weather" not in c.node.requests[-1].sampling.structured_outputs.json
 
 
 def test_a_template_without_tools_gets_them_as_text() -> None:
     c = InProcess(reply=CALL, tool_call_parser="mistral")
-    response = c.chat(tools=[WEATHER], stream=True)
-    assert streamed_calls(response.text)[0] == [("weather", '{"city": "Öl"}')]
+    answer = c.chat(tools=[WEATHER], stream=True)
+    assert streamed_calls(answer.text)[0] == [("weather", '{"city": "Öl"}')]
     assert '{"name": "weather", "description": "d"' in c.prompt()
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}
-    counted = c.compute(tokenize, body).json()["tokens"]
+    counted = c.post("/tokenize", **body).json()["tokens"]
     assert counted == list(c.node.requests[-1].prompt)
 
 
@@ -108,19 +107,15 @@ def test_calls_and_results_become_messages_of_any_template() -> None:
         {"role": "user", "content": "b"},
     ]
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
-    converted, tools = with_tools_as_text(messages, [tool], "")
-    assert tools is None and [message["role"] for message in converted] == [
-        "user",
-        "assistant",
-        "user",
-    ]
-    assert converted[0]["content"].endswith("\n\na") and '{"name": "f"}' in converted[0]["content"]
-    assert converted[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
-    assert converted[2]["content"] == (
+    made, tools = with_tools_as_text(messages, [tool], "")
+    assert tools is None and [message["role"] for message in made] == ["user", "assistant", "user"]
+    assert made[0]["content"].endswith("\n\na") and '{"name": "f"}' in made[0]["content"]
+    assert made[1]["content"].count('{"name": "f", "arguments": {"x": 1}}\n</tool_call>') == 2
+    assert made[2]["content"] == (
         "<tool_response>\nr\n</tool_response>\n<tool_response>\ns\n</tool_response>\nb"
     )
-    merged, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
-    assert merged[0]["content"].startswith("s\n\n") and merged[1]["content"] == "a"
+    told, _ = with_tools_as_text([{"role": "system", "content": "s"}, *messages], [tool], "")
+    assert told[0]["content"].startswith("s\n\n") and told[1]["content"] == "a"
     assert with_tools_as_text(messages, [tool], "tools tool_calls 'tool'") == (messages, [tool])
 
 
@@ -130,14 +125,14 @@ def test_strict_schemas_are_followed_unless_the_format_cannot() -> None:
     tools = [NOW, {"type": "function", "function": strict}]
     c = InProcess(tiny(TEMPLATE), reply=ANSWER)
     assert c.chat(tools=tools).status_code == 200
-    outputs = c.node.requests[-1].sampling.structured_outputs
-    assert outputs.param == "tools[1].function.parameters"
-    assert json.loads(outputs.tool_calls)["schemas"]["weather"] == strict["parameters"]
+    wanted = c.node.requests[-1].sampling.structured_outputs
+    assert wanted.param == "tools[1].function.parameters"
+    assert json.loads(wanted.tool_calls)["schemas"]["weather"] == strict["parameters"]
     assert c.chat(tools=[NOW]).status_code == 200
     assert not c.node.requests[-1].sampling.HasField("structured_outputs")
     tool = {"name": "weather", "strict": True, "input_schema": strict["parameters"]}
-    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
-    c.post(MESSAGES, {"model": "tiny"} | body)
+    asked = {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    c.respond(MESSAGES, {"model": "tiny"} | asked)
     assert c.node.requests[-1].sampling.structured_outputs.param == "tools.0.input_schema"
     c = InProcess(tiny(TEMPLATE), tool_call_parser="qwen3_xml")
     refused = c.chat(tools=tools)
@@ -153,11 +148,11 @@ def test_models_that_write_channels_make_forced_calls() -> None:
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
         "to=functions.now <|constrain|>json<|message|>{}"
     )
-    now_choice = {"type": "function", "function": {"name": "now"}}
-    for choice, names in (("required", ["weather", "now"]), (now_choice, ["now"])):
-        response = c.chat(tools=[WEATHER, NOW], tool_choice=choice)
-        [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    named = {"type": "function", "function": {"name": "now"}}
+    for choice, names in (("required", ["weather", "now"]), (named, ["now"])):
+        answer = c.chat(tools=[WEATHER, NOW], tool_choice=choice)
+        [call] = answer.json()["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "now", "arguments": "{}"}
-        definition = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
-        assert definition["channels"]["required"]
-        assert [call["name"] for call in definition["channels"]["calls"]] == names
+        wanted = json.loads(c.node.requests[-1].sampling.structured_outputs.tool_calls)
+        assert wanted["channels"]["required"]
+        assert [call["name"] for call in wanted["channels"]["calls"]] == names

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jsonschema
-import openai
 import pytest
 
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.tests.router.in_process import InProcess, tiny
-from tandem.tests.router.support import cluster, events, make_model
+from tandem.tests.router.support import events
 
 TEMPLATE = (
     "{% for t in tools or [] %}<tool_call> {{ t | tojson }}\n{% endfor %}"
@@ -35,7 +32,7 @@ def c() -> InProcess:
     return InProcess(tiny(TEMPLATE), reply=ANSWER)
 
 
-def test_calls_are_returned_in_openais_shape(c: InProcess) -> None:
+def test_calls_are_answered_in_openais_shape(c: InProcess) -> None:
     [choice] = c.chat(tools=[WEATHER, NOW]).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -47,8 +44,8 @@ def test_calls_are_returned_in_openais_shape(c: InProcess) -> None:
     first, second = message["tool_calls"]
     assert first["id"] != second["id"] and first["id"].startswith("call_")
     assert first["type"] == "function" and first["function"]["name"] == "weather"
-    definition = {"name": "weather", "description": "d", "parameters": PARAMETERS}
-    assert json.dumps({"type": "function", "function": definition}) in c.prompt()
+    shown = {"name": "weather", "description": "d", "parameters": PARAMETERS}
+    assert json.dumps({"type": "function", "function": shown}) in c.prompt()
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 500])
@@ -58,12 +55,12 @@ def test_streamed_calls_add_up_to_the_unary_ones(c: InProcess, chunk: int) -> No
     whole = c.chat(**fields).json()["choices"]
     chunks = events(c.chat(stream=True, **fields).text)[:-1]
     for choice in whole:
-        deltas = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
-        assert [x["finish_reason"] for x in deltas if x["finish_reason"]] == ["tool_calls"]
-        text = "".join(x["delta"].get("content", "") for x in deltas)
+        mine = [x["choices"][0] for x in chunks if x["choices"][0]["index"] == choice["index"]]
+        assert [x["finish_reason"] for x in mine if x["finish_reason"]] == ["tool_calls"]
+        text = "".join(x["delta"].get("content", "") for x in mine)
         assert text == choice["message"]["content"]
         calls: list[dict[str, Any]] = []
-        for delta in (call for x in deltas for call in x["delta"].get("tool_calls", ())):
+        for delta in (call for x in mine for call in x["delta"].get("tool_calls", ())):
             if delta["index"] == len(calls):
                 assert delta["id"].startswith("call_") and delta["type"] == "function"
                 calls.append({"name": delta["function"]["name"], "arguments": ""})
@@ -74,31 +71,25 @@ def test_streamed_calls_add_up_to_the_unary_ones(c: InProcess, chunk: int) -> No
         assert calls == [call["function"] for call in choice["message"]["tool_calls"]]
 
 
-async def test_the_openai_clients_stream_helper_collects_calls(tmp_path: Path) -> None:
+def test_the_openai_clients_stream_helper_collects_calls() -> None:
     messages: Any = [{"role": "user", "content": "hi"}]
     tools: Any = [WEATHER | {"function": WEATHER["function"] | {"parameters": _strict()}}]
-    make_model(tmp_path / "model", TEMPLATE)
-    async with (
-        cluster(tmp_path) as c,
-        openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="x", max_retries=0) as client,
-    ):
-        c.node.reply = c.encode(ANSWER)
-        async with client.chat.completions.stream(
-            model="tiny", messages=messages, tools=tools
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_completion()
-        assert kinds.count("tool_calls.function.arguments.done") == 2
-        calls = final.choices[0].message.tool_calls or []
-        assert [call.function.parsed_arguments for call in calls] == [
-            {"city": "Öl"},
-            {"city": "Ys"},
-        ]
-        # The reply goes back with the results.
-        messages += [final.choices[0].message]
-        messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
-        await client.chat.completions.create(model="tiny", messages=messages, tools=tools)
-        assert "[weather][weather]" in c.prompt() and "tool\nwarm" in c.prompt()
+    c = InProcess(tiny(TEMPLATE), reply=ANSWER)
+    client = c.openai()
+    with client.chat.completions.stream(model="tiny", messages=messages, tools=tools) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert kinds.count("tool_calls.function.arguments.done") == 2
+    calls = final.choices[0].message.tool_calls or []
+    assert [call.function.parsed_arguments for call in calls] == [
+        {"city": "Öl"},
+        {"city": "Ys"},
+    ]
+    # The answer goes back with the results.
+    messages += [final.choices[0].message]
+    messages += [{"role": "tool", "tool_call_id": x.id, "content": "warm"} for x in calls]
+    client.chat.completions.create(model="tiny", messages=messages, tools=tools)
+    assert "[weather][weather]" in c.prompt() and "tool\nwarm" in c.prompt()
 
 
 def _strict() -> dict[str, Any]:
@@ -106,14 +97,14 @@ def _strict() -> dict[str, Any]:
 
 
 def test_one_call_at_a_time(c: InProcess) -> None:
-    response = c.chat(tools=[WEATHER], parallel_tool_calls=False)
-    [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    answer = c.chat(tools=[WEATHER], parallel_tool_calls=False)
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"city": "Öl"}
 
 
 def test_without_tools_or_with_none_calls_are_text(c: InProcess) -> None:
-    cases: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
-    for fields in cases:
+    asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": [NOW], "tool_choice": "none"}]
+    for fields in asked:
         [choice] = c.chat(**fields).json()["choices"]
         assert choice["message"]["content"] == ANSWER
         assert choice["finish_reason"] == "stop" and "tool_calls" not in choice["message"]
@@ -140,10 +131,10 @@ def test_a_call_that_is_cut_off_before_its_arguments_is_none(
     c: InProcess, reply: str, choice: Any
 ) -> None:
     c.node.reply = c.encode(reply)
-    limit = max(1, len(c.node.reply) - 2)
-    response = c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=limit)
-    [completed] = response.json()["choices"]
-    assert (completed["finish_reason"], completed["message"].get("tool_calls")) == ("length", None)
+    most = max(1, len(c.node.reply) - 2)
+    answer = c.chat(tools=[WEATHER], tool_choice=choice, max_tokens=most)
+    [made] = answer.json()["choices"]
+    assert (made["finish_reason"], made["message"].get("tool_calls")) == ("length", None)
 
 
 REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","parameters":{}}]'
@@ -152,8 +143,8 @@ REQUIRED = '[{"name":"weather","parameters":{"city":"Öl"}}, {"name":"now","para
 @pytest.mark.parametrize("stream", [False, True])
 def test_required_calls_are_the_output(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode(REQUIRED), 3
-    response = c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
-    calls, reason = streamed_calls(response.text) if stream else unary_calls(response.json())
+    answer = c.chat(tools=[WEATHER, NOW], tool_choice="required", stream=stream)
+    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
     assert calls == [("weather", '{"city":"Öl"}'), ("now", "{}")] and reason == "tool_calls"
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
     jsonschema.validate(json.loads(REQUIRED), schema)
@@ -165,11 +156,11 @@ def test_required_calls_are_the_output(c: InProcess, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_named_function_is_called(c: InProcess, stream: bool) -> None:
     c.node.reply, c.node.chunk = c.encode('{"city":"Ys"}'), 3
-    choice = {"type": "function", "function": {"name": "weather"}}
-    response = c.chat(
-        tools=[NOW, WEATHER], tool_choice=choice, stream=stream, response_format={"type": "text"}
+    named = {"type": "function", "function": {"name": "weather"}}
+    answer = c.chat(
+        tools=[NOW, WEATHER], tool_choice=named, stream=stream, response_format={"type": "text"}
     )
-    calls, reason = streamed_calls(response.text) if stream else unary_calls(response.json())
+    calls, reason = streamed_calls(answer.text) if stream else unary_calls(answer.json())
     assert calls == [("weather", '{"city":"Ys"}')] and reason == "stop"
     assert json.loads(c.node.requests[-1].sampling.structured_outputs.json) == PARAMETERS
 
@@ -205,8 +196,8 @@ def test_required_calls_have_their_own_definitions(c: InProcess) -> None:
 
     c.node.reply = c.encode('[{"name":"g","parameters":{"at":5}}]')
     both = [tool("f", "string"), tool("g", "number")]
-    response = c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
-    assert unary_calls(response.json())[0] == [("g", '{"at":5}')]
+    answer = c.chat(tools=both, tool_choice="required", parallel_tool_calls=False)
+    assert unary_calls(answer.json())[0] == [("g", '{"at":5}')]
     schema = json.loads(c.node.requests[-1].sampling.structured_outputs.json)
     assert schema["maxItems"] == 1
     first, second = (call["properties"]["parameters"] for call in schema["items"]["anyOf"])
@@ -241,29 +232,29 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_invalid_tools_are_rejected_by_name(c: InProcess) -> None:
     for case, (fields, param) in INVALID.items():
-        response = c.chat(**fields)
-        assert response.status_code == 400, (case, response.text)
-        assert response.json()["error"]["param"] == param, (case, response.text)
+        answer = c.chat(**fields)
+        assert answer.status_code == 400, (case, answer.text)
+        assert answer.json()["error"]["param"] == param, (case, answer.text)
     assert c.node.requests == []
 
 
 def test_automatic_choice_can_be_switched_off() -> None:
     c = InProcess(tiny(TEMPLATE), enable_auto_tool_choice=False)
-    response = c.chat(tools=[NOW])
-    assert response.status_code == 400
-    assert "--enable-auto-tool-choice" in response.json()["error"]["message"]
+    answer = c.chat(tools=[NOW])
+    assert answer.status_code == 400
+    assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
     assert c.chat(tools=[NOW], tool_choice="none").status_code == 200
 
 
 def test_tokenize_counts_tools(c: InProcess) -> None:
     c.chat("hi", tools=[NOW])
-    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
-    response = c.compute(tokenize, body).json()
-    assert response["tokens"] == list(c.node.requests[-1].prompt)
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": [NOW]}
+    answer = c.post("/tokenize", **asked).json()
+    assert answer["tokens"] == list(c.node.requests[-1].prompt)
 
 
 def test_special_tokens_reach_the_parser_that_needs_them() -> None:
-    """<|end|> is a special token of the tokenizer and a marker of harmony."""
+    """<|end|> is a special token of the tokenizer, and a marker of harmony."""
     options: dict[str, Any] = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
     c = InProcess(tiny(TEMPLATE), **options)
     c.node.reply = c.encode(
@@ -296,14 +287,14 @@ def test_a_call_in_the_reasoning_is_one_and_prose_about_it_is_none() -> None:
     c = InProcess(tiny(TEMPLATE + "<think>\n", special=("<tool_call>",)), reasoning_parser="qwen3")
     prose = c.tokenizer.encode("I write <tool_call>. ", add_special_tokens=False, literally=True)
     c.node.reply = [*prose, *c.encode(f"{CALL}</think>")]
-    options: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
-    [choice] = c.chat(**options).json()["choices"]
+    asked: dict[str, Any] = {"tools": [WEATHER], "thinking_token_budget": 50}
+    [choice] = c.chat(**asked).json()["choices"]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert (message["reasoning"], message["content"]) == ("I write <tool_call>. ", None)
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Öl"}'
     assert c.node.requests[-1].sampling.thinking.calls == ["<tool_call>"]
-    calls, reason = streamed_calls(c.chat(stream=True, **options).text)
+    calls, reason = streamed_calls(c.chat(stream=True, **asked).text)
     assert calls == [("weather", '{"city": "Öl"}')] and reason == "tool_calls"
     # Without tools there is no call, and with a forced one no marker.
     for fields in ({}, {"tools": [WEATHER], "tool_choice": NAMED}):

@@ -11,7 +11,6 @@ import pytest
 from tandem.proto import tandem_pb2 as pb
 from tandem.router.served_model import system_fingerprint
 from tandem.router.surface import Surface
-from tandem.router.tokenization.to_tokens import tokenize
 from tandem.shared.version import version
 from tandem.tests.router.in_process import CHAT, COMPLETIONS, InProcess
 from tandem.tests.router.support import (
@@ -37,29 +36,29 @@ def c() -> InProcess:
 
 
 def prompt(c: InProcess) -> list[int]:
-    """The prompt of the node's last request."""
+    """The prompt that the node got last."""
     return list(c.node.requests[-1].prompt)
 
 
 def test_a_prompt_is_truncated_on_either_side(c: InProcess) -> None:
     ids = list(range(40))
     for value in (ids, [ids, ids]):
-        for side, expected in (("left", ids[-4:]), ("right", ids[:4])):
+        for side, kept in (("left", ids[-4:]), ("right", ids[:4])):
             fields = {"truncate_prompt_tokens": 4, "truncation_side": side}
-            response = c.complete(value, return_token_ids=True, **fields)
-            assert response.json()["choices"][-1]["prompt_token_ids"] == expected
-            assert prompt(c) == expected
+            answer = c.complete(value, return_token_ids=True, **fields)
+            assert answer.json()["choices"][-1]["prompt_token_ids"] == kept
+            assert prompt(c) == kept
 
 
 def test_a_prompt_over_the_context_is_truncated_to_what_fits(c: InProcess) -> None:
     long = "one two " * CONTEXT
-    response = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
-    assert response.status_code == 200, response.text
+    answer = c.complete(long, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
+    assert answer.status_code == 200, answer.text
     assert len(prompt(c)) == CONTEXT - 10
     assert prompt(c) == c.encode(long)[10 - CONTEXT :]
-    assert response.json()["choices"][0]["text"].endswith("two hello world")
-    response = c.chat(long, truncate_prompt_tokens=20)
-    assert response.status_code == 200 and len(prompt(c)) == 20
+    assert answer.json()["choices"][0]["text"].endswith("two hello world")
+    answer = c.chat(long, truncate_prompt_tokens=20)
+    assert answer.status_code == 200 and len(prompt(c)) == 20
     assert c.complete("one " * 100_000, truncate_prompt_tokens=-1).status_code == 400
 
 
@@ -76,7 +75,7 @@ def test_logprobs_name_tokens_by_their_ids(c: InProcess) -> None:
     assert bytes(b for token in content for b in token["bytes"]) == b"hello world"
 
 
-def test_whole_responses_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
+def test_whole_answers_and_the_ends_of_streams_have_a_system_fingerprint(c: InProcess) -> None:
     expected = c.model.system_fingerprint
     assert expected == system_fingerprint("tiny", "layers=2")
     assert expected.startswith(f"tandem-{version()}-")
@@ -105,17 +104,15 @@ def test_every_chunk_has_the_usage_so_far(c: InProcess, surface: Surface) -> Non
     body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
     options = {"include_usage": True, "continuous_usage_stats": True}
     body |= {"stream": True, "n": 2, "stream_options": options}
-    *chunks, last, _ = events(c.post(surface, body).text)
+    *chunks, last, _ = events(c.respond(surface, body).text)
     for index in range(2):
-        usages = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
-        counts = [one["completion_tokens"] for one in usages]
+        mine = [x["usage"] for x in chunks if x["choices"][0]["index"] == index]
+        counts = [one["completion_tokens"] for one in mine]
         assert counts == sorted(counts) and counts[-1] == len(c.node.reply) + 1
-        assert {one["total_tokens"] - one["completion_tokens"] for one in usages} == {
-            len(prompt(c))
-        }
+        assert {one["total_tokens"] - one["completion_tokens"] for one in mine} == {len(prompt(c))}
     assert last["usage"]["completion_tokens"] == 2 * counts[-1]
     body["stream_options"] = options | {"include_usage": False}
-    chunks = events(c.post(surface, body).text)[:-1]
+    chunks = events(c.respond(surface, body).text)[:-1]
     assert not any("usage" in chunk for chunk in chunks)
 
 
@@ -123,13 +120,13 @@ def test_a_final_message_is_continued_and_echoed(c: InProcess) -> None:
     beginning = c.encode("<|start|>user\nhi<|end|>\n<|start|>assistant\none two ")
     body: dict[str, Any] = {"messages": [ASKED, BEGUN], "continue_final_message": True}
     for fields, text in (({}, "hello world"), ({"echo": True}, "one two hello world")):
-        response = c.post(CHAT, {**body, **fields})
+        answer = c.respond(CHAT, {**body, **fields})
         assert prompt(c) == beginning
-        assert response.json()["choices"][0]["message"]["content"] == text
-        response = c.post(CHAT, {**body, **fields, "stream": True})
-        deltas = [x["choices"][0]["delta"] for x in events(response.text)[:-1]]
+        assert answer.json()["choices"][0]["message"]["content"] == text
+        answer = c.respond(CHAT, {**body, **fields, "stream": True})
+        deltas = [x["choices"][0]["delta"] for x in events(answer.text)[:-1]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
-    tokens = c.compute(tokenize, body).json()["tokens"]
+    tokens = c.post("/tokenize", **body).json()["tokens"]
     assert tokens == beginning
 
 
@@ -144,20 +141,19 @@ def test_without_generation_prompt_the_role_is_that_of_the_last_message(c: InPro
 
 def test_a_prompt_of_one_text_may_have_special_tokens(c: InProcess) -> None:
     text = "<|start|>user\nhi<|end|>\n"
-    response = c.complete(text, add_special_tokens=False)
-    assert response.status_code == 200 and prompt(c) == c.encode(text)
-    counted = c.compute(tokenize, {"prompt": text, "add_special_tokens": False})
+    answer = c.complete(text, add_special_tokens=False)
+    assert answer.status_code == 200 and prompt(c) == c.encode(text)
+    counted = c.post("/tokenize", prompt=text, add_special_tokens=False)
     assert counted.json()["tokens"] == c.encode(text)
 
 
 def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     template = "{% for d in documents %}{{ d.text }}|{% endfor %}{{ messages[0].content }}<|end|>"
     documents = [{"title": "a", "text": "one"}, {"text": "<|end|>"}]
-    response = c.chat(chat_template=template, documents=documents)
-    assert response.status_code == 200, response.text
+    answer = c.chat(chat_template=template, documents=documents)
+    assert answer.status_code == 200, answer.text
     special = c.encode("<|end|>")
-    # the client's special tokens are text
-    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1
+    assert prompt(c)[-1:] == special and prompt(c).count(special[0]) == 1  # the client's is text
     assert c.chat(chat_template="default").status_code == 200  # the model's, by its name
     by_name = prompt(c)
     assert c.chat().status_code == 200 and prompt(c) == by_name
@@ -170,15 +166,15 @@ def test_a_request_brings_its_own_template_and_documents(c: InProcess) -> None:
     assert "--trust-request-chat-template" in error["message"]
 
 
-def test_messages_of_any_role_and_form_are_accepted(c: InProcess) -> None:
+def test_messages_of_any_role_and_form_are_taken(c: InProcess) -> None:
     messages = [
         {"role": "king", "content": ["a", {"type": "input_text", "text": "b"}]},
         {"role": "user", "content": None},
         {"role": "user"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
     ]
-    response = c.post(CHAT, {"messages": messages})
-    assert response.status_code == 200, response.text
+    answer = c.respond(CHAT, {"messages": messages})
+    assert answer.status_code == 200, answer.text
     text = "".join(
         f"<|start|>{role}\n{content}<|end|>\n"
         for role, content in [("king", "a\nb"), ("user", ""), ("user", ""), ("assistant", "no")]
@@ -192,10 +188,10 @@ def test_the_best_of_several_choices_are_returned(c: InProcess) -> None:
         yield admitted()
         yield usage(request)
         for index, value in enumerate((-3.0, -1.0, -2.0)):
-            position = logprobs(index + 60, 0)
-            position.chosen.logprob = value
-            event = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[position] * 2)
-            yield pb.GenerateEvent(tokens=event)
+            scored = logprobs(index + 60, 0)
+            scored.chosen.logprob = value
+            made = pb.Tokens(index=index, tokens=[index + 60] * 2, logprobs=[scored] * 2)
+            yield pb.GenerateEvent(tokens=made)
             yield finished(index)
 
     c.node.script = script
@@ -262,19 +258,19 @@ def test_the_text_of_a_prompt_is_returned_on_demand(c: InProcess) -> None:
 def test_unknown_fields_are_rejected_on_demand() -> None:
     c = InProcess(strict_parameters=True)
     for body in ({"colour": 1}, {"messages": [{**ASKED, "colour": 1}]}):
-        response = c.post(CHAT, {"messages": [ASKED], **body})
-        error = response.json()["error"]
-        assert response.status_code == 400 and error["code"] == "unknown_parameter"
+        answer = c.respond(CHAT, {"messages": [ASKED], **body})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["code"] == "unknown_parameter"
         assert "colour" in error["param"]
     assert c.chat(temperature=0).status_code == 200
-    response = c.compute(tokenize, {"prompt": "hi", "colour": 1})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "colour"
+    answer = c.post("/tokenize", prompt="hi", colour=1)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
 async def test_a_model_has_several_names(tmp_path: Path) -> None:
     async with cluster(tmp_path, served_model_name="one,org/two") as c:
-        models = (await c.client.get("/v1/models")).json()["data"]
-        assert [(card["id"], card["root"]) for card in models] == [
+        listed = (await c.client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["root"]) for card in listed] == [
             ("one", "one"),
             ("org/two", "one"),
         ]
@@ -289,16 +285,16 @@ def test_a_response_has_the_times_of_its_request(surface: Surface) -> None:
     body: dict[str, Any] = {"messages": [ASKED]} if surface is CHAT else {"prompt": "hi"}
     streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
     c = InProcess(enable_per_request_metrics=True)
-    times = c.post(surface, body).json()["metrics"]
+    times = c.respond(surface, body).json()["metrics"]
     assert sorted(times) == sorted((*TIMES, "mean_itl_ms"))
     assert all(value >= 0 for value in times.values()) and times["tokens_per_second"] > 0
-    *chunks, last, _ = events(c.post(surface, streamed).text)
+    *chunks, last, _ = events(c.respond(surface, streamed).text)
     assert set(last["metrics"]) == set(times) and not last["choices"]
     assert not any("metrics" in chunk for chunk in chunks)
-    without = events(c.post(surface, body | {"stream": True}).text)[:-1]
+    without = events(c.respond(surface, body | {"stream": True}).text)[:-1]
     assert not any("metrics" in chunk for chunk in without)
-    c.node.reply = []  # except the token that ends it
-    times = c.post(surface, body).json()["metrics"]
+    c.node.reply = []  # but for the token that ends it
+    times = c.respond(surface, body).json()["metrics"]
     assert sorted(times) == sorted(TIMES)
     c = InProcess()
-    assert "metrics" not in c.post(surface, body).json()
+    assert "metrics" not in c.respond(surface, body).json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +37,15 @@ from tandem.router.openai.chat_request import ChatCompletionRequest, parse_chat
 from tandem.router.openai.completion_request import CompletionRequest, parse_completion
 from tandem.router.options import RouterOptions
 from tandem.router.requests.body_model import BodyModel
+from tandem.router.responses.request import CreateResponseRequest
+from tandem.router.responses.surface import Responses
 from tandem.router.served_model import ServedModel
 from tandem.router.telemetry.metrics import Metrics
 from tandem.shared.errors import RequestError
 from tandem.shared.security.credentials import INSECURE
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import make_model
 from tandem.tests.support.fake_call import AbortedError
 from tandem.tests.support.fuzz import FEWER, changed, cheap, protos, strange
@@ -233,6 +237,27 @@ def test_any_prompt_of_ollamas_is_understood_or_refused(
     body: dict[str, Any], options: dict[str, Any]
 ) -> None:
     _parsed(read_generate, {"options": options} | body)
+
+
+@pytest.fixture(scope="module")
+def responses() -> Iterator[InProcessResponses]:
+    with InProcessResponses() as c:
+        yield c
+
+
+@FEWER
+@given(body=_bodies(CreateResponseRequest, input="hi"))
+def test_any_body_of_responses_is_understood_or_refused(
+    responses: InProcessResponses, body: dict[str, Any]
+) -> None:
+    _parsed(responses.surfaces[Responses.path].parse, body)
+
+
+@FEWER
+@given(value=VALUES)
+def test_any_input_is_understood_or_refused(responses: InProcessResponses, value: Any) -> None:
+    _parsed(responses.surfaces[Responses.path].parse, {"input": value})
+    _parsed(responses.surfaces[Responses.path].parse, {"input": [HI | {"content": value}]})
 
 
 @given(strange(st.builds(dump, st.dictionaries(st.text(), VALUES, max_size=3))))

@@ -11,8 +11,10 @@ import pytest
 
 from tandem.router.responses import background_runs
 from tandem.router.responses.store import LOST_SECONDS
+from tandem.tests.router.openai.test_tools import TEMPLATE
 from tandem.tests.router.responses.test_responses import ended, served, stored
-from tandem.tests.router.support import until
+from tandem.tests.router.responses.test_tool_grammars import PATCH, PATCHED, TEXT
+from tandem.tests.router.support import make_model, until
 
 
 async def test_a_response_in_the_background_is_polled(tmp_path: Path) -> None:
@@ -42,6 +44,18 @@ async def test_a_response_in_the_background_is_polled(tmp_path: Path) -> None:
             await client.responses.retrieve(response.id, stream=True)
         usage = (await c.client.get("/v1/usage")).json()
         assert str(ended.usage.output_tokens) in str(usage)
+
+
+async def test_calls_of_a_response_in_the_background(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", TEMPLATE)
+    async with served(tmp_path, context=2048) as (c, client):
+        c.node.reply = c.encode("[" + PATCHED)
+        choice: Any = {"type": "custom", "name": "patch"}
+        made = await client.responses.create(
+            input="hi", tools=[PATCH], tool_choice=choice, background=True
+        )
+        await until(lambda: c.router.app.services.runs.find(made.id, "") is None)
+        assert (await client.responses.retrieve(made.id)).output[0].input == TEXT
 
 
 async def test_it_can_be_cancelled(tmp_path: Path) -> None:

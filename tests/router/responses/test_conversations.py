@@ -1,4 +1,4 @@
-"""References to stored items, partial messages and counting, with OpenAI's client."""
+"""References to stored items, unfinished messages and counting, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import openai
 import pytest
 
 from tandem.router.responses import continued_conversation
+from tandem.tests.router.in_process import tiny
+from tandem.tests.router.in_process_responses import openai_client
 from tandem.tests.router.openai.test_tools import PARAMETERS, TEMPLATE
 from tandem.tests.router.responses.test_responses import ended, prompt, served, stored
-from tandem.tests.router.support import (
-    CONTEXT,
-    make_model,
-)
+from tandem.tests.router.support import CONTEXT
 
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": PARAMETERS}
 
@@ -24,29 +23,29 @@ async def test_references_stand_for_stored_items(tmp_path: Path) -> None:
         first = await client.responses.create(
             input="one", include=["message.output_text.logprobs"], top_logprobs=1
         )
-        [question] = (await client.responses.input_items.list(first.id)).data
+        [asked] = (await client.responses.input_items.list(first.id)).data
         items: list[Any] = [
-            {"type": "item_reference", "id": question.id},
+            {"type": "item_reference", "id": asked.id},
             {"id": first.output[0].id},
             {"role": "user", "content": "stop"},
         ]
         second = await client.responses.create(input=items)
-        text = prompt(c)
-        assert text.index("user\none") < text.index("assistant\nhello") < text.index("stop")
+        shown = prompt(c)
+        assert shown.index("user\none") < shown.index("assistant\nhello") < shown.index("stop")
         listed = (await client.responses.input_items.list(second.id, order="asc")).data
-        assert [item.id for item in listed[:2]] == [question.id, first.output[0].id]
+        assert [item.id for item in listed[:2]] == [asked.id, first.output[0].id]
         await client.responses.delete(first.id)
-        await client.responses.create(input=items)  # the second response has them too
+        await client.responses.create(input=items)  # the second one has them too
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError, match=r"input\[0\]"):
                 await other.responses.create(input=items)
         await client.responses.delete(second.id)
         await client.responses.create(input=items[2:], store=False)
         for wrong, status in (({"id": "msg_x"}, 404), ({"id": 5}, 400), ({"id": ""}, 400)):
-            response = await c.client.post(
+            answer = await c.client.post(
                 "/v1/responses", json={"input": [wrong]}, headers={"authorization": "Bearer one"}
             )
-            assert response.status_code == status, response.text
+            assert answer.status_code == status, answer.text
 
 
 async def test_the_newest_of_several_items_with_one_id_counts() -> None:
@@ -57,64 +56,61 @@ async def test_the_newest_of_several_items_with_one_id_counts() -> None:
             body: dict[str, Any] = {"id": name, "output": [] if i % 2 else [item]}
             await store.add(ended(name, body=body, items=[item] if i % 2 else []))
 
-        def item_ids() -> list[str]:
+        def found() -> list[str]:
             items = store.items_in_thread(["x", "y"], "")
             return [item["content"][0]["text"] for item in items.values()]
 
-        assert item_ids() == ["c"] and store.items_in_thread(["x"], "other") == {}
+        assert found() == ["c"] and store.items_in_thread(["x"], "other") == {}
         assert "logprobs" not in store.items_in_thread(["x"], "")["x"]["content"][0]
         await store.delete("c", "")
-        assert item_ids() == ["b"]
+        assert found() == ["b"]
         now[0] = 11.0
-        assert item_ids() == []
+        assert found() == []
 
 
-async def test_an_unfinished_message_is_continued(tmp_path: Path) -> None:
-    async with served(tmp_path) as (c, client):
+def test_an_unfinished_message_is_continued() -> None:
+    with openai_client() as (c, client):
         message: dict[str, Any] = {"role": "assistant", "type": "message", "id": "msg_1"}
         message |= {"content": [{"type": "output_text", "text": "one", "annotations": []}]}
         for status, end in (("incomplete", "assistant\none"), ("completed", "assistant\n")):
             turns: Any = [{"role": "user", "content": "hi"}, message | {"status": status}]
-            response = await client.responses.create(input=turns)
-            assert prompt(c).endswith(end) and response.output_text == "hello world"
-            counted = await client.responses.input_tokens.count(input=turns)
-            assert counted.input_tokens == response.usage.input_tokens
+            made = client.responses.create(input=turns)
+            assert c.prompt().endswith(end) and made.output_text == "hello world"
+            counted = client.responses.input_tokens.count(input=turns)
+            assert counted.input_tokens == made.usage.input_tokens
 
 
-async def test_tokens_of_an_input_are_counted(tmp_path: Path) -> None:
-    make_model(tmp_path / "model", TEMPLATE)
-    async with served(tmp_path) as (c, client):
+def test_tokens_of_an_input_are_counted() -> None:
+    with openai_client(tiny(TEMPLATE)) as (c, client):
         for fields in (
             {"input": "hi"},
             {"input": "hi", "instructions": "be brief", "tools": [TOOL]},
             {"input": "hi", "text": {"format": {"type": "json_object"}}},
         ):
-            params: dict[str, Any] = fields
-            counted = await client.responses.input_tokens.count(**params)
-            response = await client.responses.create(**params)
+            asked: dict[str, Any] = fields
+            counted = client.responses.input_tokens.count(**asked)
+            made = client.responses.create(**asked)
             assert counted.object == "response.input_tokens"
-            assert counted.input_tokens == response.usage.input_tokens
-        after = await client.responses.input_tokens.count(previous_response_id=response.id)
+            assert counted.input_tokens == made.usage.input_tokens
+        after = client.responses.input_tokens.count(previous_response_id=made.id)
         assert after.input_tokens > counted.input_tokens
         turns: list[Any] = [{"role": "user", "content": "x" * 300}] * 3
-        long = await client.responses.input_tokens.count(input=turns)
+        long = client.responses.input_tokens.count(input=turns)
         assert long.input_tokens > CONTEXT
-        cut = await client.responses.input_tokens.count(input=turns, truncation="auto")
+        cut = client.responses.input_tokens.count(input=turns, truncation="auto")
         assert cut.input_tokens < CONTEXT
         for wrong in ({}, {"input": 5}, {"input": "x", "personality": "friendly"}):
-            response = await c.client.post("/v1/responses/input_tokens", json=wrong)
-            assert response.status_code == 400, response.text
+            answer = c.post("/v1/responses/input_tokens", **wrong)
+            assert answer.status_code == 400, answer.text
         assert len(c.node.requests) == 3
 
 
-async def test_a_conversation_has_a_bounded_number_of_items(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_has_a_bounded_number_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continued_conversation, "MAX_CONVERSATION", 4)
-    async with served(tmp_path) as (_, client):
+    with openai_client() as (_, client):
         listing: Any = {"type": "mcp_list_tools", "tools": []}
         question: Any = {"role": "user", "content": "hi"}
-        first = await client.responses.create(input=[listing, question])
-        second = await client.responses.create(input="hi", previous_response_id=first.id)
+        first = client.responses.create(input=[listing, question])
+        second = client.responses.create(input="hi", previous_response_id=first.id)
         with pytest.raises(openai.BadRequestError, match="has 6 items; the limit is 4"):
-            await client.responses.create(input="hi", previous_response_id=second.id)
+            client.responses.create(input="hi", previous_response_id=second.id)

@@ -1,4 +1,4 @@
-"""POST /v1/responses and the store of responses, with OpenAI's client."""
+"""POST /v1/responses and what is kept of it, with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tandem.router.errors import ApiError
 from tandem.router.responses import store as store_module
 from tandem.router.responses.store import ResponseStore, StoredResponse
 from tandem.router.state import SCHEMA
+from tandem.tests.router.in_process_responses import InProcessResponses, openai_client
 from tandem.tests.router.support import Cluster, cluster
 
 
@@ -45,9 +46,9 @@ async def test_a_response_is_stored_continued_and_deleted(tmp_path: Path) -> Non
             previous_response_id=first.id,
             input=[{"role": "user", "content": [{"type": "input_text", "text": "stop"}]}],
         )
-        text = prompt(c)
-        assert "three" not in text  # instructions apply to one response only
-        assert text.index("one two") < text.index("hello world") < text.index("stop")
+        shown = prompt(c)
+        assert "three" not in shown  # instructions are of one response
+        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
         assert await client.responses.retrieve(first.id) == first
         items = await client.responses.input_items.list(second.id)
         assert [item.content[0].text for item in items.data] == ["stop"]
@@ -72,87 +73,89 @@ EVENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("max_tokens", [100, 2])
-async def test_events_come_in_order_with_their_numbers(tmp_path: Path, max_tokens: int) -> None:
-    async with served(tmp_path) as (_, client):
-        stream = await client.responses.create(
-            input="hi", stream=True, max_output_tokens=max_tokens
-        )
-        events = [event async for event in stream]
+@pytest.mark.parametrize("limit", [100, 2])
+def test_events_come_in_order_with_their_numbers(limit: int) -> None:
+    with openai_client() as (c, client):
+        stream = client.responses.create(input="hi", stream=True, max_output_tokens=limit)
+        events: list[Any] = [*stream]
         assert [event.sequence_number for event in events] == list(range(len(events)))
-        status = "completed" if max_tokens == 100 else "incomplete"
+        status = "completed" if limit == 100 else "incomplete"
         kinds = list(dict.fromkeys(event.type for event in events))
         assert kinds == [*EVENTS, f"response.{status}"]
         last = events[-1].response
         deltas = [event.delta for event in events if event.type.endswith("text.delta")]
         assert "".join(deltas) == last.output_text and last.status == status
-        assert await client.responses.retrieve(last.id) == last
-        async with client.responses.stream(model="tiny", input="hi") as helped:
-            final = await helped.get_final_response()
+        assert c.stored(last.id).body == last.to_dict()
+        with client.responses.stream(model="tiny", input="hi") as helped:
+            final = helped.get_final_response()
         assert final.output_text == "hello world"
 
 
-async def test_others_and_unsupported_fields_are_rejected(tmp_path: Path) -> None:
+async def test_other_keys_do_not_see_a_response(tmp_path: Path) -> None:
     async with served(tmp_path, api_key="one,two") as (c, client):
-        response = await client.responses.create(input="hi")
+        made = await client.responses.create(input="hi")
         async with openai.AsyncOpenAI(base_url=c.url + "/v1", api_key="two") as other:
             with pytest.raises(openai.NotFoundError):
-                await other.responses.retrieve(response.id)
-        wrong: tuple[dict[str, Any], ...] = (
-            {"background": True, "store": False},
-            {"background": True, "stream": True},
-            {"extra_body": {"context_management": [{"type": "compaction"}]}},
-            {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
-            {"include": ["file_search_call.results"]},
-            {"top_logprobs": 2},
-            {"truncation": "sometimes"},
-            {"text": {"verbosity": "brief"}},
-            {"reasoning": {"summary": "long"}},
-            {"reasoning": {"mode": "pro"}},
-            {"prompt": {"id": "pmpt_1"}},
-            {"conversation": "conv_1"},
-            {"extra_body": {"vllm_xargs": {"a": 1}}},
-            {"metadata": {"a" * 65: "x"}},
-            {"max_tool_calls": 0},
-            {"tools": [{"type": "web_search"}]},
-            {"input": []},
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            {"temperature": 9},
-            {"max_output_tokens": 0},
-        )
-        for fields in wrong:
-            with pytest.raises(openai.BadRequestError):
-                await client.responses.create(**({"input": "hi"} | fields))
+                await other.responses.retrieve(made.id)
 
 
-async def test_fields_of_vllm_and_summaries_of_reasoning(tmp_path: Path) -> None:
-    async with served(tmp_path, reasoning_parser="qwen3") as (c, client):
-        c.node.reply = c.encode("<think>one</think>two")
-        response = await client.responses.create(
+WRONG: tuple[dict[str, Any], ...] = (
+    {"background": True, "store": False},
+    {"background": True, "stream": True},
+    {"context_management": [{"type": "compaction"}]},
+    {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
+    {"include": ["file_search_call.results"]},
+    {"top_logprobs": 2},
+    {"text": {"verbosity": "brief"}},
+    {"reasoning": {"summary": "long"}},
+    {"reasoning": {"mode": "pro"}},
+    {"prompt": {"id": "pmpt_1"}},
+    {"conversation": "conv_1"},
+    {"vllm_xargs": {"a": 1}},
+    {"metadata": {"a" * 65: "x"}},
+    {"tools": [{"type": "web_search"}]},
+    {"input": []},
+    {"truncation": "sometimes"},
+    {"max_tool_calls": 0},
+    {"temperature": 9},
+    {"max_output_tokens": 0},
+    {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+)
+
+
+def test_unsupported_fields_are_rejected() -> None:
+    with InProcessResponses() as c:
+        for fields in WRONG:
+            response = c.post("/v1/responses", **{"input": "hi", **fields})
+            assert response.status_code == 400, fields
+
+
+def test_fields_of_vllm_and_summaries_of_reasoning() -> None:
+    with InProcessResponses(reply="<think>one</think>two", reasoning_parser="qwen3") as c:
+        made = c.create(
             input="hi",
             reasoning={"summary": "detailed"},
-            extra_body={"logit_bias": {"5": -1}, "structured_outputs": {"regex": "[a-z]+"}},
+            logit_bias={"5": -1},
+            structured_outputs={"regex": "[a-z]+"},
         )
-        assert [item.type for item in response.output] == ["reasoning", "message"]
-        assert response.reasoning.summary == "detailed" and response.output[0].summary == []
+        assert [item["type"] for item in made["output"]] == ["reasoning", "message"]
+        assert made["reasoning"]["summary"] == "detailed" and made["output"][0]["summary"] == []
         sampling = c.node.requests[-1].sampling
-        assert (dict(sampling.logit_bias), sampling.structured_outputs.regex) == (
-            {5: -1.0},
-            "[a-z]+",
-        )
-        hidden = await client.responses.create(input="hi", extra_body={"include_reasoning": False})
-        assert [item.type for item in hidden.output] == ["message"]
+        assert dict(sampling.logit_bias) == {5: -1.0}
+        assert sampling.structured_outputs.regex == "[a-z]+"
+        hidden = c.create(input="hi", include_reasoning=False)
+        assert [item["type"] for item in hidden["output"]] == ["message"]
 
 
 @asynccontextmanager
 async def stored(
-    max_responses: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
+    most: int, now: list[float], path: Path | None = None, lifetime: float = 10.0
 ) -> AsyncIterator[ResponseStore]:
     """A store in memory or in a file."""
     database = Database(SCHEMA)
     await (database.open_in_memory() if path is None else database.open(path))
     try:
-        yield ResponseStore(database, max_responses, lifetime, lambda: now[0])
+        yield ResponseStore(database, most, lifetime, lambda: now[0])
     finally:
         await database.close()
 
@@ -187,7 +190,7 @@ async def test_the_store_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
             await store.get("a", "")
         await store.delete("b", "")
         await store.add(ended("d"))
-        await store.get("c", "")  # deleting one has made room
+        await store.get("c", "")  # the one that was deleted has left its room
 
 
 async def test_stores_of_one_file_are_one_and_outlive_their_routers(tmp_path: Path) -> None:
@@ -212,8 +215,8 @@ async def test_routers_of_one_host_share_responses(tmp_path: Path) -> None:
         first = await one.responses.create(input="one two")
         assert await other.responses.retrieve(first.id) == first
         second = await other.responses.create(input="stop", previous_response_id=first.id)
-        text = prompt(c)
-        assert text.index("one two") < text.index("hello world") < text.index("stop")
+        shown = prompt(c)
+        assert shown.index("one two") < shown.index("hello world") < shown.index("stop")
         await other.responses.delete(first.id)
         for client in (one, other):
             with pytest.raises(openai.NotFoundError):
@@ -228,7 +231,7 @@ async def test_a_storage_that_fails_takes_no_client_its_response(tmp_path: Path)
             connection.execute("DROP TABLE responses")
 
         await c.router.app._state.run(fail)
-        response = await client.responses.create(input="hi")
-        assert response.output_text == "hello world"
+        made = await client.responses.create(input="hi")
+        assert made.output_text == "hello world"
         with pytest.raises(openai.InternalServerError, match="storage failed"):
-            await client.responses.retrieve(response.id)
+            await client.responses.retrieve(made.id)

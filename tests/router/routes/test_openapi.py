@@ -1,10 +1,11 @@
-"""/openapi.json matches what the routes accept and return."""
+"""/openapi.json says what the routes take and answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tandem.router.openai.chat_request import ChatCompletionRequest
 from tandem.router.openai.completion_request import CompletionRequest
 from tandem.router.requests.body_model import BodyModel
 from tandem.router.responses.request import CreateResponseRequest
+from tandem.tests.router.in_process_responses import InProcessResponses
 from tandem.tests.router.support import Cluster, admitted, cluster, tokens_event, usage
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -46,6 +48,13 @@ async def document_of(c: Cluster) -> dict[str, Any]:
     return document
 
 
+@cache
+def the_document() -> dict[str, Any]:
+    """The document of all routers."""
+    document: dict[str, Any] = app._routes(app.APIS).openapi()
+    return json.loads(json.dumps(document))
+
+
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -53,11 +62,11 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Raise ``ValidationError`` unless ``value`` matches ``schema``."""
+    """Raise ``ValidationError`` unless ``value`` is as ``schema`` of the document says."""
     Draft202012Validator({**schema, "components": document["components"]}).validate(value)
 
 
-def response_schema(
+def answer_schema(
     document: dict[str, Any], path: str, method: str, kind: str = "application/json"
 ) -> dict[str, Any]:
     content = document["paths"][path][method]["responses"]["200"]["content"]
@@ -68,6 +77,7 @@ def response_schema(
 async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         document = await document_of(c)
+    assert document == the_document()
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
@@ -79,7 +89,7 @@ async def test_the_document_is_valid_and_every_reference_leads_somewhere(tmp_pat
 
 
 async def test_requests_at_the_same_time_get_the_same_document(tmp_path: Path) -> None:
-    app._routes.cache_clear()  # it is built once
+    app._routes.cache_clear()  # it is made once
     async with cluster(tmp_path) as c:
         documents = await asyncio.gather(*(c.client.get("/openapi.json") for _ in range(8)))
     assert len({document.content for document in documents}) == 1
@@ -98,17 +108,17 @@ async def test_every_route_is_documented_and_every_documented_route_exists(tmp_p
         assert routes - documented == {("/openapi.json", "get"), ("/web/{path}", "get")}
         assert documented <= routes
         for path, method in documented:
-            response = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert response.status_code != 405 and "unknown_url" not in response.text, path
+            answer = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert answer.status_code != 405 and "unknown_url" not in answer.text, path
 
 
 async def test_routes_that_need_a_key_say_so(tmp_path: Path) -> None:
     async with cluster(tmp_path, api_key="secret") as c:
-        headers = {"authorization": "Bearer secret"}
-        document = (await c.client.get("/openapi.json", headers=headers)).json()
+        given = {"authorization": "Bearer secret"}
+        document = (await c.client.get("/openapi.json", headers=given)).json()
         for path, method, operation in operations(document):
-            response = await c.client.request(method, path.replace("{model}", "tiny"))
-            assert ("security" in operation) == (response.status_code == 401), path
+            answer = await c.client.request(method, path.replace("{model}", "tiny"))
+            assert ("security" in operation) == (answer.status_code == 401), path
         assert (await c.client.get("/openapi.json")).status_code == 401
 
 
@@ -154,7 +164,7 @@ POSTS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize("reasoning_parser", ["none", "qwen3"])
-async def test_responses_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
+async def test_answers_are_as_documented(tmp_path: Path, reasoning_parser: str) -> None:
     options: dict[str, Any] = {
         "reasoning_parser": reasoning_parser,
         "enable_tokenizer_info_endpoint": True,
@@ -163,23 +173,23 @@ async def test_responses_are_as_documented(tmp_path: Path, reasoning_parser: str
     async with cluster(tmp_path, **options) as c:
         document = await document_of(c)
         for path in GETS:
-            schema = response_schema(document, path.replace("tiny", "{model}"), "get")
+            schema = answer_schema(document, path.replace("tiny", "{model}"), "get")
             check(document, schema, (await c.client.get(path)).json())
         for path, body in POSTS:
-            content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-            check(document, content["schema"], body)
-            response = await c.client.post(path, json=body)
-            assert response.status_code == 200, response.text
-            check(document, response_schema(document, path, "post"), response.json())
+            asked = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            check(document, asked["schema"], body)
+            answer = await c.client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            check(document, answer_schema(document, path, "post"), answer.json())
 
 
-@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
-async def test_labels_are_as_documented(path: str, tmp_path: Path) -> None:
+async def test_labels_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path, nodes=0) as c:
         await c.add(scoring="labels", labels=("no", "yes"))
         document = await document_of(c)
-        response = await c.client.post(path, json={"input": ["a", "hi"]})
-        check(document, response_schema(document, path, "post"), response.json())
+        for path in ("/classify", "/v1/classify"):
+            answer = await c.client.post(path, json={"input": ["a", "hi"]})
+            check(document, answer_schema(document, path, "post"), answer.json())
 
 
 STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -192,9 +202,9 @@ STREAMS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def check_events(document: dict[str, Any], path: str, stream: str) -> int:
-    """Check the events of a stream and their data; only the last one's may be no JSON. Returns
-    the number of events."""
-    schema = response_schema(document, path, "post", "text/event-stream")
+    """Check each event of a stream, and its data, which only in the last one need not be JSON.
+    Returns their number."""
+    schema = answer_schema(document, path, "post", "text/event-stream")
     data = schema["properties"]["data"]
     *last, of_json = data.get("anyOf", (data,))
     events = [
@@ -209,18 +219,13 @@ def check_events(document: dict[str, Any], path: str, stream: str) -> int:
     return len(events)
 
 
-@pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_events_are_as_documented(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
-    async with cluster(tmp_path, reasoning_parser="qwen3") as c:
-        document = await document_of(c)
-        stream = await c.client.post(path, json=body)
-        assert check_events(document, path, stream.text) > 3
+def test_events_are_as_documented() -> None:
+    with InProcessResponses(reasoning_parser="qwen3") as c:
+        for path, body in STREAMS:
+            assert check_events(the_document(), path, c.post(path, **body).text) > 3, path
 
 
-@pytest.mark.parametrize(("path", "body"), STREAMS)
-async def test_the_errors_of_streams_are_as_documented(
-    tmp_path: Path, path: str, body: dict[str, Any]
-) -> None:
+async def test_the_errors_of_streams_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
 
         async def dying(request: pb.GenerateRequest, context: Any) -> AsyncIterator[Any]:
@@ -231,20 +236,23 @@ async def test_the_errors_of_streams_are_as_documented(
 
         c.node.script = dying
         document = await document_of(c)
-        stream = await c.client.post(path, json=body)
-        assert '"error"' in stream.text
-        assert check_events(document, path, stream.text) > 1
+        for path, body in STREAMS:
+            stream = await c.client.post(path, json=body)
+            assert '"error"' in stream.text
+            assert check_events(document, path, stream.text) > 1, path
 
 
 async def test_errors_are_as_documented(tmp_path: Path) -> None:
     async with cluster(tmp_path) as c:
         document = await document_of(c)
         for path, _ in POSTS:
-            response = await c.client.post(path, json={"model": 5})
-            assert response.status_code == 400
+            answer = await c.client.post(path, json={"model": 5})
+            assert answer.status_code == 400
             default = document["paths"][path]["post"]["responses"]["default"]
-            check(document, default["content"]["application/json"]["schema"], response.json())
+            check(document, default["content"]["application/json"]["schema"], answer.json())
 
+
+# -- fields of requests ---------------------------------------------------------------------------
 
 BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/responses", CreateResponseRequest, {"input": "hi", "include": [LOGPROBS]}),
@@ -252,8 +260,8 @@ BODIES: tuple[tuple[str, type[BodyModel], dict[str, Any]], ...] = (
     ("/v1/completions", CompletionRequest, TEXT),
     ("/v1/messages", MessagesRequest, {**MESSAGE, "tool_choice": {"type": "auto"}}),
 )
-# Accepted values of fields without a usable default, with other fields that they need.
-ACCEPTED: dict[str, Any] = {
+# Values that a field takes, where its schema's default is none, and what they need beside them.
+TAKEN: dict[str, Any] = {
     "include_reasoning": True,
     "max_completion_tokens": 5,
     "best_of": 1,
@@ -287,57 +295,55 @@ def example(schema: dict[str, Any], document: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("path", "model", "valid"), BODIES)
-async def test_documented_fields_are_taken_and_no_others(
-    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any],
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_documented_fields_are_taken_and_no_others(
+    path: str, model: type[BodyModel], valid: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     allowed: dict[str, Any] = {"reasoning_parser": "qwen3", "trust_request_chat_template": True}
-    async with cluster(tmp_path, **allowed) as c:
-        document = await document_of(c)
-        fields = document["components"]["schemas"][model.__name__]["properties"]
+    document = the_document()
+    fields = document["components"]["schemas"][model.__name__]["properties"]
+    with InProcessResponses(**allowed) as c:
         for name, schema in fields.items():
             if name == "previous_response_id":
                 continue  # there is none
-            value = valid.get(name, ACCEPTED.get(name, example(schema, document)))
+            value = valid.get(name, TAKEN.get(name, example(schema, document)))
             if name == "model":
                 value = "tiny"
             beside: dict[str, Any] = {"stream": True} if name == "stream_options" else {}
             if name in ("top_logprobs", "logprob_token_ids") and path != "/v1/responses":
                 beside["logprobs"] = "chat" in path or 1
-            response = await c.client.post(path, json={**valid, **beside, name: value})
+            response = c.post(path, **{**valid, **beside, name: value})
             assert response.status_code == 200, (name, value, response.text)
         assert not [r for r in caplog.records if "unknown and ignored" in r.getMessage()]
-        await c.client.post(path, json={**valid, "undocumented": 1})
+        c.post(path, **{**valid, "undocumented": 1})
         assert "the field 'undocumented', which is unknown" in caplog.text
         for name in model.unsupported.keys() - fields.keys():
-            response = await c.client.post(path, json={**valid, name: "other"})
+            response = c.post(path, **{**valid, name: "other"})
             assert response.status_code == 400, name
             assert f"'{name}' is not supported" in response.json()["error"]["message"]
         assert not model.unsupported.keys() & fields.keys()
 
 
 @pytest.mark.parametrize(("path", "model", "valid"), BODIES)
-async def test_documented_ranges_are_those_that_hold(
-    tmp_path: Path, path: str, model: type[BodyModel], valid: dict[str, Any]
+def test_documented_ranges_are_those_that_hold(
+    path: str, model: type[BodyModel], valid: dict[str, Any]
 ) -> None:
-    """A number beyond a documented limit is rejected; one at the limit is not rejected for that."""
-    async with cluster(tmp_path) as c:
-        document = await document_of(c)
-        fields = document["components"]["schemas"][model.__name__]["properties"]
-        limits = [
-            (name, side, kind[side], step)
-            for name, schema in fields.items()
-            for kind in schema.get("anyOf", (schema,))
-            for side, step in (("minimum", -1), ("maximum", 1))
-            if side in kind
-        ]
-        assert len(limits) > 4
-        # max_tokens 0 is allowed with echo.
-        valid = {**valid, "echo": True} if path == "/v1/completions" else valid
+    """A number beyond a documented limit is rejected, and one at the limit is not because of it."""
+    fields = the_document()["components"]["schemas"][model.__name__]["properties"]
+    limits = [
+        (name, side, kind[side], step)
+        for name, schema in fields.items()
+        for kind in schema.get("anyOf", (schema,))
+        for side, step in (("minimum", -1), ("maximum", 1))
+        if side in kind
+    ]
+    assert len(limits) > 4
+    # 0 tokens may be asked for with the prompt's echo.
+    valid = {**valid, "echo": True} if path == "/v1/completions" else valid
+    with InProcessResponses() as c:
         for name, side, limit, step in limits:
-            beyond = await c.client.post(path, json={**valid, name: limit + step})
+            beyond = c.post(path, **{**valid, name: limit + step})
             message = beyond.json()["error"]["message"]
             assert f"is {BEYOND[side]} of {limit}." in message, (name, message)
-            within = await c.client.post(path, json={**valid, name: limit})
+            within = c.post(path, **{**valid, name: limit})
             if within.status_code != 200:
                 assert f"the {side}" not in within.json()["error"]["message"], name
