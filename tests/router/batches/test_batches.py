@@ -196,7 +196,7 @@ async def test_a_batch_ends_early_with_the_results_that_there_are(tmp_path: Path
 
 
 async def test_a_request_waits_for_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.02)
     async with served(tmp_path) as (c, client):
         node = c.nodes.pop()
         await node.stop()
@@ -253,7 +253,7 @@ async def test_requests_of_a_batch_count_against_the_limits_of_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for their key, and meanwhile hold up no other."""
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     keys = tmp_path / "keys"
     keys.write_text("alice: one rpm=4\nbob: two")
     async with served(tmp_path, api_key_file=str(keys), batch_concurrency=1) as (c, _):
@@ -294,7 +294,7 @@ async def test_a_batch_that_meets_a_bug_again_and_again_ends(
 async def test_results_wait_for_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandem.router.batches.run.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("tandem.router.batches.run.MIN_PAUSE", 0.01)
     add_result, failures = BatchStore.add_result, 0
 
     async def full_at_first(self: BatchStore, *given: Any) -> bool:

@@ -40,7 +40,7 @@ async def test_a_node_that_cannot_be_called_is_let_in_once_it_can(
         for _ in range(3):
             code, details = await refused(c, node.join_request(c.model))
             assert code is grpc.StatusCode.ABORTED
-            assert f"cannot call this node at 127.0.0.1:{port}: " in details
+            assert f"cannot reach this node at 127.0.0.1:{port}: " in details
             assert "refused" in details and "--host" in details and "--advertise" in details
         told = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(told) == 1, "once, however often it asks"
@@ -76,7 +76,7 @@ async def test_an_address_of_something_else_is_refused(tmp_path: Path) -> None:
         stray = FakeDecodeNode("stray", [])
         stray.port = c.router.registry_port
         _, details = await refused(c, stray.join_request(c.model))
-        assert "what answers there is no such node" in details
+        assert "the server there is not a node of this role" in details
         named = stray.join_request(c.model, address="no-such-host.invalid:9")
         assert "no-such-host.invalid" in (await refused(c, named))[1]
 
@@ -123,7 +123,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
 
             [entered] = c.router.nodes
             await until(lambda: entered.state == "unreachable")
-            reason = f"the router cannot call this node at {address}: no answer within 0.5 s"
+            reason = f"the router cannot reach this node at {address}: no answer within 0.5 s"
             assert (await told()).startswith(reason)
             assert await statuses(c) == [200, 503], "health only waits for the first node"
             details = (await c.client.get("/health/details")).json()

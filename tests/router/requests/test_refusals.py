@@ -244,7 +244,7 @@ REFUSED: tuple[tuple[Surface, dict[str, Any], str, str | None, str], ...] = (
         {"n": 128, "max_tokens": 400, "logprobs": 20},
         "n",
         "answer_too_large",
-        "The answer could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
+        "The response could have 1075200 logprobs; the limit is 524288. Lower 'n', 'max_tokens', "
         "'logprobs' or 'top_logprobs' or set 'stream'.",
     ),
     # The context
