@@ -243,7 +243,7 @@ def _sampling_options() -> list[click.Parameter]:
     ]
     for name, about in NUMBERS.items():
         option, make = "--" + name.replace("_", "-"), whole if about.kind is int else number
-        made.append(make(option, default=None, low=int(about.least), help=about.help))
+        made.append(make(option, default=None, low=int(about.minimum), help=about.help))
     return made
 
 

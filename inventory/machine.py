@@ -19,7 +19,7 @@ from ..shared.engine.device_memory import report
 from ..shared.errors import StartupError
 from ..shared.handoff.carriers.cuda_ipc.cuda_driver import device_count
 from ..shared.kv.planning import CPU, CUDA, RankDevice
-from ..shared.process.cores import share_of_cores
+from ..shared.process.threads import share_of_cores
 from ..shared.version import install_command, version
 from ..shared.weights.footprint import ParameterSize
 from ..shared.weights.load import DTYPES

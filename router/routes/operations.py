@@ -169,7 +169,7 @@ async def metrics(services: RouterServices) -> Response:
     404 where a key protects the port: Prometheus has no client's key, and without one metrics must
     not be readable. On a port of several routers too: each page would be that of another one."""
     options = services.options
-    if options.metrics_port is not None or options.asks_for_keys or options.router_workers > 1:
+    if options.metrics_port is not None or options.requires_key or options.router_workers > 1:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
     page = await services.metrics.page()

@@ -16,7 +16,7 @@ from .services import Exchange, RouterServices
 
 async def _owner(exchange: Exchange, services: RouterServices) -> str:
     """Whose objects a request may see: those of its key. All clients are one without keys."""
-    if not services.options.asks_for_keys:
+    if not services.options.requires_key:
         return ""
     if exchange.access.key:
         return exchange.access.key

@@ -75,7 +75,7 @@ def _running_in(folder: Path) -> bool:
         (["serve", "builtin", "--model", "builtin"], ["twice"]),
         (["serve", "--m", "a/b", "--w", "c/d"], ["twice", "--m, --w are one option"]),
         (["serve", "--m", "a/b", "--f", "c.bin"], ["--f 'c.bin' is not a .gguf file"]),
-        (["serve", "builtin", "--revision", "v1"], ["--revision 'v1' is of a model on a hub"]),
+        (["serve", "builtin", "--revision", "v1"], ["--revision 'v1' is for a model on a hub"]),
         (["serve", "a/b", "--hf-token-path", "none"], ["--hf-token-path none: No such file"]),
         (["serve", "--colour", "red"], ["--colour"]),
         (["decode-node", "--d", "0,1", "--tp", "3"], ["--d", "--tensor-parallel-size"]),

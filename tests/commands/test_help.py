@@ -14,7 +14,7 @@ from tandem.__main__ import cli, main
 from tandem.commands import failures
 from tandem.commands.failures import debugging
 from tandem.commands.help_page import option_groups
-from tandem.shared.security.local_token import left_token
+from tandem.shared.security.local_token import token_file
 
 
 def shown(*arguments: str) -> str:
@@ -160,7 +160,7 @@ def test_who_runs_two_routers_hears_of_a_wrong_option_before_choosing_one(
     arguments: list[str],
     words: str,
 ) -> None:
-    with left_token("127.0.0.1:1", "one", ""), left_token("127.0.0.1:2", "two", ""):
+    with token_file("127.0.0.1:1", "one", ""), token_file("127.0.0.1:2", "two", ""):
         assert run(monkeypatch, *arguments) == 2
     assert words in capsys.readouterr().err
 

@@ -77,7 +77,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
     here = LocalEstimate(
         tokens_per_second=facts.get("rate", 0.0),
-        at_least=facts.get("bound", 0.0),
+        min_tokens_per_second=facts.get("bound", 0.0),
         queued_tokens=facts.get("own_queue", 0),
         running=facts.get("running", 0),
     )
@@ -106,30 +106,30 @@ def test_the_shortest_call_is_the_round_trip() -> None:
     link = MeasuredLink()
     assert link.round_trip == DEFAULT_ROUND_TRIP
     for seconds, shortest in ((0.02, 0.02), (0.01, 0.01), (0.5, 0.01)):
-        link.answered(seconds)
+        link.add_round_trip(seconds)
         assert link.round_trip == shortest
 
 
 def test_a_transfer_that_computed_longer_than_it_moved_shows_only_a_bound() -> None:
     link = MeasuredLink()
-    link.moved(1000, account(1.0, 0.0))
+    link.add_transfer(1000, account(1.0, 0.0))
     assert link.tokens_per_second == 1000
-    link.moved(1000, account(2.0, 0.1))
+    link.add_transfer(1000, account(2.0, 0.1))
     assert link.tokens_per_second == 1000
-    link.moved(1000, account(0.5, 0.0))
+    link.add_transfer(1000, account(0.5, 0.0))
     assert link.tokens_per_second == 2000
 
 
 def test_a_link_that_got_slow_is_noticed() -> None:
     link = MeasuredLink()
-    link.moved(1000, account(0.5, 0.0))
+    link.add_transfer(1000, account(0.5, 0.0))
     for _ in range(20):
-        link.moved(1000, account(0.5, 9.5))
+        link.add_transfer(1000, account(0.5, 9.5))
     assert link.tokens_per_second == pytest.approx(100, rel=0.05)
 
 
 def test_a_small_transfer_does_not_measure_the_link() -> None:
     link = MeasuredLink()
-    link.moved(10, account(0.0, 0.5, size=1000))
-    link.moved(10, account(0.0, 0.0))
+    link.add_transfer(10, account(0.0, 0.5, size=1000))
+    link.add_transfer(10, account(0.0, 0.0))
     assert link.tokens_per_second == 0

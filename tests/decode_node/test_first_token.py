@@ -19,7 +19,7 @@ class Time:
 def phases(clock: FirstTokenClock) -> dict[str, float]:
     return {
         field.name.removesuffix("_seconds"): round(value, 6)
-        for field, value in clock.spent.ListFields()
+        for field, value in clock.durations.ListFields()
     }
 
 

@@ -202,7 +202,7 @@ def test_resumed_choices_go_first_however_long_the_queue_is() -> None:
     ("resume", "sampling", "problem"),
     [
         ([(1, [])], {}, "below n"),
-        ([(0, [1]), (0, [1])], {"n": 2}, "stand once"),
+        ([(0, [1]), (0, [1])], {"n": 2}, "and unique"),
         ([(0, [1] * MAX_TOKENS)], {}, "max_tokens"),
         ([(0, [1 << 20])], {}, "vocabulary"),
         ([(0, [1])], {"prompt_logprobs": 1}, "prompt_logprobs"),

@@ -91,7 +91,7 @@ class TransferWorld:
     def refuses(self, candidate: pb.PrefillCandidate) -> bool:
         return candidate.address in self.refused
 
-    def known(self, candidate: pb.PrefillCandidate) -> Peer | None:
+    def at(self, candidate: pb.PrefillCandidate) -> Peer | None:
         return self._peer(candidate) if candidate.address in self.met else None
 
     def _peer(self, candidate: pb.PrefillCandidate) -> Peer:
@@ -186,7 +186,7 @@ async def test_a_full_prefill_node_is_backed_off_from_under_that_reason() -> Non
         world.sequence = Sequence(number, list(range(100)), Generate(SamplingParams()))
         assert (await world.run(A)).reason == "failed: no_place"
     assert world.tried == [("a", 0)]
-    with pytest.raises(TransferError, match=f"not called for .*: {full}"):
+    with pytest.raises(TransferError, match=f"not contacted for .*: {full}"):
         world.prefill_backoff.check("a", A.epoch)
 
 
@@ -397,7 +397,7 @@ async def test_a_prompt_waits_in_turn_for_the_blocks_of_its_transfer(
         give_back()
         source = await filling
         assert source.node == "a"
-        assert source.clock.spent.queue_seconds > 0
+        assert source.clock.durations.queue_seconds > 0
         await until(lambda: bool(waited))
         assert waited[0] >= 2.0
 

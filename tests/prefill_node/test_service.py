@@ -296,13 +296,13 @@ async def test_a_peer_that_takes_slowly_leaves_room_for_the_others() -> None:
         calls = [node.open(number, prompt=[number] * 289, **of) for number in (1, 2)]
         for call in calls:
             assert (await call.read()).HasField("accepted")
-        await until(lambda: node.service._held_by(Tenant(ME, EPOCH)) == 36)
+        await until(lambda: node.service._unsent_blocks(Tenant(ME, EPOCH)) == 36)
         code, reason = await refusal(node.open(3, prompt=[3] * 289, **of))
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert reason == "peer has 36 unsent blocks, more than the 28 free ones; retry later"
         other = node.open(4, prompt=[4] * 289, node_id="e", **of)
         assert (await other.read()).HasField("accepted")
-        await until(lambda: node.service._held_by(Tenant("e", EPOCH)) == 18)
+        await until(lambda: node.service._unsent_blocks(Tenant("e", EPOCH)) == 18)
         for call in (*calls, other):
             call.cancel()
         await until(lambda: node.service.live == 0)

@@ -64,11 +64,11 @@ async def test_many_requests_share_one_greeting_and_one_canary() -> None:
 async def test_a_backed_off_node_is_not_greeted_until_it_restarts() -> None:
     async with met() as (peers, _, _), prefill() as fake:
         peers.prefill_backoff.add(fake.address, fake.epoch, "silent")
-        with pytest.raises(TransferError, match=r"not called for .* silent"):
+        with pytest.raises(TransferError, match=r"not contacted for .* silent"):
             await peers.meet(fake.candidate)
         assert fake.hellos == 0
         assert (await peers.meet(fake.candidate, at_once=True)).epoch == fake.epoch
-        assert await peers.answers(fake.candidate) > 0
+        assert await peers.ping(fake.candidate) > 0
         fake.epoch += 1
         assert (await peers.meet(fake.candidate)).epoch == fake.epoch
 
@@ -294,7 +294,7 @@ async def test_a_candidate_from_before_a_restart_uses_the_new_process() -> None:
         fake.epoch += 1
         peer = await peers.meet(fake.candidate)
         assert await peers.meet(stale) is peer
-        assert await peers.held(peer) == []
+        assert await peers.live_transfers(peer) == []
         assert (fake.hellos, vet.calls) == (2, 1)
 
 

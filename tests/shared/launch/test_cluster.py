@@ -321,7 +321,7 @@ def test_a_restarted_part_serves_once_it_says_so(keeping: Keeping) -> None:
     kept.routers[0].arguments[0] = "starting"
     kept.routers[0].process.kill()
     kept.until_told("(restart 2 of 5)")
-    until(lambda: kept.routers[0].announced != b"", "the beginning of its start", 30)
+    until(lambda: kept.routers[0].announcements != b"", "the beginning of its start", 30)
     assert kept.told.count("router-0 serves again") == 1
 
 

@@ -27,7 +27,7 @@ def test_each_start_has_a_folder_of_its_own_and_the_latest_has_a_name(tmp_path: 
 def test_old_folders_go_but_not_those_of_running_clusters_or_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_folders, "KEPT", 2)
+    monkeypatch.setattr(log_folders, "MAX_FOLDERS", 2)
     others = tmp_path / "20200101-notes"
     others.mkdir()
     (tmp_path / "router.log").touch()

@@ -15,13 +15,13 @@ from unittest.mock import MagicMock
 import pytest
 
 from tandem.__main__ import cli
-from tandem.commands.option_variables import environment_of_parts
+from tandem.commands.part_command import environment_of_parts
 from tandem.shared.config import EngineConfig, RouterConfig, ServeConfig
 from tandem.shared.config.command_line import fill
 from tandem.shared.errors import StartupError
 from tandem.shared.launch import serve
 from tandem.shared.launch.routers import Routers
-from tandem.shared.security.local_token import left_token
+from tandem.shared.security.local_token import token_file
 
 
 def test_the_parts_do_not_read_the_launchers_environment_again(
@@ -154,7 +154,7 @@ def test_a_cluster_whose_token_cannot_be_left_for_others_serves_all_the_same(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with contextlib.ExitStack() as stack:
-        serve.publish_token(stack, left_token("127.0.0.1:8001", "t", "http://h:1"))
+        serve.publish_token(stack, token_file("127.0.0.1:8001", "t", "http://h:1"))
     told = capsys.readouterr().err
     assert "other commands need --cluster-token-file" in told and "XDG_RUNTIME_DIR" in told
 

@@ -81,5 +81,5 @@ async def test_a_name_that_does_not_resolve_is_named() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8100", "[::]:8100"])
 def test_an_address_that_nobody_can_call_is_not_advertised(address: str) -> None:
-    with pytest.raises(UsageError, match="nobody can call it"):
+    with pytest.raises(UsageError, match="others cannot reach"):
         NodeConfig(advertise=address).advertised  # noqa: B018

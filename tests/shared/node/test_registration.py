@@ -401,7 +401,7 @@ async def test_a_node_that_its_router_cannot_call_says_so_once(
     assert [line.partition(f":{port}")[2] for line in told] == [
         "",
         " has this node, but: the router cannot call this node at h:1",
-        " has this node and can call it again",
+        " has this node and can reach it again",
     ]
     assert len(registry.joins) == 1
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tandem.shared.process.open_files import (
-    FEW,
-    KEPT_PART,
+    OTHER_FILES,
+    RESERVED_PART,
     open_file_limit,
     open_files,
     room_for_connections,
@@ -40,12 +40,12 @@ def test_a_command_may_open_what_its_user_may(soft: int, hard: int) -> None:
 def test_connections_leave_files_for_everything_else(most: int) -> None:
     room = room_for_connections(4096, most)
     assert 1 <= room <= 4096
-    assert room == 1 or most - room >= open_files() + FEW + most // KEPT_PART
+    assert room == 1 or most - room >= open_files() + OTHER_FILES + most // RESERVED_PART
     assert (room == 4096) == (most >= 8192)
     assert room_for_connections(1, most) == 1
 
 
-def test_few_connections_are_told_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+def test_few_connections_are_logged_with_a_remedy(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_few_connections(100, 100)
     assert not caplog.messages
     warn_of_few_connections(4096, 700)

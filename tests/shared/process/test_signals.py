@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.shared.process.signals import DRAIN, CaughtSignals, Meaning
+from tandem.shared.process.signals import DRAIN, CaughtSignals, Meaning, describe_exit
 
 TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -19,10 +19,10 @@ import asyncio
 from tandem.shared.process.signals import catch_signals
 
 async def run():
-    told = asyncio.Event()
-    catch_signals(told.set)
+    stop = asyncio.Event()
+    catch_signals(stop.set)
     print("ready", flush=True)
-    await told.wait()
+    await stop.wait()
     print("draining", flush=True)
     await asyncio.sleep(60)
 
@@ -99,3 +99,18 @@ def test_nohup_keeps_a_process_that_a_terminal_leaves_behind() -> None:
             process.wait(0.2)
         process.send_signal(TERM)
         assert process.stdout.readline() == b"draining\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "ended with exit status 0"),
+        (143, "ended with exit status 143"),
+        (-9, "was killed (SIGKILL), possibly for lack of memory"),
+        (-11, "was killed (SIGSEGV)"),
+        (-15, "was killed (SIGTERM)"),
+        (-63, "was killed (signal 63)"),
+    ],
+)
+def test_a_signal_is_named_and_a_status_is_a_number(status: int, words: str) -> None:
+    assert describe_exit(status) == words

@@ -321,7 +321,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
 @pytest.fixture
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at each time that they are used."""
-    monkeypatch.setattr("tandem.shared.security.watched_files.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.shared.security.watched_files.CHECK_SECONDS", 0.0)
 
 
 def renew(old: Papers, new: Papers) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.errors import StartupError
-from tandem.shared.security.watched_files import LOOK_SECONDS, WatchedFiles
+from tandem.shared.security.watched_files import CHECK_SECONDS, WatchedFiles
 
 
 class WatchedWorld:
@@ -26,7 +26,7 @@ class WatchedWorld:
         return text
 
     def later(self) -> str:
-        self.now += LOOK_SECONDS
+        self.now += CHECK_SECONDS
         return self.reread.value()
 
 
@@ -67,7 +67,7 @@ def test_a_link_that_is_turned_to_another_file_is_followed(tmp_path: Path) -> No
     assert reread.value() == "old"
     turned.symlink_to("new")
     turned.rename(link)
-    now[0] += LOOK_SECONDS
+    now[0] += CHECK_SECONDS
     assert reread.value() == "new"
 
 
