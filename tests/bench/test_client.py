@@ -95,7 +95,7 @@ async def test_an_answer_has_its_lengths_and_times() -> None:
         server.client.close()
     assert "x-request-id: me-1" in api.heads[-1]
     assert (answer.prompt_tokens, answer.output_tokens, answer.remote_tokens) == (6, 4, 5)
-    assert len(answer.arrivals) == 4 and answer.sent <= answer.arrivals[0]
+    assert len(answer.arrivals) == 4 and answer.sent_at <= answer.arrivals[0]
     assert answer.text == " 0 1 2 3"
 
 

@@ -147,7 +147,7 @@ def test_ctrl_c_ends_with_a_report_of_what_was_answered(tmp_path: Path) -> None:
         thread.join()
     assert isinstance(done.exception, click.Abort)
     assert "1,000 requests of 3 + 8 tokens on average are sent over " in done.stderr
-    assert "this is about the 1 of 1,000 requests that were answered" in done.stderr
+    assert "the result is of the 1 complete responses to 1,000 requests" in done.stderr
     assert "Successful requests:                     1" in done.stdout and page.exists()
 
 
@@ -178,7 +178,7 @@ def test_serve_chats(tmp_path: Path) -> None:
 def test_a_failing_server_is_named_once_and_fails_the_command() -> None:
     with running(statuses=[(503, "busy")] * 4) as api:
         options = ["--num-prompts=4", "--random-input-len=2"]
-        with pytest.raises(TandemError, match="none of the 4 requests was answered"):
+        with pytest.raises(TandemError, match="all 4 requests failed"):
             run("serve", f"--port={api.port}", *options)
 
 
@@ -193,7 +193,7 @@ def test_interference_measures_victims_and_attacker(tmp_path: Path, backend: str
     assert len(found["rounds"]) == 2 and found["victims"] == 2 and found["prompt_tokens"] == 50
     assert found["share_kept"] > 0 and found["victim_speed"] > 0
     assert found["longest_gap_ms"] > 0 and found["attacker_ttft_over_alone"] > 0
-    assert "Share kept meanwhile (%):" in table
+    assert "Share kept during attack (%):" in table
     assert all(body["temperature"] == 0 and body["ignore_eos"] for body in api.bodies[-4:])
 
 
@@ -228,7 +228,7 @@ def test_a_victim_that_ends_too_early_is_an_error_with_the_remedy() -> None:
         (["--request-id-prefix=a\nb"], "--header x-request-id"),
         (["--plot=/dev/null/p.html"], "cannot write /dev/null/p.html"),
         (["--save-result", "--result-filename=."], "it is a folder"),
-        (["--compare-with=x.json"], "give --plot"),
+        (["--compare-with=x.json"], "--compare-with needs --plot"),
         (["--compare-with=x.json", "--plot=p.html"], "cannot read x.json"),
         (["--random-range-ratio=1"], "must be at least 0 and less than 1"),
         (["--profile"], "No such option"),

@@ -37,7 +37,7 @@ class ServerCourse:
         if answer is not None:
             self.victims.append(answer)
             await asyncio.Event().wait()
-        answer = MeasuredResponse(sent=self.time, finished=True)
+        answer = MeasuredResponse(sent_at=self.time, finished=True)
         if self.victims:
             self.stalled = self.time + self.stall[0], self.time + self.stall[1]
         await self.sleep(1.0 if self.victims else 0.5)

@@ -44,7 +44,7 @@ async def sent(times: list[float], seconds: float, limit: int | None = None) -> 
     clock = JumpingClock()
 
     async def send(index: int, answer: MeasuredResponse) -> None:
-        answer.sent = clock.now()
+        answer.sent_at = clock.now()
         await clock.sleep_until(clock.now() + seconds)
 
     work = asyncio.create_task(

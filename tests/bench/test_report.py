@@ -44,14 +44,16 @@ VLLM_KEYS = [
 
 
 def answer(sent: float, arrivals: list[float], *, planned: float | None = None) -> MeasuredResponse:
-    made = MeasuredResponse(planned=sent if planned is None else planned, sent=sent, finished=True)
+    made = MeasuredResponse(
+        planned=sent if planned is None else planned, sent_at=sent, finished=True
+    )
     made.arrivals = made.times = [sent + at for at in arrivals]
     made.prompt_tokens, made.output_tokens = 10, len(arrivals)
     return made
 
 
 def failure() -> MeasuredResponse:
-    return MeasuredResponse(sent=1.0, error="HTTP 500: </script><b>", finished=True)
+    return MeasuredResponse(sent_at=1.0, error="HTTP 500: </script><b>", finished=True)
 
 
 ANSWERS = [

@@ -99,7 +99,7 @@ def test_a_message_without_an_answer_is_taken_back() -> None:
     chat = chat_with(FakeOpenAI(lambda body: refused))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages == []
-    assert "400: too long" in output(chat) and "your message is taken back" in output(chat)
+    assert "400: too long" in output(chat) and "your message is removed" in output(chat)
 
 
 def test_an_answer_that_breaks_off_is_kept() -> None:
@@ -107,7 +107,7 @@ def test_an_answer_that_breaks_off_is_kept() -> None:
     chat = chat_with(FakeOpenAI(lambda body: events))
     chat.run(Typed("hi"), run_command)
     assert chat.conversation.messages[-1]["content"] == "fo"
-    assert "[the answer was interrupted: the node died]" in output(chat)
+    assert "[the response was interrupted: the node died]" in output(chat)
 
 
 def test_a_retry_that_fails_leaves_the_former_answer() -> None:
@@ -190,7 +190,7 @@ def test_commands(tmp_path: Path) -> None:
     assert last["temperature"] == 0.2  # as it was saved
     assert json.loads(file.read_text())["model"] == "other"
     shown = output(chat)
-    assert "All 3 answers: 3 tokens" in shown
+    assert "All 3 replies: 3 tokens" in shown
     assert "Parameters: temperature 0\x1b" in shown
     assert "Parameters: temperature 0.2, top_k 3\x1b" in shown
     assert [usage for command in COMMANDS.values() if (usage := command.usage) not in shown] == []
@@ -209,7 +209,7 @@ def test_commands(tmp_path: Path) -> None:
         ("/save", "needs the name of one file"),
         ("/save /none/x", "/save /none/x: the folder does not exist"),
         ("/load /none", "/none: No such file"),
-        ("/retry", "nothing was asked yet"),
+        ("/retry", "there is no message yet"),
     ],
 )
 def test_a_wrong_command_says_what_to_do(line: str, words: str) -> None:

@@ -80,7 +80,7 @@ def test_an_error_is_part_of_the_results_and_the_status(capsys: pytest.CaptureFi
             return httpx.Response(400, json={"error": {"message": "no"}})
         return upper(body)
 
-    with pytest.raises(CompletionError, match="1 of 2 prompts have no complete answer"):
+    with pytest.raises(CompletionError, match="1 of 2 completions are missing or incomplete"):
         complete(FakeOpenAI(reply), {"prompts": "bad | good", "json": True})
     told = capsys.readouterr()
     first, second = (json.loads(line) for line in told.out.splitlines())

@@ -105,10 +105,13 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     ("arguments", "words"),
     [
         (["serve", "--max-modle-len", "1"], "Did you mean --max-model-len?"),
-        (["router", "--max-model-len", "1"], "It is one of tandem prefill-node, decode-node,"),
+        (
+            ["router", "--max-model-len", "1"],
+            "It is an option of tandem prefill-node, decode-node,",
+        ),
         (
             ["serve", "--prefill", "1"],
-            "tandem serve --help=prefill shows those whose names contain",
+            "tandem serve --help=prefill shows the options that contain",
         ),
         (["serve", "--zzz", "1"], "No such option '--zzz'. tandem serve --help=all lists all."),
         (["serve", "-z", "1"], "No such option '-z'. tandem serve --help=all lists all."),
@@ -117,8 +120,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         (["chat", "--model-url", "a/b"], "give the repository as MODEL"),
         (["serv"], "Did you mean 'serve'?"),
         (["pull"], "pull needs the MODEL to download"),
-        (["show", "a/b"], "tandem info MODEL tells what a model is"),
-        (["a/b", "--port", "1"], "if that is a model: tandem serve a/b"),
+        (["show", "a/b"], "tandem info MODEL describes a model"),
+        (["a/b", "--port", "1"], "to serve a model: tandem serve a/b"),
         (["--m", "x", "--isq", "q9k"], "--isq"),
         (["router", "--temperature", "nan"], "'nan' is not a number"),
         (["run-batch", "-i", "a", "-o", "a"], "-i and -o are the same file"),

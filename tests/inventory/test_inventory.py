@@ -378,7 +378,7 @@ def test_what_is_not_whole_is_listed_as_such(hub: FakeHub, root: Path) -> None:
     assert [model.whole for model in cached_models()] == [True]
     next(path.glob("model-*.safetensors")).unlink()
     assert [model.whole for model in cached_models()] == [False]
-    assert "safetensors, not whole" in as_table(cached_models())
+    assert "safetensors, incomplete" in as_table(cached_models())
 
 
 def test_a_model_is_not_pulled_that_no_router_could_serve(

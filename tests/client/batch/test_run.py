@@ -62,7 +62,7 @@ def output(folder: Path) -> list[Any]:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
 
 
 def test_results_are_in_the_order_of_the_requests(
@@ -82,7 +82,7 @@ def test_results_are_in_the_order_of_the_requests(
     assert made[3]["response"]["status_code"] == 400 and made[3]["error"] is None
     assert {path for path, _ in server.asked} == {"/v1/completions"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
-    assert "30 requests answered, 1 of them with an error" in capsys.readouterr().err
+    assert "30 requests done, 1 of them with an error" in capsys.readouterr().err
 
 
 def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("former\n")
     server = CapitalsServer()
     server.errors = {"c": [httpx.ConnectError("gone")]}
-    with pytest.raises(BatchError, match=r"gone; \d of 3 requests are answered, and the same"):
+    with pytest.raises(BatchError, match=r"gone; \d of 3 requests have results; run the same"):
         run_batch(server.client(), config)
     assert (tmp_path / "out.jsonl").read_text() == "former\n"
     partial = tmp_path / "out.jsonl.partial"
@@ -104,7 +104,7 @@ def test_a_run_that_breaks_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 600.0)
     server = CapitalsServer()
     server.errors = {"a": [503, 429, httpx.ReadError("reset"), 503], "b": [500] * 9}
     run_batch(server.client(), requests(tmp_path, "a", "b"))
