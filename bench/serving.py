@@ -20,7 +20,6 @@ import click
 from ..shared.config.sampling_fields import NUMBERS
 from ..shared.errors import BenchmarkError, UsageError
 from .arrivals import Traffic, arrival_times
-from .chosen_requests import requests_for_server
 from .client.api_server import ApiServer, api_server, key_values
 from .client.measured_response import MeasuredResponse
 from .datasets.text_tokens import LocalTokens
@@ -31,6 +30,7 @@ from .report.plot import write_plot
 from .report.result_file import DETAILS, check_writable, default_name, read_detailed, write_result
 from .report.result_table import result_table
 from .report.serving_result import GOODPUT_METRICS, METRICS, Evaluation, serving_result
+from .requests import requests_for_server
 from .serving_options import TRACES, goals, json_object, numbers, url_of, words
 
 Values = Mapping[str, Any]

@@ -61,7 +61,7 @@ class MarkdownView:
         self._asides = PlainView(console)
         self._block = ""
         self._live: Live | None = None
-        self._shown_at = 0.0
+        self._refreshed_at = 0.0
         self._first = True
 
     def add(self, piece: Piece) -> None:
@@ -74,7 +74,7 @@ class MarkdownView:
         done, self._block = complete_blocks(self._block + printable(piece.text))
         if done:
             self._print(done)
-        if time.monotonic() - self._shown_at >= REFRESH_SECONDS:
+        if time.monotonic() - self._refreshed_at >= REFRESH_SECONDS:
             self._show()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class MarkdownView:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(_Lines(as_markdown(self._block), last=True), refresh=True)
-        self._shown_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     def _finish_block(self) -> None:
         if self._block.strip():

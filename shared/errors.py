@@ -30,7 +30,7 @@ UNFOLLOWABLE = "grammar_unfollowable"
 _MAX_LENGTH = 200
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """The repr of a value for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
@@ -39,7 +39,7 @@ def shown(value: object) -> str:
 def in_line(value: object) -> str:
     """A value for a message, without quotes if it is short and printable."""
     text = str(value)
-    return text if text.isprintable() and len(text) <= _MAX_LENGTH else shown(text)
+    return text if text.isprintable() and len(text) <= _MAX_LENGTH else brief(text)
 
 
 class TandemError(Exception):

@@ -88,10 +88,10 @@ class Peers:
         # Inside the lock: one of the concurrent requests probes, the others reuse its result.
         if not at_once:
             self.prefill_backoff.check(candidate.address, candidate.epoch)
-        known = self._peers.get(candidate.address)
-        if known is not None and candidate.epoch in (0, known.epoch):
-            return known
-        if known is None and len(self._peers) >= self._max_peers:
+        current = self._peers.get(candidate.address)
+        if current is not None and candidate.epoch in (0, current.epoch):
+            return current
+        if current is None and len(self._peers) >= self._max_peers:
             raise TransferError(
                 f"{self._max_peers} prefill nodes are known, which is the limit; see --max-peers"
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, shown
+from ..errors import UsageError, brief
 from .sampling import DEFAULTS, LIMIT, MODELS_OWN, NONE, SamplingConfig
 from .sampling_fields import NUMBERS
 
@@ -73,7 +73,7 @@ def warn_of_ignored(generation_config: Mapping[str, Any], origin: str) -> None:
                 "--override-generation-config",
                 origin,
                 name,
-                shown(value),
+                brief(value),
             )
 
 
