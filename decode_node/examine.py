@@ -103,7 +103,7 @@ async def _connect(peer: Peer) -> None:
                 else:
                     _, writer = await asyncio.open_connection(address.hostname, address.port)
         except (OSError, TimeoutError) as error:
-            why = getattr(error, "strerror", None) or f"no reply within {CONNECT_SECONDS:g} s"
+            why = getattr(error, "strerror", None) or f"no answer within {CONNECT_SECONDS:g} s"
             raise TransferError(
                 f"its data port {address.netloc or address.path} cannot be reached: {why}",
                 cause=Cause.TIMEOUT_GREET,

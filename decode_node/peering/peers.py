@@ -173,7 +173,7 @@ class Peers:
     async def keep_leases(self) -> None:
         """Renew the leases of every peer, until cancelled.
 
-        Each peer has its own task: one that does not answer must not delay the others.
+        Each peer has its own task: one that does not reply must not delay the others.
         """
         current: set[Peer] = set()
         async with asyncio.TaskGroup() as keepers:

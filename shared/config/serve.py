@@ -25,7 +25,7 @@ class ServeConfig:
     prompts: str | None = option(
         None,
         "--prompts",
-        "Answer these messages, separated by '|', instead of serving until Ctrl-C.",
+        "Reply to these messages, separated by '|', instead of serving until Ctrl-C.",
     )
     prefill_nodes: int = option(
         0,

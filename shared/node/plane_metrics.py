@@ -87,7 +87,7 @@ class PlaneCollector(Collector):
         yield self._peers()
 
     def _peers(self) -> Metric:
-        text = "Live connections to other ranks, by what carries their KV."
+        text = "Live connections to other ranks, by the carrier of their KV."
         family = GaugeMetricFamily("tandem_data_plane_peers", text, labels=["rank", "carrier"])
         for rank, stats in sorted(self._stats.items()):
             for carrier in dict.fromkeys([*NAMES, *stats.peers]):

@@ -17,7 +17,7 @@ from tandem.commands.help_page import option_groups
 from tandem.shared.security.local_token import token_file
 
 
-def shown(*arguments: str) -> str:
+def help_text(*arguments: str) -> str:
     result = CliRunner().invoke(cli, arguments, prog_name="tandem", terminal_width=80)
     assert result.exit_code == 0, result.output
     return result.output
@@ -25,8 +25,8 @@ def shown(*arguments: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
 def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
-    short = shown(name, "--help")
-    every = short if isinstance(cli.commands[name], click.Group) else shown(name, "--help=all")
+    short = help_text(name, "--help")
+    every = short if isinstance(cli.commands[name], click.Group) else help_text(name, "--help=all")
     for text in (short, every):
         assert [line for line in text.splitlines() if len(line) > 80] == []
     flags = [option.opts[0] for option in cli.commands[name].params if option.opts[0][0] == "-"]
@@ -34,7 +34,7 @@ def test_help_fits_in_80_columns_and_shows_every_option(name: str) -> None:
 
 
 def test_the_first_page_shows_how_to_begin_and_every_command() -> None:
-    text = shown("--help")
+    text = help_text("--help")
     assert "tandem serve builtin" in text and "-h, --help" in text
     first = {line.split()[0] for line in text.splitlines() if re.match("  [a-z]", line)}
     assert cli.commands.keys() <= first
@@ -42,11 +42,13 @@ def test_the_first_page_shows_how_to_begin_and_every_command() -> None:
 
 @pytest.mark.parametrize("name", ["chat", "complete", "run-batch"])
 def test_options_of_the_engine_are_left_to_those_who_ask(name: str) -> None:
-    assert "--max-num-seqs" not in shown(name, "--help") and "engine" in shown(name, "--help")
+    assert "--max-num-seqs" not in help_text(name, "--help") and "engine" in help_text(
+        name, "--help"
+    )
 
 
 def test_a_long_help_begins_with_what_most_need() -> None:
-    short = shown("serve", "--help")
+    short = help_text("serve", "--help")
     assert len(short.splitlines()) < 110
     assert "Common options:" in short and "--window-bytes" not in short
     groups = {group.name for group in option_groups(cli.commands["serve"].params)}
@@ -65,7 +67,7 @@ def test_a_long_help_begins_with_what_most_need() -> None:
     ],
 )
 def test_help_about_a_group_or_an_option(topic: str, has: str, lacks: str) -> None:
-    text = shown("serve", f"--help={topic}")
+    text = help_text("serve", f"--help={topic}")
     assert has in text and lacks not in text
 
 
@@ -89,9 +91,9 @@ def test_bench_alone_shows_its_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "bench") == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "Usage: tandem bench [OPTIONS] COMMAND [ARGS]..."
-    assert any(line.startswith("  interference ") for line in told)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Usage: tandem bench [OPTIONS] COMMAND [ARGS]..."
+    assert any(line.startswith("  interference ") for line in lines)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -180,9 +182,9 @@ def test_a_bug_is_one_line_unless_debugged(
 
     monkeypatch.setattr(cli.commands["router"], "callback", fail)
     assert run(monkeypatch, "router", *level) == 1
-    told = capsys.readouterr().err.splitlines()
-    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", told[-1])
-    assert (len(told) > 5) == (lines > 5)
+    printed = capsys.readouterr().err.splitlines()
+    assert re.match(r"tandem: unexpected ZeroDivisionError at .*\.py:\d+: by nothing", printed[-1])
+    assert (len(printed) > 5) == (lines > 5)
 
 
 @pytest.mark.parametrize(

@@ -20,20 +20,20 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
 @pytest.mark.parametrize(
     ("missing", "facts", "where"),
     [
-        # Between idle, equal nodes it is the round trips that set the border.
+        # Between idle, equal nodes the round trips decide.
         (20, EQUAL, FASTER),
         (21, EQUAL, REMOTE),
         (8000, EQUAL, REMOTE),
         # Far away, on a fast node.
         (100, EQUAL | {"trip": 0.05}, FASTER),
         (300, EQUAL | {"trip": 0.05}, REMOTE),
-        # The queue there is as long as the prompt: then it would be better here, ...
+        # The queue there is as long as the prompt: faster here, ...
         (1000, EQUAL | {"queue": 1000}, FASTER),
-        # ... unless this node has a queue too, or streams that would wait.
+        # ... unless this node has a queue too, or streams that would be delayed.
         (1000, EQUAL | {"queue": 1000, "own_queue": 100}, REMOTE),
         (1000, EQUAL | {"queue": 1000, "running": 3}, REMOTE),
         (1000, EQUAL | {"queue": 5000, "running": 3}, FASTER),
-        # A slow prefill node is worth it only for the streams' sake.
+        # A slow prefill node only pays off if this node has streams.
         (1000, EQUAL | {"there": 400.0}, FASTER),
         (1000, EQUAL | {"there": 400.0, "running": 4}, REMOTE),
         (1000, EQUAL | {"there": 9000.0, "queue": 9000}, REMOTE),
@@ -48,7 +48,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (63, {}, BELOW),
         (64, {}, REMOTE),
         (64, {"queue": 10**6, "trip": 9.0}, REMOTE),
-        # Of this node, only that it is no slower: that may be enough to see that the link is.
+        # Only a lower bound of this node's rate, which may show that the link is slower.
         (63, {"bound": 1000.0, "there": 9000.0}, BELOW),
         (1000, {"bound": 1000.0, "there": 9000.0}, REMOTE),
         (1000, {"bound": 1000.0, "there": 9000.0, "link": 600.0}, REMOTE),
@@ -60,7 +60,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (99, EQUAL | {"threshold": 100}, BELOW),
         (100, EQUAL | {"threshold": 100, "queue": 10**6}, REMOTE),
         (1, {"threshold": 1}, REMOTE),
-        # The request ends before it would be done there.
+        # The deadline passes before remote prefill would end.
         (1000, EQUAL | {"running": 3, "seconds": 1.03}, REMOTE),
         (1000, EQUAL | {"running": 3, "seconds": 1.01}, LATE),
         (1000, EQUAL | {"queue": 1000, "running": 3, "seconds": 1.5}, LATE),
@@ -68,7 +68,7 @@ EQUAL: dict[str, Any] = {"rate": 1000.0, "trip": 0.005}
         (100, EQUAL | {"threshold": 100, "queue": 10**6, "seconds": 900}, LATE),
         (100, {"there": 50.0, "threshold": 100, "seconds": 1}, LATE),
         (100, {"seconds": 1}, REMOTE),
-        # All of it is cached: however long the queue here, there is nothing to hand over.
+        # All of it is cached, so there is nothing to transfer, however long the queue here.
         (0, {}, NONE),
         (0, EQUAL | {"prompt": 100, "own_queue": 10**6}, NONE),
         (0, {"threshold": 1}, NONE),
@@ -87,7 +87,7 @@ def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
         round_trip=facts.get("trip", 0.0),
         link_tokens_per_second=facts.get("link", 0.0),
     )
-    found = why_local(
+    reason = why_local(
         here,
         there,
         prompt=facts.get("prompt", missing),
@@ -95,7 +95,7 @@ def test_where(missing: int, facts: dict[str, Any], where: str) -> None:
         threshold=facts.get("threshold"),
         seconds=facts.get("seconds", inf),
     )
-    assert found == where
+    assert reason == where
 
 
 def account(compute: float, exposed: float, size: int = MIN_BYTES) -> pb.OpenDone:

@@ -53,7 +53,7 @@ async def _sound(peer: Peer) -> None:
 
 
 class Greeted:
-    """Answers one call with a given reply."""
+    """Answers one RPC with a given reply."""
 
     def __init__(self, reply: pb.HelloReply) -> None:
         self._reply = reply
@@ -159,11 +159,11 @@ async def _ask(request: pb.GenerateRequest) -> None:
     service = fake_service(node, _nowhere)
     async with node.running():
         events = call_events(service, request)
-        with pytest.raises(RequestEndedError) as ended:
+        with pytest.raises(RequestEndedError) as caught:
             async with asyncio.timeout(30):
                 assert (await anext(events)).HasField("admitted")
                 assert request.deadline_seconds >= 0
                 await anext(events)
         await events.aclose()
-    assert ended.value.status in MAY_ABORT
+    assert caught.value.status in MAY_ABORT
     assert service.requests == 0

@@ -23,7 +23,7 @@ from .test_run import CapitalsServer, output, requests
 
 
 class Store(ThreadingHTTPServer):
-    """Files by path; ``errors`` are the statuses of the next answers."""
+    """Files by path; ``errors`` are the statuses of the next responses."""
 
     daemon_threads = True
 
@@ -72,12 +72,12 @@ class StoreHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def store() -> Iterator[Store]:
-    with Store() as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.01,))
+    with Store() as store:
+        thread = threading.Thread(target=store.serve_forever, args=(0.01,))
         thread.start()
-        yield made
-        made.stalls.set()
-        made.shutdown()
+        yield store
+        store.stalls.set()
+        store.shutdown()
         thread.join()
 
 
@@ -109,8 +109,8 @@ def test_input_and_output_are_at_urls(
     assert int(head["content-length"]) == len(store.files["/out.jsonl"])
     assert "transfer-encoding" not in head, "which object stores refuse"
     assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl"}
-    said = capsys.readouterr().err
-    assert f"2 requests done: {store.url}/out.jsonl" in said and "secret" not in said
+    printed = capsys.readouterr().err
+    assert f"2 requests done: {store.url}/out.jsonl" in printed and "secret" not in printed
 
 
 def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_an_upload_that_fails_keeps_the_results(store: Store, tmp_path: Path) ->
         BatchError, match=r"out\.jsonl: 503 Service Unavailable; run the same command"
     ):
         run_batch(server.client(), config)
-    assert len(server.asked) == 1 and list(tmp_path.glob("tandem-*.jsonl.partial"))
+    assert len(server.requests) == 1 and list(tmp_path.glob("tandem-*.jsonl.partial"))
     run_batch(server.client(), config)
-    assert len(server.asked) == 1 and json.loads(store.files["/out.jsonl"])["custom_id"] == "c-a"
+    assert len(server.requests) == 1 and json.loads(store.files["/out.jsonl"])["custom_id"] == "c-a"
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from tandem.tests.support.clock import SteppedClock
 
 
 def pause(prefill_backoff: PrefillBackoff, clock: SteppedClock) -> float:
-    """Seconds until the node may be called again."""
-    begun = clock.now
+    """Seconds until the node may be contacted again."""
+    start = clock.now
     while True:
         try:
             prefill_backoff.check("a:1", 7)
-            return clock.now - begun
+            return clock.now - start
         except TransferError:
             clock.now += 0.5
 

@@ -47,10 +47,10 @@ NAME = "owner/na.me-1"
     ],
 )
 def test_what_is_a_name(text: str, expected: HubName | None) -> None:
-    found = hub_name(text)
-    assert found == expected
-    if found is not None:
-        assert hub_name(str(found)) == found
+    name = hub_name(text)
+    assert name == expected
+    if name is not None:
+        assert hub_name(str(name)) == name
 
 
 def test_options_are_parts_of_the_name() -> None:

@@ -1,4 +1,4 @@
-"""Pauses: with jitter between a process's own attempts, without it for a peer that is avoided."""
+"""Pauses: with jitter between a process's own attempts, without it for backoff from a peer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One signal drains, two end: whatever the process is doing, and whatever it has started."""
+"""One signal drains a process, two end it, whatever it is doing; exit statuses in words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ asyncio.run(run())
         ([TERM, TERM], "drain end"),
         ([INT, TERM], "drain end"),
         ([HUP, HUP, HUP], "drain - -"),
-        # A closed terminal, and then who ends the session.
+        # A closed terminal, then the end of the session.
         ([HUP, TERM, HUP, INT], "drain - - end"),
         ([TERM, HUP], "drain -"),
         # A service manager signals every process, and the launcher does as well.

@@ -10,12 +10,12 @@ from tandem.shared.process.tasks import first_end, uninterrupted
 
 
 async def test_work_reaches_its_end_however_often_its_caller_is_cancelled() -> None:
-    started, may_end, ended = asyncio.Event(), asyncio.Event(), []
+    started, may_end, results = asyncio.Event(), asyncio.Event(), []
 
     async def work() -> None:
         started.set()
         await may_end.wait()
-        ended.append(True)
+        results.append(True)
 
     caller = asyncio.create_task(uninterrupted(work()))
     await started.wait()
@@ -26,7 +26,7 @@ async def test_work_reaches_its_end_however_often_its_caller_is_cancelled() -> N
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    assert ended
+    assert results
 
 
 async def test_what_the_work_raises_is_raised() -> None:

@@ -51,8 +51,8 @@ def test_a_command_without_a_router_finds_the_one_that_runs_here(runtime: Path) 
     with token_file("127.0.0.1:41234", "one", URL):
         assert find_router(REGISTRY) == "127.0.0.1:41234"
         with token_file("[::1]:41235", "two", URL):
-            shown = r"--router: 127.0.0.1:41234 \(http.*8000\), \[::1\]:41235 "
-            with pytest.raises(UsageError, match=shown):
+            pattern = r"--router: 127.0.0.1:41234 \(http.*8000\), \[::1\]:41235 "
+            with pytest.raises(UsageError, match=pattern):
                 find_router(REGISTRY)
             with token_file(REGISTRY, "three", URL):
                 assert find_router(REGISTRY) == REGISTRY

@@ -54,7 +54,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(
 
 
 def test_a_link_that_is_turned_to_another_file_is_followed(tmp_path: Path) -> None:
-    """As Kubernetes changes a mounted secret."""
+    """Kubernetes changes a mounted secret in this way."""
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
