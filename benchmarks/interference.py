@@ -107,7 +107,7 @@ async def measure(side: RunningSide, name: str, victims: int, prompt_tokens: int
             PROMPTS,
             name,
             Scene(victims=victims, prompt_tokens=prompt_tokens),
-            begun=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
+            on_measuring=lambda: watched.append(Neighbours(sorted(os.sched_getaffinity(0)))),
         )
     return MeasuredAttack(done, watched[0].share())
 

@@ -160,7 +160,7 @@ async def take_turns(
             async with running(
                 server, [body], warm_tokens=RESPONSE_TOKENS, remedy="raise STREAM_TOKENS"
             ) as streams:
-                beside = await ask(cluster, f"beside {number}", tokens, streams.answers[0])
+                beside = await ask(cluster, f"beside {number}", tokens, streams.responses[0])
             answers[BESIDE].append(beside)
     return {name: several[1:] for name, several in answers.items()}
 

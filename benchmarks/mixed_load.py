@@ -197,7 +197,7 @@ async def _streams(server: ApiServer, name: str) -> AsyncIterator[list[MeasuredR
     bodies = [greedy_body(server, each, STREAM_TOKENS) for each in prompts]
     async with running(server, bodies, warm_tokens=1, remedy="raise STREAM_TOKENS") as streams:
         await asyncio.sleep(SETTLE_SECONDS)
-        yield streams.answers
+        yield streams.responses
 
 
 def _window(

@@ -8,9 +8,8 @@ import grpc
 from prometheus_client.registry import Collector
 
 from ..proto.tandem_pb2_grpc import add_RegistryServicer_to_server
-from ..shared.process.open_files import KEPT_PART, open_file_limit
-from ..shared.security.connection_limits import connection_limits
-from ..shared.security.credentials import PINGED, Credentials, check_exposure
+from ..shared.process.open_files import RESERVED_PART, open_file_limit
+from ..shared.security.credentials import PINGED, Credentials, check_exposure, connection_limits
 from ..shared.security.token_interceptor import TokenInterceptor
 from .options import RouterOptions
 
@@ -46,7 +45,7 @@ class RegistryServer:
         options, host = self._options, self._options.registry_host
         check_exposure(self._credentials, options.insecure, {"--registry-host": host})
         max_rpcs = max(1024, REGISTRY_RPCS_A_NODE * options.max_nodes)
-        connections = min(max_rpcs, open_file_limit() // KEPT_PART)
+        connections = min(max_rpcs, open_file_limit() // RESERVED_PART)
         # With SO_REUSEPORT a second router on the same port would silently take half of the RPCs.
         self._grpc = grpc.aio.server(
             options=(("grpc.so_reuseport", 0), *PINGED, *connection_limits(connections)),

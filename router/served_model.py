@@ -81,8 +81,8 @@ class ServedModel:
             return requested
         number = NUMBERS[name]
         value = self.defaults.parameters.get(name, number.default)
-        if number.above and value <= number.least:
-            raise invalid(f"Invalid value for '{name}': must be above {number.least:g}.", name)
+        if number.above and value <= number.minimum:
+            raise invalid(f"Invalid value for '{name}': must be above {number.minimum:g}.", name)
         return value
 
     def check_name(self, name: str) -> None:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 
 from ..shared.host_port import join_host_port
-from ..shared.process.parts import first_end
 from ..shared.process.probe import ProbeServer
+from ..shared.process.tasks import first_end
 from ..shared.security.credentials import INSECURE, Credentials
 from ..shared.telemetry.logs import logger
 from ..shared.telemetry.process_metrics import ProcessMetrics

@@ -24,13 +24,13 @@ from typing import Any
 
 import click
 
-from tandem.bench.chosen_requests import check_no_path, custom_of, random_of, sharegpt_of
 from tandem.bench.datasets.planned_request import PlannedRequest
 from tandem.bench.datasets.random_prompts import WORDS, IdPrompts
 from tandem.bench.datasets.text_tokens import LocalTokens
 from tandem.bench.grouped_command import text, whole
 from tandem.bench.report.figures import deviation, mean, percent_word, percentiles
 from tandem.bench.report.result_file import check_writable, write_result
+from tandem.bench.requests import check_no_path, custom_of, random_of, sharegpt_of
 from tandem.bench.serving_options import dataset_options
 from tandem.commands.failures import exit_with
 from tandem.commands.part_command import part_command

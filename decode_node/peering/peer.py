@@ -1,4 +1,4 @@
-"""State of a greeted prefill node, and the mapping of errors of RPCs to it."""
+"""State of a greeted prefill node, and errors of RPCs to it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class PeerLostError(TransferError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Peer:
-    """One start of a prefill node: its control and data planes, and the transfers it holds."""
+    """One start of a prefill node's process: its planes, its leases, its measured link."""
 
     address: str
     node_id: str
     epoch: int
-    endpoints: tuple[Endpoints, ...]  # of each rank
+    endpoints: tuple[Endpoints, ...]  # by rank
     kv_dtype: str
-    parts: list[HeadPart]  # which of its ranks sends which heads to which of ours
+    parts: list[HeadPart]  # which rank there sends which heads to which rank here
     stub: PrefillAsyncStub
     channel: grpc.aio.Channel
     trust: LeaseTrust
@@ -56,9 +56,9 @@ _REJECTIONS = {
 
 
 @contextlib.contextmanager
-def calling() -> Iterator[None]:
-    """Raise errors of RPCs to a peer as ``TransferError``; as ``PeerLostError`` unless the peer
-    has rejected the request."""
+def rpc_errors() -> Iterator[None]:
+    """Translate gRPC's errors: ``TransferError`` if the peer rejected the request, else
+    ``PeerLostError``."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -77,7 +77,7 @@ def calling() -> Iterator[None]:
 
 
 def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
-    """The data-plane endpoints of the node whose control plane is at ``address``.
+    """The data-plane endpoints of the node with the control plane ``address``.
 
     Raises ``TransferError`` if one is invalid.
     """
@@ -92,8 +92,8 @@ def endpoints_of(reply: pb.HelloReply, address: str) -> tuple[Endpoints, ...]:
 
 
 def reachable(endpoint: str, address: str) -> str:
-    """An endpoint announced by the node at ``address``, as reached from here: a wildcard stands for
-    the host of that address. Raises ``ValueError``.
+    """The URL at which to reach an endpoint announced by the node at ``address``: a wildcard is
+    replaced by that address's host. Raises ``ValueError``.
 
     A node must not direct us to local sockets, unless its own address is one in a shared folder.
     """

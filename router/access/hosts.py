@@ -22,7 +22,7 @@ class AllowedHosts:
 
     def __init__(self, options: RouterOptions) -> None:
         self._names = options.allowed_host_names
-        keyless = not options.asks_for_keys and is_loopback(options.host)
+        keyless = not options.requires_key and is_loopback(options.host)
         self._checked = ANY not in self._names and (bool(self._names) or keyless)
 
     def check(self, header: bytes) -> None:

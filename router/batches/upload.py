@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ...shared.process.uninterrupted import uninterrupted
+from ...shared.process.tasks import uninterrupted
 from ..errors import ApiError, invalid
 from ..http.exchange import CLOSE, HttpExchange
 from .file_store import PIECE_BYTES, UPLOAD_SECONDS, FileStore, StoredFile

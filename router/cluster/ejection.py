@@ -33,7 +33,7 @@ class Ejection:
         """True if requests should go elsewhere. After a pause one request is sent as a probe, and
         the others wait for its result."""
         if self._backoff.suspected:
-            return bool(self._unanswered) or self._backoff.left > 0
+            return bool(self._unanswered) or self._backoff.remaining > 0
         if not self._unanswered:
             return False
         return self._clock() - next(iter(self._unanswered.values())) >= SLOW_SECONDS

@@ -19,7 +19,10 @@ def body_with_numbers(names: Mapping[str, str]) -> type[BodyModel]:
     rows: dict[str, Any] = {}
     for name, number in NUMBERS.items():
         kind: Any = number.kind
-        limits: dict[str, Any] = {"gt" if number.above else "ge": number.least, "le": number.most}
+        limits: dict[str, Any] = {
+            "gt" if number.above else "ge": number.minimum,
+            "le": number.maximum,
+        }
         check = WHOLE if kind is int else BOUNDED
         rows[names.get(name, name)] = (Annotated[kind, Field(**limits), check] | None, None)
     return create_model("BodyWithNumbers", __base__=BodyModel, **rows)

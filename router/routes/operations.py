@@ -169,7 +169,7 @@ async def metrics(services: RouterServices) -> Response:
     404 if keys protect the port, since Prometheus has no key and metrics must not be public; and if
     several routers share the port, since each scrape would reach another one."""
     options = services.options
-    if options.metrics_port is not None or options.asks_for_keys or options.router_workers > 1:
+    if options.metrics_port is not None or options.requires_key or options.router_workers > 1:
         message = "Metrics are not on this port; see --metrics-port of the router."
         raise ApiError(404, message, code="unknown_url")
     page = await services.metrics.page()

@@ -17,7 +17,7 @@ from .services import Exchange, RouterServices
 async def _owner(exchange: Exchange, services: RouterServices) -> str:
     """The owner of the objects that a request may access: its key's name. Without keys, all clients
     are one owner."""
-    if not services.options.asks_for_keys:
+    if not services.options.requires_key:
         return ""
     if exchange.access.key:
         return exchange.access.key

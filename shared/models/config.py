@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from ..errors import ModelError, in_line, shown
+from ..errors import ModelError, brief, in_line
 from .no_effect import DIRECTION, SUPPORTED, has_no_effect
 from .spec import (
     DynamicScaling,
@@ -177,7 +177,7 @@ class Config:
     def refusal(self, key: str, value: object, supported: str) -> ModelError:
         """The error for an unsupported value."""
         named = self._name(key)
-        said = shown(value) if value is not None else "null" if named in self.values else "missing"
+        said = brief(value) if value is not None else "null" if named in self.values else "missing"
         origin = self._origins.get(named) or self._origins.get(key)
         place = named if origin is None else f"{origin} ({named} in a config.json)"
         return ModelError(f"{self.file}: {place} is {said}; supported: {supported}")
@@ -217,7 +217,7 @@ def read_max_position(config: Config) -> int:
         for other in _OTHER_LENGTHS:
             if (value := config.values.get(other)) is not None:
                 raise ModelError(
-                    f"{config.file}: {key} is missing; if {other}, which is {shown(value)}, is the "
+                    f"{config.file}: {key} is missing; if {other}, which is {brief(value)}, is the "
                     f"context that the model was trained for, enter it as {key} too"
                 )
     return config.integer(key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, shown
+from ..errors import ModelError, brief
 from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from ..text.model_files import read_json_object, sentence_config_file
 from ..text.pair_template import COMPARES, answers_by_name, is_reranker_by_name
@@ -106,7 +106,7 @@ def _longest_text(folder: Path) -> int | None:
     file = sentence_config_file(folder)
     most = read_json_object(file).get("max_seq_length")
     if most is not None and (type(most) is not int or most < 1):
-        raise ModelError(f"{file}: max_seq_length is {shown(most)}; supported: a positive integer")
+        raise ModelError(f"{file}: max_seq_length is {brief(most)}; supported: a positive integer")
     return most
 
 
@@ -134,10 +134,10 @@ def _answers(values: dict[str, Any], file: str, named: bool) -> list[Any] | tupl
     wanted = {"from_2_way_softmax": 2, "no_post_processing": 1}.get(str(method))
     if wanted is None:
         known = "from_2_way_softmax or no_post_processing"
-        raise ModelError(f"{file}: method is {shown(method)}; supported: {known}")
+        raise ModelError(f"{file}: method is {brief(method)}; supported: {known}")
     if not isinstance(answers, list) or len(answers) != wanted:
         raise ModelError(
-            f"{file}: {_ANSWERS} is {shown(answers)}; supported: {wanted} with {method}"
+            f"{file}: {_ANSWERS} is {brief(answers)}; supported: {wanted} with {method}"
         )
     return answers
 
@@ -146,7 +146,7 @@ def _tokens_of(answers: Sequence[Any], file: str, vocabulary: Mapping[str, int])
     """``LogitScore``'s table of one answer, or of one against the other, which is the first."""
     for answer in answers:
         if not isinstance(answer, str) or answer not in vocabulary:
-            raise ModelError(f"{file}: the answer {shown(answer)} is no token of its tokenizer")
+            raise ModelError(f"{file}: the answer {brief(answer)} is no token of its tokenizer")
     *false, true = [vocabulary[answer] for answer in answers]
     return {"true_token_id": true, "false_token_id": false[0] if false else None}
 
@@ -166,7 +166,7 @@ def _modules(folder: Path) -> list[tuple[str, Path]]:
         kind = str(module.get("type", "")).rpartition(".")[2]
         if kind not in _MODULES:
             raise ModelError(
-                f"{file}: the module {shown(module.get('type'))} is not supported; supported: "
+                f"{file}: the module {brief(module.get('type'))} is not supported; supported: "
                 f"{', '.join(_MODULES)}"
             )
         name = str(module.get("path", ""))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import ModelError, UnsupportedWeightsError, shown
+from ..errors import ModelError, UnsupportedWeightsError, brief
 from .config import Config
 from .families import (
     bert,
@@ -218,7 +218,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
         inside = text_values(values)
         if scores_only(values) and LOGIT_SCORE not in values:
             raise ModelError(
-                f"{file}: architectures is {shown(values.get('architectures'))}, and no answers "
+                f"{file}: architectures is {brief(values.get('architectures'))}, and no answers "
                 f"are named whose logits are a score; name them with classifier_from_token"
             )
         if inside["model_type"] in _BY_MODEL_TYPE:
@@ -235,7 +235,7 @@ def family_of(values: dict[str, Any], file: str = "config.json") -> Family:
     else:
         kind = kind_of(values, {*_HEADLESS, *FAMILIES, *_BY_MODEL_TYPE}, embedder=_EMBEDDER)
     raise ModelError(
-        f"{file}: architectures is {shown(names)} and model_type {shown(model_type)}"
+        f"{file}: architectures is {brief(names)} and model_type {brief(model_type)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(sorted(FAMILIES))}")
     )
 

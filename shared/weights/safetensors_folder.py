@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...kernels.block_formats import BlockFormat
-from ..errors import ModelError, shown
+from ..errors import ModelError, brief
 from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
@@ -301,7 +301,7 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             raise ModelError(
-                f"{path} has a tensor named {shown(name)}: names are up to {_LONGEST_NAME} "
+                f"{path} has a tensor named {brief(name)}: names are up to {_LONGEST_NAME} "
                 "printable characters; delete the file and download it again"
             )
 
@@ -331,10 +331,10 @@ def weight_map(index: Path) -> dict[str, str]:
             or Path(file).name != file
             or len(file.encode()) > _LONGEST_FILE
         ):
-            raise ModelError(f"{index}: {shown(file)} is not the name of a file in the folder")
+            raise ModelError(f"{index}: {brief(file)} is not the name of a file in the folder")
         if not file.endswith(".safetensors"):
             raise ModelError(
-                f"{index}: {shown(file)} is not a safetensors file, as its name says; download or "
+                f"{index}: {brief(file)} is not a safetensors file, as its name says; download or "
                 f"convert the weights in safetensors"
             )
     return listed

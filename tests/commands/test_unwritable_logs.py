@@ -1,4 +1,4 @@
-"""A process whose log can no longer be written, or is not read, serves on."""
+"""A process whose log cannot be written, or is not read, continues to serve."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ def router(folder: Path, output: int | IO[str]) -> Iterator[tuple[subprocess.Pop
         stderr=output,
     ) as process:
         try:
-            found = psutil.Process(process.pid)
-            until(lambda: process.poll() is not None or live_url(found) is not None, "the router")
-            url = live_url(found)
+            router_process = psutil.Process(process.pid)
+            until(
+                lambda: process.poll() is not None or live_url(router_process) is not None,
+                "the router",
+            )
+            url = live_url(router_process)
             assert url is not None
             yield process, url
         finally:
@@ -57,8 +60,8 @@ def router(folder: Path, output: int | IO[str]) -> Iterator[tuple[subprocess.Pop
 
 def ask(url: str) -> None:
     """A request that logs a line."""
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "hi"})
-    assert answer.status_code == 503 and answer.json()["error"]["message"]
+    response = httpx.post(f"{url}/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 503 and response.json()["error"]["message"]
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is of Linux")

@@ -1,4 +1,4 @@
-"""Parts of a decode node that call no other process."""
+"""Parts of a decode node that contact no other process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fake_peer(
     endpoints: tuple[Endpoints, ...] = (),
     **fields: Any,
 ) -> Peer:
-    """A greeted peer, which must not be called."""
+    """A greeted peer, which must not be contacted."""
     stub, channel = cast("PrefillAsyncStub", None), cast(grpc.aio.Channel, None)
     trust = LeaseTrust(10.0, lambda: 0.0)
     fields = {"weight_format": "float32", **fields}

@@ -1,4 +1,4 @@
-"""Logprobs in eight bytes each, as ranks make them and routers read them."""
+"""Logprobs in eight bytes each, packed by ranks and unpacked by routers."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class FakeDecodeNode(DecodeServicer):
                     out.tokens(tokens.index, tokens.tokens)
                 else:
                     out.event(event)
-                await out.taken()
+                await out.drain()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

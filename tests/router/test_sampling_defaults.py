@@ -139,14 +139,14 @@ async def test_a_default_of_the_models_that_is_no_number_is_told_once(
     async with cluster(tmp_path) as c:
         await c.chat()
         assert c.node.requests[0].sampling.temperature == 1
-    words = "temperature is 'hot', which is no number, and is ignored: correct it, or set it by"
-    told = [message for message in caplog.messages if "which is no number" in message]
+    words = "temperature is 'hot', which is not a number, and is ignored: correct it, or set it by"
+    told = [message for message in caplog.messages if "which is not a number" in message]
     assert [line.startswith(f"{file}: {words} --override") for line in told] == [True]
     read_defaults(RouterOptions(generation_config=str(file)))
     assert f"--generation-config {file}: {words} --override" in caplog.messages[-1]
     options = RouterOptions(generation_config="vllm")
     await load_tokenizer(read_tokenizer_files(folder), 0, options)
-    assert sum("which is no number" in message for message in caplog.messages) == 2
+    assert sum("which is not a number" in message for message in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ....kernels.block_formats import BlockFormat
-from ...errors import ModelError, shown
+from ...errors import ModelError, brief
 from ...text.lfs_pointer import LFS_POINTER, LFS_REMEDY
 from .tensor_types import TENSOR_TYPES, type_name
 
@@ -123,7 +123,7 @@ class _HeaderReader:
     def _alignment(self, metadata: dict[str, Any]) -> int:
         value = metadata.get(_ALIGNMENT, 32)
         if not isinstance(value, int) or not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
-            raise self._invalid(f"{_ALIGNMENT} is {shown(value)}, not a power of two up to 1 MiB")
+            raise self._invalid(f"{_ALIGNMENT} is {brief(value)}, not a power of two up to 1 MiB")
         return value
 
     def _tensor(self) -> TensorEntry | None:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ....kernels.block_formats import CODEBOOK_FORMATS
-from ...errors import ModelError, UnsupportedWeightsError, shown
+from ...errors import ModelError, UnsupportedWeightsError, brief
 from ...models.spec import QUANTIZED
 from ...version import install_command
 from .architectures import ARCHITECTURES, Architecture, architecture
@@ -88,7 +88,7 @@ def architecture_of(header: GGUFHeader, origin: object) -> Architecture:
         return architecture(name, header)
     kind = _kind(header.metadata)
     raise ModelError(
-        f"{origin}: general.architecture is {'missing' if name is None else shown(name)}"
+        f"{origin}: general.architecture is {'missing' if name is None else brief(name)}"
         + (f": {kind}" if kind else f"; supported: {', '.join(ARCHITECTURES)}")
     )
 
@@ -193,7 +193,7 @@ def _refuse_experts(
         return
     if count := own.pop("expert_count", 0):
         raise ModelError(
-            f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
+            f"{origin}: {name}.expert_count is {brief(count)}: it is a mixture of experts under "
             f"the name {name}, which is not supported"
         )
     if own.get("expert_used_count") == 0:
@@ -271,7 +271,7 @@ def _check_rotated(own: dict[str, Any], values: dict[str, Any], name: str, origi
     dim = values["head_dim"]
     if (width := own.get("attention.value_length", dim)) != dim:
         raise ModelError(
-            f"{origin}: {name}.attention.value_length is {shown(width)}; supported: {shown(dim)}, "
+            f"{origin}: {name}.attention.value_length is {brief(width)}; supported: {brief(dim)}, "
             f"as for keys"
         )
     rotated = own.get("rope.dimension_count", dim)
@@ -327,7 +327,7 @@ def _llama3(factors: Sequence[float], values: dict[str, Any], origin: object) ->
     theta, dim = values.get("rope_theta", 10000.0), 2 * len(factors)
     if not isinstance(theta, float) or not 0 < theta < math.inf or min(factors) <= 0:
         raise ModelError(
-            f"{origin}: rope.freq_base is {shown(theta)}, and rope_freqs.weight has "
+            f"{origin}: rope.freq_base is {brief(theta)}, and rope_freqs.weight has "
             f"{min(factors)!r}; supported: positive numbers"
         )
     expected = [_llama3_factor(theta ** (2 * i / dim), max(factors)) for i in range(len(factors))]

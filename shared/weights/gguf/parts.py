@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ...errors import ModelError, shown
+from ...errors import ModelError, brief
 from .header import MAX_MATRICES, GGUFHeader, matrices, read_header
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
@@ -25,7 +25,7 @@ def read_model(path: Path) -> GGUFHeader:
     parts = part_files(path)
     if len(parts) != count:
         raise ModelError(
-            f"{path} has {_COUNT} {shown(count)}, but not the name of one of so many parts, such "
+            f"{path} has {_COUNT} {brief(count)}, but not the name of one of so many parts, such "
             f"as model-00001-of-00002.gguf; the others are found by their names: rename it"
         )
     if missing := [part for part in parts if not part.is_file()]:
@@ -39,7 +39,7 @@ def read_model(path: Path) -> GGUFHeader:
     total = whole.metadata.get(_TENSORS)
     if not whole.unsupported and total not in (None, len(whole.tensors)):
         raise ModelError(
-            f"{parts[0]} has {_TENSORS} {shown(total)}, but its {count} parts have "
+            f"{parts[0]} has {_TENSORS} {brief(total)}, but its {count} parts have "
             f"{len(whole.tensors)} tensors; download all of them again"
         )
     return whole
@@ -79,6 +79,6 @@ def _check_part(part: Path, header: GGUFHeader, number: int, count: int) -> None
     found = header.metadata.get(_NUMBER), header.metadata.get(_COUNT)
     if found != (number, count):
         raise ModelError(
-            f"{part} has {_NUMBER} {shown(found[0])} and {_COUNT} {shown(found[1])}, but by its "
+            f"{part} has {_NUMBER} {brief(found[0])} and {_COUNT} {brief(found[1])}, but by its "
             f"name {number} and {count}: it is of another model, or was renamed"
         )

@@ -13,7 +13,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelError, shown
+from ...errors import ModelError, brief
 from ...text.pair_template import (
     QWEN3_PLACES,
     QWEN3_VL_TEMPLATE,
@@ -130,7 +130,7 @@ class _Vocabulary:
             parts = self._unigrams()
         else:
             raise self._unsupported(
-                "model", f"is {shown(kind)}; supported: gpt2, llama, gemma4, bert and t5"
+                "model", f"is {brief(kind)}; supported: gpt2, llama, gemma4, bert and t5"
             )
         return {
             "version": "1.0",
@@ -154,7 +154,7 @@ class _Vocabulary:
         roberta, modern = architecture == "bert", architecture == "modern-bert"
         rule = RULES.get(name) if isinstance(name, str) else None
         if rule is None:
-            raise self._unsupported("pre", f"is {shown(name)}, which is unknown here")
+            raise self._unsupported("pre", f"is {brief(name)}, which is unknown here")
         return {
             "normalizer": {"type": "NFC"} if rule.normalises else None,
             "pre_tokenizer": rule.pre_tokenizer(),
@@ -371,14 +371,14 @@ class _Vocabulary:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self._tokens):
             raise self._invalid(
-                key, f"is {shown(number)}; the vocabulary has {len(self._tokens)} tokens"
+                key, f"is {brief(number)}; the vocabulary has {len(self._tokens)} tokens"
             )
         return self._tokens[number]
 
     def _flag(self, key: str, default: bool) -> bool:
         value = self._metadata.get(_PREFIX + key, default)
         if not isinstance(value, bool):
-            raise self._invalid(key, f"is {shown(value)}; supported: true or false")
+            raise self._invalid(key, f"is {brief(value)}; supported: true or false")
         return value
 
     def _strings(self, key: str) -> list[str]:

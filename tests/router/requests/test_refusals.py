@@ -528,14 +528,14 @@ def test_null_is_the_same_as_nothing(c: InProcess, path: str) -> None:
 def test_numbers_reach_the_node_within_their_range_only(c: InProcess, path: str) -> None:
     valid = BODIES[path][1]
     for name, number in NUMBERS.items():
-        for value in (number.least, number.most, (number.least + number.most) / 2):
+        for value in (number.minimum, number.maximum, (number.minimum + number.maximum) / 2):
             value = number.kind(value)
-            if number.above and value == number.least:
+            if number.above and value == number.minimum:
                 assert refusal(c, path, valid | {name: value}) is not None
                 continue
             sampling = read(c, path, valid | {name: value}).sampling
             expected = 0 if (name, value) == ("top_k", -1) else value
             assert getattr(sampling, name) == expected, name
-        for value in (number.least - 1, number.most + 1):
+        for value in (number.minimum - 1, number.maximum + 1):
             refused = refusal(c, path, valid | {name: value})
             assert refused is not None and refused[2] == name, (name, value)

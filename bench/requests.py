@@ -1,4 +1,4 @@
-"""The requests that the options of a command ask for."""
+"""Requests of a benchmark, by the options of a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .datasets.request_traces import (
     read_jsonl_trace,
 )
 from .datasets.text_tokens import LocalTokens, ServerTokens, TextTokens
-from .serving_options import TRACES, existing_path
+from .serving_options import TRACES, dataset_path
 
 Values = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ async def requests_for_server(
         check_no_path(values)
         return random_of(values, await find_prompt_maker(server, local))
     if name in TRACES:
-        make = _trace(values)  # a broken file is found before the server is asked
+        make = _trace(values)  # report a broken file before contacting the server
         return make(await find_prompt_maker(server, local))
     tokens = local or ServerTokens(server)
     if name == "sharegpt":
@@ -45,14 +45,14 @@ async def requests_for_server(
 
 
 def check_no_path(values: Values) -> None:
-    """Raises ``UsageError`` if random requests are given a file."""
+    """Raise ``UsageError`` if random requests have a file."""
     if values["dataset_path"]:
         raise UsageError(
             f"--dataset-path {values['dataset_path']} is not used with --dataset-name random; "
-            "name the kind of the file"
+            "give the file's format as the dataset's name"
         )
     if not values["num_prompts"]:
-        raise UsageError("--num-prompts 0 means all of a file; give random a number")
+        raise UsageError("--num-prompts 0 means a whole file; random requests need a number")
 
 
 def random_of(values: Values, maker: PromptMaker) -> Iterator[PlannedRequest]:
@@ -76,13 +76,13 @@ async def custom_of(values: Values, template: TextTokens | None) -> list[Planned
     """Prompts of a JSONL file."""
     output_len = values["output_len"] or values["custom_output_len"]
     if output_len == 0:
-        raise UsageError("--custom-output-len must be at least 1, or -1 for that of each line")
+        raise UsageError("--custom-output-len must be at least 1, or -1 for each line's own")
     return await read_custom(_selection(values), output_len, template)
 
 
 def _selection(values: Values) -> Selection:
     return Selection(
-        path=existing_path(values),
+        path=dataset_path(values),
         count=values["num_prompts"],
         seed=values["seed"],
         shuffle=not values["disable_shuffle"],
@@ -91,8 +91,8 @@ def _selection(values: Values) -> Selection:
 
 
 def _trace(values: Values) -> partial[Iterator[PlannedRequest]]:
-    """``planned`` with all but its prompts."""
-    path, form = existing_path(values), _format(values)
+    """``planned`` with all arguments except the prompt maker."""
+    path, form = dataset_path(values), _format(values)
     read = (
         partial(read_azure_trace, path) if form is None else partial(read_jsonl_trace, path, form)
     )
@@ -116,7 +116,7 @@ def _planned(
 
 
 def _format(values: Values) -> TraceFormat | None:
-    """``None`` for Azure's, which is not JSONL."""
+    """The format of a JSONL trace; ``None`` for Azure's, which are CSV."""
     if values["dataset_name"] == "azure":
         return None
     if values["dataset_name"] == "mooncake":
