@@ -7,7 +7,7 @@ from typing import Any
 
 from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
-from ...shared.text.tokenizer import TooManyTokensError, most_before_cut
+from ...shared.text.tokenizer import TooManyTokensError, max_tokens_before_cut
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
@@ -63,7 +63,7 @@ def over_context(length: int, requested: int, model: ServedModel, *, param: str)
 def _over_cut(length: int, model: ServedModel, param: str) -> ContextError:
     """The error for a text of at least ``length`` tokens, too many even to be cut."""
     return ContextError(
-        f"A text that is cut may have at most {most_before_cut(model.max_model_len)} tokens. "
+        f"A text that is cut may have at most {max_tokens_before_cut(model.max_model_len)} tokens. "
         f"However, there are {length} or more in the {param}. Please shorten the text.",
         param=param,
         length=length,
@@ -96,8 +96,8 @@ def check_length(
 def count_tokens(text: str, model: ServedModel) -> int:
     """The number of tokens of a text; for one that is far too long, a lower bound."""
     try:
-        most = most_before_cut(model.max_model_len)
-        return len(model.tokenizer.encode(text, add_special_tokens=False, most=most))
+        most = max_tokens_before_cut(model.max_model_len)
+        return len(model.tokenizer.encode(text, add_special_tokens=False, max_tokens=most))
     except TooManyTokensError as error:
         return error.tokens
 
@@ -116,7 +116,7 @@ def encode_text(
     check_length(len(text), model, param=param, truncated=truncated, requested=requested)
     try:
         return model.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, most=_most(model, truncated)
+            text, add_special_tokens=add_special_tokens, max_tokens=_most(model, truncated)
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, requested, model, param=param) from None
@@ -141,7 +141,7 @@ def encode_pair(
             first,
             second,
             limit=limit,
-            most=_most(model, truncated),
+            max_tokens=_most(model, truncated),
             instruction=instruction,
             variables=model.template_variables,
         )
@@ -169,7 +169,7 @@ def encode_one(
             text,
             cut.tokens,
             add_special_tokens=add_special_tokens,
-            most=_most(model, truncated=True),
+            max_tokens=_most(model, truncated=True),
             left=cut.left,
         )
     except TooManyTokensError as error:
@@ -183,7 +183,7 @@ def encode_around_gap(
     check_length(len(before) + len(after), model, param="prompt")
     try:
         return model.tokenizer.encode_around_gap(
-            before, after, add_special_tokens=add_special_tokens, most=model.max_model_len
+            before, after, add_special_tokens=add_special_tokens, max_tokens=model.max_model_len
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="prompt") from None
@@ -229,7 +229,7 @@ def encode_chat(
             continue_final_message=continue_final_message,
             template=template,
             template_kwargs=variables,
-            most=_most(model, truncated),
+            max_tokens=_most(model, truncated),
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="messages") from None
@@ -240,7 +240,7 @@ def encode_chat(
 
 def _most(model: ServedModel, truncated: bool) -> int:
     """The most tokens of a text."""
-    return most_before_cut(model.max_model_len) if truncated else model.max_model_len
+    return max_tokens_before_cut(model.max_model_len) if truncated else model.max_model_len
 
 
 def _characters_of(value: Any) -> int:

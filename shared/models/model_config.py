@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, shown
-from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
-from ..text.model_files import read_json_object, sentence_config_file
-from ..text.pair_template import COMPARES, answers_by_name, is_reranker_by_name
+from ..text.model_files import LFS_POINTER, LFS_REMEDY, read_json_object, sentence_config_file
+from ..text.pair_template import COMPARES, is_reranker_by_name, score_tokens_by_name
 from ..text.tokenizer_files import read_tokenizer_files
 from .quantization import QUANTIZATION_FILES
 
@@ -127,7 +126,7 @@ def _answers(values: dict[str, Any], file: str, named: bool) -> list[Any] | tupl
     if answers is None:
         names = values.get("architectures")
         architecture = names[0] if isinstance(names, list) and names else None
-        return answers_by_name(architecture, named=named)
+        return score_tokens_by_name(architecture, named=named)
     method = values.get("method")
     if values.get(COMPARES) is True:
         method = "from_2_way_softmax"

@@ -16,7 +16,7 @@ from ..errors import ModelError, shown
 from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
-from ..text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ..text.model_files import LFS_POINTER, LFS_REMEDY
 from ..text.special_tokens import special_tokens
 from ..text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from ..text.vocabulary.added_tokens import AddedTokens

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError, shown
-from ...text.lfs_pointer import LFS_POINTER, LFS_REMEDY
+from ...text.model_files import LFS_POINTER, LFS_REMEDY
 from .tensor_types import TENSOR_TYPES, type_name
 
 MAGIC = b"GGUF"

@@ -89,7 +89,7 @@ def test_a_reranker_scores_by_its_card(engine: Engine, reranker: Path) -> None:
 
 
 def test_control_tokens_in_a_document_are_text(engine: Engine, reranker: Path) -> None:
-    tokens = engine.tokenizer.encode_pair(QUERY, DOCUMENTS[2], most=1000)[0]
+    tokens = engine.tokenizer.encode_pair(QUERY, DOCUMENTS[2], max_tokens=1000)[0]
     assert tokens.count(tiny_models.IM_END) == 2
     assert engine.tokenizer.decode(tokens).endswith(
         f"<Document>: {DOCUMENTS[2]}\nassistant\n<think>\n\n</think>\n\n"
@@ -206,7 +206,7 @@ def test_one_of_several_templates_is_that_of_pairs(vl_reranker: Path, tmp_path: 
     (folder / "additional_chat_templates" / "other.jinja").write_text("{{ messages }}")
     (folder / "additional_chat_templates" / "reranker.jinja").write_text(PAIR_TEMPLATE)
     tokenizer = Tokenizer.load(read_tokenizer_files(folder))
-    tokens, _ = tokenizer.encode_pair("one", "two", most=100, instruction="Find it")
+    tokens, _ = tokenizer.encode_pair("one", "two", max_tokens=100, instruction="Find it")
     assert tokenizer.decode(tokens) == "Find it|one|two="
 
 
@@ -245,7 +245,7 @@ def test_overrides_make_a_reranker_of_any_name(reranker: Path, tmp_path: Path) -
     keys |= {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     with engine_of(folder, hf_overrides=json.dumps(keys), tensor_parallel_size=2) as engine:
         found = engine.score(QUERY, DOCUMENTS[:2])
-        tokens = [engine.tokenizer.encode_pair(QUERY, t, most=1000)[0] for t in DOCUMENTS[:2]]
+        tokens = [engine.tokenizer.encode_pair(QUERY, t, max_tokens=1000)[0] for t in DOCUMENTS[:2]]
     wanted = [expected(folder, each) for each in tokens]
     assert [one.value for one in found] == pytest.approx(wanted, abs=1e-5)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.shared.text.output import OutputText
-from tandem.shared.text.output_parser import call_markers, kept_tokens, output_parser
+from tandem.shared.text.output_parser import call_markers, marker_tokens, output_parser
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
 from tandem.shared.text.tool_parsers.tool_use import ToolUse
@@ -35,7 +35,7 @@ def read(
     tools = ToolUse(parser=parser, schemas={"grep": {}})
     calls = call_markers(tools, tokenizer.texts)
     output = OutputText(
-        tokenizer.detokenizer(keep=kept_tokens(reasoning, tools)),
+        tokenizer.detokenizer(keep=marker_tokens(reasoning, tools)),
         stops,
         parser=output_parser(reasoning, tools, opened=True, calls=calls),
         calls=calls,

@@ -35,9 +35,9 @@ def test_the_result_does_not_depend_on_the_cuts(
 ) -> None:
     matcher = StopMatcher(stops, include=include)
     shown = "".join(matcher.push(piece) for piece in cut(text, places))
-    if matcher.matched is None:
+    if matcher.match is None:
         shown += matcher.flush()
-    assert (shown, matcher.matched) == expected(text, stops, include)
+    assert (shown, matcher.match) == expected(text, stops, include)
 
 
 @given(LETTERS, STOPS)
@@ -46,7 +46,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
     shown = ""
     for i, character in enumerate(text):
         shown += matcher.push(character)
-        if matcher.matched is not None:
+        if matcher.match is not None:
             return
         held = text[len(shown) : i + 1]
         assert shown + held == text[: i + 1]
@@ -65,4 +65,4 @@ def test_nothing_passes_after_a_match(include: bool) -> None:
     assert matcher.push("op more") == ("stop" if include else "")
     assert matcher.push("more") == ""
     assert matcher.flush() == ""
-    assert matcher.matched == "stop"
+    assert matcher.match == "stop"

@@ -164,13 +164,13 @@ def test_a_long_text_is_looked_through_quickly(swallowing: Swallowing) -> None:
 
 def test_a_text_of_too_many_tokens_is_refused_by_its_beginning(swallowing: Swallowing) -> None:
     text = swallowing.text
-    assert text.encode("a b c", most=10) == text.encode("a b c")
+    assert text.encode("a b c", max_tokens=10) == text.encode("a b c")
     with pytest.raises(TooManyTokensError, match="at most 3"):
-        text.encode("a b c d e f g h", most=3)
+        text.encode("a b c d e f g h", max_tokens=3)
     with pytest.raises(TooManyTokensError):
-        text.encode_chat(user("a b c d <left> e f g h"), most=3)
+        text.encode_chat(user("a b c d <left> e f g h"), max_tokens=3)
     with pytest.raises(TooManyTokensError) as caught:
-        text.encode("a b " * (20 << 20), most=1000)
+        text.encode("a b " * (20 << 20), max_tokens=1000)
     assert caught.value.tokens < 4 << 20
 
 

@@ -108,7 +108,7 @@ def test_a_cut_call_is_open_and_leaves_no_markup(output: Recorded) -> None:
 
 @pytest.mark.parametrize("output", outputs())
 def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
-    kept = FORMATS[output.parser].kept
+    kept = FORMATS[output.parser].markers
     for marker, damaged, doubled in damages(output):
         found = parsed(output.parser, damaged)
         if doubled:
@@ -122,7 +122,7 @@ def test_a_missing_or_doubled_marker_leaves_no_markup(output: Recorded) -> None:
 def damages(output: Recorded) -> Iterator[tuple[str, str, bool]]:
     """A marker, the text without it, and with it twice, at each place where it is."""
     text = output.text
-    for marker in FORMATS[output.parser].kept if output.calls else ():
+    for marker in FORMATS[output.parser].markers if output.calls else ():
         for at in places(text, marker):
             yield marker, text[:at] + text[at + len(marker) :], False
             yield marker, text[:at] + marker + text[at:], True
@@ -135,7 +135,7 @@ def places(text: str, part: str) -> list[int]:
 @pytest.mark.parametrize("output", outputs())
 def test_a_misplaced_marker_breaks_nothing(output: Recorded) -> None:
     """Calls before the last are whole, and the last is if text follows it."""
-    kept = FORMATS[output.parser].kept
+    kept = FORMATS[output.parser].markers
     edges = sorted({at for marker in kept for at in places(output.text, marker)})
     for marker in kept:
         for at in edges:
@@ -176,7 +176,7 @@ def test_random_damage_is_read_the_same_in_any_pieces(seed: int) -> None:
     draw = random.Random(seed)
     for output in OUTPUTS:
         parts = list(output.text)
-        fragments = [*FRAGMENTS, *FORMATS[output.parser].kept * 4]
+        fragments = [*FRAGMENTS, *FORMATS[output.parser].markers * 4]
         for _ in range(draw.randint(1, 6)):
             at = draw.randrange(len(parts) + 1)
             length = draw.choice((0, 0, draw.randint(1, 12)))
@@ -255,7 +255,7 @@ def test_long_nonsense_is_cheap(name: str) -> None:
     """To read a character takes the same time, however many there were."""
     text = next(output.text for output in OUTPUTS if output.parser == name and output.calls)
     begin = text[: text.index("city") + 8] if "city" in text else text[: len(text) // 2]
-    for part in (" ", '"', "a, ", "</parameter>\n", *FORMATS[name].kept[:2]):
+    for part in (" ", '"', "a, ", "</parameter>\n", *FORMATS[name].markers[:2]):
         tools = ToolUse(parser=name, schemas=SCHEMAS)
         before = time.thread_time()
         read(output_parser(NO_PARSER, tools), begin + part * (10_000 // len(part)))

@@ -128,7 +128,7 @@ def tekken(version: str, special: Sequence[str] | None = TEKKEN_SPECIAL) -> dict
     return made
 
 
-def spelled(token: bytes) -> str:
+def spell_bytes(token: bytes) -> str:
     """A token in GPT-2's alphabet of bytes."""
     letters = {byte: letter for letter, byte in BYTE_LEVEL.items()}
     return "".join(letters[byte] for byte in token)

@@ -29,7 +29,7 @@ from tandem.tests.shared.text.vocabulary.support import (
     byte_tokens,
     load,
     ranks,
-    spelled,
+    spell_bytes,
     tekken,
     write,
 )
@@ -42,7 +42,7 @@ WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "fox")
 
 def every_kind() -> dict[str, Any]:
     """A file of each kind, the first of which counts."""
-    vocabulary = {spelled(token): number for number, token in enumerate(TOKENS)}
+    vocabulary = {spell_bytes(token): number for number, token in enumerate(TOKENS)}
     return {
         "tekken.json": json.dumps(tekken("v7")).encode(),
         "tiktoken.model": ranks(TOKENS).encode(),
@@ -144,7 +144,7 @@ def test_tokens_that_are_made_in_too_many_ways_are_refused(
     monkeypatch.setattr(tokenizer_json, "MAX_MERGES", 1000)
     many = byte_tokens(*("a" * length for length in range(2, 60)))
     (tmp_path / "tiktoken.model").write_text(ranks(many))
-    with pytest.raises(ModelError, match=r"made of others in more than 1000 ways"):
+    with pytest.raises(ModelError, match=r"merged from others in more than 1000 ways"):
         read_tokenizer_files(tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_more_tokens_than_any_model_has_are_refused(
 
 
 def test_the_longest_tokens_cost_little(tmp_path: Path) -> None:
-    """Each is made of others in a thousand ways; all cuts of all of them are looked at."""
+    """Each can be merged from others in a thousand ways; all cuts of all of them are tried."""
     tokens = byte_tokens(*(f"{number:04}" * 256 for number in range(400)))
     (tmp_path / "tiktoken.model").write_text(ranks(tokens))
     with cheap(10):

@@ -141,7 +141,7 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path, content: str, reason: 
 def test_a_rule_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_dot_model=ranks(TOKENS))
     with pytest.raises(
-        ModelError, match=r"ranks, and the rule by .* unknown; known: Llama 3's with"
+        ModelError, match=r"ranks, whose splitting pattern is unknown; supported: Llama 3's with"
     ):
         read_tokenizer_files(tmp_path)
     write(
@@ -149,7 +149,9 @@ def test_a_rule_that_is_not_known_is_not_guessed(tmp_path: Path) -> None:
         tiktoken_dot_model=ranks(TOKENS),
         tokenizer_config_dot_json={"tokenizer_class": "OwnTokenizer"},
     )
-    with pytest.raises(ModelError, match=r"'OwnTokenizer', whose rule .* known: TikTokenTokenizer"):
+    with pytest.raises(
+        ModelError, match=r"'OwnTokenizer', whose splitting .* supported: TikTokenTokenizer"
+    ):
         read_tokenizer_files(tmp_path)
 
 

@@ -123,7 +123,7 @@ def test_a_file_of_a_reranker_of_images_reads_texts_by_its_card(
     assert told.value == pytest.approx(other, abs=1e-5)
     whole = write_gguf(reranker, tmp_path / "Qwen3-VL-Reranker-2B-Q8_0.gguf")
     found_by_name, found_by_kind = (
-        Tokenizer.load(open_source(file).tokenizer_files()).encode_pair("a", "b", most=500)
+        Tokenizer.load(open_source(file).tokenizer_files()).encode_pair("a", "b", max_tokens=500)
         for file in (whole, tmp_path / "model.gguf")
     )
     assert found_by_name == found_by_kind
@@ -150,7 +150,7 @@ def test_a_file_has_its_own_template(reranker: Path, tmp_path: Path) -> None:
     text = '{{ 7 }}{% "a\\ {query}{document} {{query}}\n'
     file = ranking(reranker, tmp_path / "model.gguf", template=text)
     with engine_of(file) as engine:
-        tokens, _ = engine.tokenizer.encode_pair("one", "two", most=100)
+        tokens, _ = engine.tokenizer.encode_pair("one", "two", max_tokens=100)
         assert engine.tokenizer.decode(tokens) == '{{ 7 }}{% "a\\ onetwo {{query}}\n'
     other = ranking(reranker, tmp_path / "other.gguf", template="{query} alone")
     with pytest.raises(ModelError, match=r"has no \{query\} and \{document\}"):
@@ -218,7 +218,7 @@ def test_a_cross_encoder_scores_as_its_folder(
         if len(labels) == 1:
             [score] = engine.score("one", "two")
             found = [score.value]
-            tokens = engine.tokenizer.encode_pair("one", "two", most=100)[0]
+            tokens = engine.tokenizer.encode_pair("one", "two", max_tokens=100)[0]
         else:
             [labelled] = engine.classify(["one"])
             found, tokens = labelled.probs, engine.tokenizer.encode("one")
@@ -274,9 +274,9 @@ def test_pairs_are_put_together_as_in_training(tmp_path: Path) -> None:
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2581one", "\u2581two"]
     ids = {"unknown": 1, "cls": 2, "seperator": 3}
     bert = vocabulary_only(tmp_path / "bert.gguf", "bert", pieces, **ids)
-    assert bert.encode_pair("one", "two", most=9) == ([2, 4, 3, 5, 3], 3)
+    assert bert.encode_pair("one", "two", max_tokens=9) == ([2, 4, 3, 5, 3], 3)
     pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581one", "\u2581two"]
     ids = {"bos": 0, "padding": 1, "eos": 2, "unknown": 3}
     xlm = vocabulary_only(tmp_path / "xlm.gguf", "t5", pieces, **ids)
-    assert xlm.encode_pair("one", "two", most=9) == ([0, 4, 2, 2, 5, 2], 0)
+    assert xlm.encode_pair("one", "two", max_tokens=9) == ([0, 4, 2, 2, 5, 2], 0)
     assert xlm.encode("one") == [0, 4, 2]
