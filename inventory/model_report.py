@@ -30,7 +30,7 @@ from ..shared.models.spec import (
 from ..shared.text.tokenizer import Tokenizer
 from ..shared.text.tokenizer_files import DEFAULT
 from ..shared.text.vocabulary.files import kind_of
-from ..shared.weights.alternatives import told_with_alternatives
+from ..shared.weights.alternatives import suggest_alternatives
 from ..shared.weights.footprint import ParameterSize, parameter_sizes
 from ..shared.weights.locate import FoundModel, find_model, is_gguf
 from ..shared.weights.obtain import check_files, check_tensors, quantised
@@ -123,7 +123,7 @@ def _judged(
     """The model, if nothing but its tensors and its tokenizer may speak against it, with the
     headers of its weights at least."""
     overrides = config.config_overrides
-    with find_model(config.model) as found, told_with_alternatives(config.model, found):
+    with find_model(config.model) as found, suggest_alternatives(config.model, found):
         source = open_source(found.path, overrides)
         values = source.config()
         spec = spec_of(values, config.ignored_config_keys, config.max_model_len)

@@ -181,7 +181,7 @@ _QWEN_XML = CallForm(
         before="\n",
         end=qwen3_xml.PARAMETER_END,
         raw=True,
-        breaks=tuple(qwen3_xml.VALUE_END.breaks),
+        breaks=tuple(qwen3_xml.END_OF_VALUE.breaks),
     ),
     free={
         "until": qwen3_xml.FUNCTION_END,

@@ -27,6 +27,8 @@ def check_charsmap(charsmap: bytes) -> str | None:
         texts = charsmap[4 + size :].decode()
     except UnicodeDecodeError:
         return "is not UTF-8"
+    if not texts.endswith("\0"):
+        return "is truncated"
     # Byte offsets at which a text may begin: those of characters.
     starts, place = set(), 0
     for character in texts:

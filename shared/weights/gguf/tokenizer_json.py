@@ -23,8 +23,8 @@ from ...text.pair_template import (
     template_by_name,
 )
 from ...text.tokenizer_files import TOOL_USE, TemplateText, TokenizerFiles
+from ...text.vocabulary.charsmap import check_charsmap
 from ...text.vocabulary.tokenizer_json import byte_pairs, merges_by_rank
-from . import character_map
 from .generation_config import generation_config
 from .header import GGUFHeader
 from .splitting import DEFAULT, RULES, UNSPLIT
@@ -236,8 +236,8 @@ class _Vocabulary:
         if self._flag("remove_extra_whitespaces", False):
             splits.insert(0, {"type": "WhitespaceSplit"})
         characters = self._bytes("precompiled_charsmap")
-        if characters and not character_map.is_valid(characters):
-            raise self._invalid("precompiled_charsmap", "is not whole")
+        if characters and (problem := check_charsmap(characters)):
+            raise self._invalid("precompiled_charsmap", problem)
         return {
             "normalizer": {
                 "type": "Precompiled",

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.shared.errors import ModelError
 from tandem.shared.weights import gguf_choice
-from tandem.shared.weights.gguf_choice import another, choose, loadable, type_of
+from tandem.shared.weights.gguf_choice import alternative, choose, loadable, type_of
 
 SPLIT = [f"Q8_0/m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 
@@ -103,4 +103,4 @@ def test_what_can_be_loaded() -> None:
 )
 def test_what_may_be_used_instead(files: tuple[str, ...], refused: str, expected: str) -> None:
     """By its name, in another type, and of the same model if there is one."""
-    assert another(files, refused) == expected
+    assert alternative(files, refused) == expected

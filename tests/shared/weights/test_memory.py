@@ -17,8 +17,8 @@ from tandem.shared.engine.device import operators_for
 from tandem.shared.models.parallel import TensorParallel, WeightPlacement
 from tandem.shared.weights import file_reads
 from tandem.shared.weights.footprint import parameter_sizes
-from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.memory import resident_bytes
 from tandem.shared.weights.source import open_source, read_spec
 from tandem.tests.kernels.test_byte_products import WIDER
 from tandem.tests.support.checkpoints import tiny_models
@@ -86,8 +86,8 @@ def test_the_source_of_weights_is_not_among_them() -> None:
 
     cpu = torch.device("cpu")
     place = WeightPlacement(torch.float32, cpu, TensorParallel(), format_of=format_of)
-    assert kept_bytes([format_of, place, torch.empty(7)]) == 4 * 1007
-    assert kept_bytes([place, torch.empty(7)]) == 4 * 7
+    assert resident_bytes([format_of, place, torch.empty(7)]) == 4 * 1007
+    assert resident_bytes([place, torch.empty(7)]) == 4 * 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's own counters")

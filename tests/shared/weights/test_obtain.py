@@ -334,7 +334,7 @@ def test_nor_if_options_do(hub: FakeHub, root: Path) -> None:
         (403, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
         (401, "GatedRepo", "it is gated: accept its terms at"),
         (403, "", "rejects the token of HF_TOKEN or hf auth login (status 403)"),
-        (500, "", "answers with status 500; try again later"),
+        (500, "", "responds with status 500; try again later"),
     ],
 )
 def test_a_hub_that_refuses_is_quoted(hub: FakeHub, status: int, code: str, words: str) -> None:

@@ -24,7 +24,7 @@ from huggingface_hub import constants, file_download
 
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import header_files, kept_parts, locate, remote_headers, transfer
+from tandem.shared.weights import header_files, locate, remote_headers, resumable, transfer
 from tandem.shared.weights.gguf.tensor_types import TENSOR_TYPES
 from tandem.shared.weights.locate import find_model
 from tandem.shared.weights.obtain import ObtainedModel, obtain_model
@@ -278,7 +278,7 @@ def test_weights_that_do_not_fit_are_not_begun(
 @pytest.fixture
 def large(hub: FakeHub, gguf: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
     """A file on the hub that counts as a large one."""
-    monkeypatch.setattr(kept_parts, "LARGE", 1 << 20)
+    monkeypatch.setattr(resumable, "LARGE", 1 << 20)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     content = gguf + bytes(4 << 20)
     hub.put(NAME, {"m-Q8_0.gguf": content})
@@ -308,7 +308,7 @@ def test_a_disk_that_fills_up_is_one_line_and_what_has_come_is_kept(
 ) -> None:
     hub.put_folder(NAME, tiny_models.cached("qwen3", root))
     if kind == "large":
-        monkeypatch.setattr(kept_parts, "LARGE", 1 << 10)
+        monkeypatch.setattr(resumable, "LARGE", 1 << 10)
         monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 12)
     room = 0 if kind == "tokenizer" else 20_000
     get: Any = file_download.http_get
@@ -343,7 +343,7 @@ def test_a_download_that_breaks_off_goes_on_from_there(
     hub: FakeHub, large: bytes, tmp_path: Path
 ) -> None:
     hub.breaks_after = len(large) // 2
-    assert "answers with status 500" in refusal()
+    assert "responds with status 500" in refusal()
     assert not list((tmp_path / "cache").rglob("m-Q8_0.gguf")), "none is taken for whole"
     hub.breaks_after = None
     hub.refusals.clear()
@@ -374,7 +374,7 @@ def test_parts_that_do_not_belong_together_are_not_taken(
     [
         (403, "GatedRepo", "it is gated: accept its terms at"),
         (401, "GatedRepo", "/owner/model, then run hf auth login, or set HF_TOKEN"),
-        (500, "", "answers with status 500; try again later"),
+        (500, "", "responds with status 500; try again later"),
         (404, "EntryNotFound", "lacks a file of it"),
     ],
 )
@@ -421,7 +421,7 @@ def test_the_bars_on_a_terminal_end_with_the_download(
     """The client's own, of what it downloads itself, and which it leaves open: they would be drawn
     again when the process ends."""
     hub.put(NAME, {"m-Q8_0.gguf": gguf})
-    monkeypatch.setattr(kept_parts, "LARGE", smallest)
+    monkeypatch.setattr(resumable, "LARGE", smallest)
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 60))  # all of it fits into the terminal's buffer
     with open(theirs, "w") as terminal, monkeypatch.context() as patched:

@@ -18,7 +18,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from tandem.shared.errors import ModelError
 from tandem.shared.text.tokenizer import Tokenizer
 from tandem.shared.text.tokenizer_files import read_tokenizer_files
-from tandem.shared.weights.gguf.character_map import is_valid
+from tandem.shared.text.vocabulary.charsmap import check_charsmap
 from tandem.shared.weights.gguf.splitting import RULES
 from tandem.shared.weights.source import open_source
 from tandem.tests.support.checkpoints import tiny_models
@@ -349,7 +349,7 @@ def test_a_table_of_characters_that_would_panic_is_refused(tmp_path: Path) -> No
     inner[0] = 1 << 31  # a value, the place of the first text
     root = 256 << 10  # its children begin at 256
     good = table([root, *[0] * 255, *inner], b"x\0")
-    assert is_valid(good)
+    assert check_charsmap(good) is None
     for bad in (
         b"",
         good[:-1],
@@ -361,13 +361,13 @@ def test_a_table_of_characters_that_would_panic_is_refused(tmp_path: Path) -> No
         table([root, *[0] * 255, *inner], b"\xff\0"),
         table([root, *[0] * 255, *inner], b"x"),
     ):
-        assert not is_valid(bad)
+        assert check_charsmap(bad)
     file = tmp_path / "model.gguf"
     writer = written_pieces(file, "t5", ["<pad>", "</s>", "<unk>"], [3, 3, 2])
     writer.add_token_scores([0.0, 0.0, 0.0])
     writer.add_precompiled_charsmap(good[:-1])
     finish(writer)
-    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.precompiled_charsmap is not whole"):
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.precompiled_charsmap is truncated"):
         open_source(file).tokenizer_files()
 
 
