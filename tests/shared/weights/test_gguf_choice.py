@@ -44,7 +44,7 @@ def test_the_file(files: list[str], tag: str | None, expected: list[str]) -> Non
     [
         (["m-Q8_0.gguf", "m-F16.gguf"], "Q4_K_M", "no GGUF file in Q4_K_M; it has F16, Q8_0"),
         (["m-Q4_K_M.gguf", "m-F16.gguf"], "Q4_KM", "did you mean Q4_K_M?"),
-        (["mmproj-F16.gguf"], "F16", "no GGUF file of a model: mmproj-F16.gguf is an addition"),
+        (["mmproj-F16.gguf"], "F16", "no GGUF file of a model: mmproj-F16.gguf is not a whole"),
         (["model.bin"], "Q8_0", "place has no GGUF file of a model"),
         (["model.safetensors"], "F16", "of a model; its weights are safetensors: leave out 'F16'"),
         (["model.safetensors"], "Q8_0", "leave out 'Q8_0', and serve it with --isq q8_0"),

@@ -365,7 +365,7 @@ def test_parts_that_do_not_belong_together_are_not_taken(
     (part,) = (tmp_path / "cache").rglob("*.incomplete")
     with part.open("r+b") as opened:
         opened.write(b"other")
-    assert "came in parts that do not belong together: try again" in refusal()
+    assert "was resumed from a different version: try again" in refusal()
     assert obtain().path.read_bytes() == large
 
 
