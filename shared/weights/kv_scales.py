@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..kv.layout import UNSCALED, WholeScales
-from ..models.families.wrappers import unwrapped
+from ..models.families.wrappers import text_tensor_name
 from ..models.registry import family_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import layer_of
@@ -45,7 +45,7 @@ def read_kv_scales(
     by_layer: dict[int, dict[str, float]] = {}
     with folder:
         for tensor in folder.names():
-            text = unwrapped(tensor) if family.wrapped else tensor
+            text = text_tensor_name(tensor) if family.wrapped else tensor
             if text is None or layer_of(text) >= len(spec.layers):
                 continue
             if _ZERO_POINT.search(text) and _whole(folder, tensor).any():

@@ -55,7 +55,7 @@ def obtain_model(config: EngineConfig) -> ObtainedModel:
             )
         # Raises for KV of a format that is not supported; the dtype of weights is chosen later.
         kv_dtype_of(config.kv_cache_dtype, spec.dtype, spec.kv_dtype)
-        spec = quantised(spec, config)
+        spec = apply_isq(spec, config)
         if config.load_format == "dummy" and (location.download is None or location.path.is_dir()):
             return ObtainedModel(name, location.path, source, spec, generates=spec.has_head)
         if config.load_format != "dummy":
@@ -86,7 +86,7 @@ def _check_remote(
         check_tensors(headers, spec, source.config())
 
 
-def quantised(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
+def apply_isq(spec: DecoderSpec, config: EngineConfig) -> DecoderSpec:
     """The spec of a model after ``--isq``. Raises ``ModelError`` if there is nothing to
     quantise."""
     if config.isq is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ModelError
-from ..models.families.wrappers import unwrapped
+from ..models.families.wrappers import text_tensor_name
 from ..models.parameters import parameters_of
 from ..models.spec import DecoderSpec, MoESpec
 from ..models.weight_names import (
@@ -18,7 +18,7 @@ from ..models.weight_names import (
     names_of,
     numbers_in,
     pattern_of,
-    renamed,
+    rename_target,
     target_of,
     without_body,
 )
@@ -62,7 +62,7 @@ def tensor_origins(
     """
     origins: dict[str, TensorOrigin] = {}
     for tensor in tensors:
-        text = unwrapped(tensor) if wrapped else tensor
+        text = text_tensor_name(tensor) if wrapped else tensor
         if (
             text is None
             or _OF_ACTIVATIONS.search(tensor)
@@ -102,7 +102,7 @@ def _unstack(tensor: str, target: Target, spec: DecoderSpec) -> list[TensorOrigi
 
 
 def _unstack_at(tensor: str, target: Target, index: int) -> TensorOrigin:
-    return TensorOrigin(tensor, renamed(target, lambda name: name.format(j=index)), index)
+    return TensorOrigin(tensor, rename_target(target, lambda name: name.format(j=index)), index)
 
 
 def _has_no_part(name: str, spec: DecoderSpec) -> bool:
@@ -170,7 +170,7 @@ class _NamesInFiles:
         self._present: set[str] = set()
         self._prefixes: dict[str, str] = {}
         for tensor in tensors:
-            text = unwrapped(tensor) if wrapped else tensor
+            text = text_tensor_name(tensor) if wrapped else tensor
             if text is None:
                 continue
             self._present.add(pattern_of(text))

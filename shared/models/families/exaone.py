@@ -64,12 +64,12 @@ def read(config: Config) -> DecoderSpec:
         )
     attention = read_attention(config, qk_norm=QKNorm.HEAD)
     rope = read_rope(config, attention.head_dim)
-    rotated = not any(windows)
+    rope_everywhere = not any(windows)
     return read_dense(
         config,
         attention,
         windows=windows,
-        ropes=[rope if rotated or window else None for window in windows],
+        ropes=[rope if rope_everywhere or window else None for window in windows],
         norms=NormLayout.POST,
         norm_eps=1e-5,
     )

@@ -243,12 +243,12 @@ class _Model:
         normal = {piece.text for piece in self._pieces if piece.kind == _NORMAL}
         numbers = {text: number for text, number in self._numbers.items() if text in normal}
         # A stable sort: equal scores stay in their order.
-        ranked = sorted(
+        by_score = sorted(
             (piece for piece in self._pieces if piece.kind == _NORMAL),
             key=lambda piece: -piece.score,
         )
         try:
-            merges = merges_by_rank((piece.text for piece in ranked), numbers)
+            merges = merges_by_rank((piece.text for piece in by_score), numbers)
         except ValueError as error:
             raise self._invalid(str(error)) from None
         return byte_pairs(
@@ -314,13 +314,13 @@ class _Model:
             # The library looks up graphemes, and drops the rest of one of which only the beginning
             # is in the map, so it gets single characters. Entries for several characters compose
             # them, as NFC does, except for several marks in an unusual order.
-            encoded = base64.b64encode(charsmap).decode()
+            charsmap_base64 = base64.b64encode(charsmap).decode()
             composes = all(self._normalize(text) == one for text, one in _COMPOSED.items())
             composing: list[Step] = [{"type": "NFC"}] if composes else []
             steps += [
                 *composing,
                 replace_step(r"(?<=[\s\S])(?=[^\x00-\x7f])", _BREAK, regex=True),
-                {"type": "Precompiled", "precompiled_charsmap": encoded},
+                {"type": "Precompiled", "precompiled_charsmap": charsmap_base64},
                 replace_step(_BREAK, ""),
                 *composing,
             ]
@@ -332,9 +332,9 @@ class _Model:
             {"type": "ByteFallback"},
             {"type": "Fuse"},
         ]
-        stripped = _MAX_STRIPPED if self._normalizer.remove_extra_whitespaces else int(prefixed)
-        if stripped:
-            steps.append({"type": "Strip", "content": " ", "start": stripped, "stop": 0})
+        num_spaces = _MAX_STRIPPED if self._normalizer.remove_extra_whitespaces else int(prefixed)
+        if num_spaces:
+            steps.append({"type": "Strip", "content": " ", "start": num_spaces, "stop": 0})
         return {"type": "Sequence", "decoders": steps}
 
     def _prefix_steps(self) -> list[Step]:

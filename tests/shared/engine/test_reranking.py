@@ -188,7 +188,7 @@ def test_every_file_of_a_reranker_of_images_says_the_same(
     for name in ("Qwen3VLForConditionalGeneration", "Qwen3VLForSequenceClassification"):
         overrides = keys | {"architectures": [name]}
         assert spec_of(read_config(unnamed, overrides)) == spec
-    with pytest.raises(ModelError, match="no answers are named whose logits are a"):
+    with pytest.raises(ModelError, match="no tokens are named whose logits are the"):
         spec_of(read_config(unnamed, {"architectures": ["Qwen3VLForSequenceClassification"]}))
     write_logit_score(unnamed, false=True, activation=None)
     assert spec_of(read_config(unnamed)) == spec
@@ -233,7 +233,7 @@ def test_keys_of_vllm_say_how_a_folder_scores(reranker: Path, tmp_path: Path) ->
         config_of(folder, classifier_from_token=["no", "yes"])
     with pytest.raises(ModelError, match="method is 'mean'; supported: from_2_way_softmax or"):
         config_of(folder, method="mean")
-    with pytest.raises(ModelError, match="the answer 'maybe' is no token"):
+    with pytest.raises(ModelError, match="the score token 'maybe' is not a token"):
         config_of(folder, classifier_from_token=["maybe"], method="no_post_processing")
 
 

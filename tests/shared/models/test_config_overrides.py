@@ -15,7 +15,7 @@ from tandem.router.cluster.pinned_model import read_pinned
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import ModelError, UsageError
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
-from tandem.shared.models.model_config import overridden
+from tandem.shared.models.model_config import apply_overrides
 from tandem.shared.models.spec import DecoderSpec
 from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import read_spec
@@ -63,7 +63,7 @@ def test_objects_replace_others_but_within_configurations() -> None:
         "text_config": {"a": 1, "rope": {"x": 1, "y": 1}},
     }
     changes = {"rope_parameters": {"y": 2}, "text_config": {"rope": {"y": 2}}, "b": None}
-    assert overridden(values, changes) == {
+    assert apply_overrides(values, changes) == {
         "a": 1,
         "rope_parameters": {"y": 2},
         "text_config": {"a": 1, "rope": {"x": 1, "y": 2}},
@@ -71,11 +71,11 @@ def test_objects_replace_others_but_within_configurations() -> None:
     }
     assert values["text_config"] == {"a": 1, "rope": {"x": 1, "y": 1}}
     quantized = {"quantization_config": {"a": 1}}
-    assert overridden(quantized, {"quantization_config": {"b": 1}})["quantization_config"] == {
+    assert apply_overrides(quantized, {"quantization_config": {"b": 1}})["quantization_config"] == {
         "b": 1
     }
-    assert overridden({}, {"text_config": {"a": 1}}) == {"text_config": {"a": 1}}
-    assert overridden({"text_config": {"a": 1}}, {"text_config": 2}) == {"text_config": 2}
+    assert apply_overrides({}, {"text_config": {"a": 1}}) == {"text_config": {"a": 1}}
+    assert apply_overrides({"text_config": {"a": 1}}, {"text_config": 2}) == {"text_config": 2}
 
 
 async def test_routers_and_reports_have_them_too(folder: Path) -> None:

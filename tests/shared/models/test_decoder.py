@@ -70,9 +70,9 @@ class Twice(Attention):
         super().project(x, batch, cos_sin, [first])
         return super().project(x, batch, cos_sin, [second])
 
-    def attended(self, q: Any, batch: Any, memories: Any) -> torch.Tensor:
+    def attend_heads(self, q: Any, batch: Any, memories: Any) -> torch.Tensor:
         _, second = memories
-        return super().attended(q, batch, [second])
+        return super().attend_heads(q, batch, [second])
 
 
 def test_a_layer_may_keep_several_memories(

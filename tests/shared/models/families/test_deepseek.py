@@ -121,7 +121,7 @@ def test_the_second_generation() -> None:
     experts = MoESpec(
         router=RouterSpec(
             experts=64,
-            chosen=6,
+            top_k=6,
             scoring="softmax",
             groups=1,
             open_groups=1,
@@ -145,7 +145,7 @@ def test_the_third_generation() -> None:
     assert isinstance(mlp, MoESpec)
     assert mlp.router == RouterSpec(
         experts=256,
-        chosen=8,
+        top_k=8,
         scoring="sigmoid",
         groups=8,
         open_groups=4,

@@ -269,7 +269,7 @@ def test_a_key_that_is_not_known_is_refused_with_the_flag_that_ignores_it() -> N
     assert "query_scale (2.0), depth_gate ('on')" in str(caught.value)
     assert "--ignore-config-keys query_scale,depth_gate" in str(caught.value)
     values = {**BASE, **strange}
-    ignored = Config(values, ignored=frozenset(strange))
+    ignored = Config(values, ignored_keys=frozenset(strange))
     assert family_of(values).read(ignored) == spec_of()
 
 
@@ -277,7 +277,7 @@ def test_a_key_inside_a_table_can_be_ignored_too() -> None:
     values = {**BASE, "rope_parameters": {"rope_type": "default", "twist": 2.0}}
     with pytest.raises(ModelError, match=r"rope_parameters: twist .*--ignore-config-keys twist"):
         family_of(values).read(Config(values))
-    assert family_of(values).read(Config(values, ignored=frozenset({"twist"}))) == spec_of()
+    assert family_of(values).read(Config(values, ignored_keys=frozenset({"twist"}))) == spec_of()
 
 
 def test_ids_of_special_tokens_do_not_matter() -> None:

@@ -79,11 +79,11 @@ def test_a_part_that_is_cut_is_named(copied: list[Path]) -> None:
 def test_a_part_under_another_name(copied: list[Path]) -> None:
     other = copied[0].with_name("model.gguf")
     shutil.copy(copied[0], other)
-    assert "has split.count 4, but not the name of one of so many parts" in refusal(other)
+    assert "has split.count 4, but is not named like a part" in refusal(other)
     shutil.copy(copied[1], copied[2])
     assert refusal(copied[0]) == (
-        f"{copied[2]} has split.no 1 and split.count 4, but by its name 2 and 4: it is of another "
-        f"model, or was renamed"
+        f"{copied[2]} has split.no 1 and split.count 4, but by its name 2 and 4: it belongs to "
+        f"another model, or was renamed"
     )
 
 
@@ -101,7 +101,7 @@ def test_parts_of_several_models(copied: list[Path]) -> None:
     assert "has split.tensors.count " in found and "download all of them again" in found
     rewritten(copied[3], "token_embd.weight", lambda writer: writer.add_uint16("split.no", 3))
     known = refusal(copied[0])
-    assert known.startswith(f"{copied[3]} has tensor token_embd.weight, as a part before it has")
+    assert known.startswith(f"{copied[3]} has tensor token_embd.weight, as has an earlier part")
     rewritten(copied[3], "a.weight", lambda writer: writer.add_string("split.no", "3"))
     assert "has split.no '3' and split.count 4" in refusal(copied[0])
 

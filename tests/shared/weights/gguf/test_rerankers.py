@@ -153,7 +153,7 @@ def test_a_file_has_its_own_template(reranker: Path, tmp_path: Path) -> None:
         tokens, _ = engine.tokenizer.encode_pair("one", "two", max_tokens=100)
         assert engine.tokenizer.decode(tokens) == '{{ 7 }}{% "a\\ onetwo {{query}}\n'
     other = ranking(reranker, tmp_path / "other.gguf", template="{query} alone")
-    with pytest.raises(ModelError, match=r"has no \{query\} and \{document\}"):
+    with pytest.raises(ModelError, match=r"has no placeholders \{query\} and \{document\}"):
         open_source(other).tokenizer_files()
 
 
