@@ -47,7 +47,7 @@ _FEATURES = (
     "use_qkv_bias use_sliding_window use_sliding_window_attention"
 )
 _OFF = frozenset(_FEATURES.split())
-# What all models here do.
+# Features that all models here have.
 _CAUSAL = (
     "causal causal_attention causal_mask decoder_only is_causal is_decoder_only unidirectional "
     "use_causal_attention use_causal_mask"

@@ -37,7 +37,7 @@ _OTHERS = frozenset(
 # Anything else is an annotation, or no keyword at all.
 KEYWORDS = _ONE | _LISTS | _NAMED | _COUNTS | {*_LOWER, *_UPPER} | _OTHERS
 # Keywords that llguidance does not implement, by the type that they constrain.
-_OF_TYPE = {
+_UNIMPLEMENTED_BY_TYPE = {
     "array": ("contains", "maxContains", "minContains", "unevaluatedItems", "uniqueItems"),
     "object": (
         *("dependencies", "dependentRequired", "dependentSchemas", "propertyNames"),
@@ -141,7 +141,7 @@ def _drop_without_effect(schema: dict[str, Any]) -> None:
         _drop(schema, "format")
     types = schema.get("type")
     types = types if isinstance(types, list) else [types]
-    for kind, names in _OF_TYPE.items():
+    for kind, names in _UNIMPLEMENTED_BY_TYPE.items():
         if None not in types and kind not in types:
             _drop(schema, *names)
     if "contains" not in schema:

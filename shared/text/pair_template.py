@@ -30,7 +30,7 @@ _TASK = (
     'Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
 )
-# As llama.cpp's converter writes it, also for a Qwen3-VL-Reranker.
+# The text that llama.cpp's converter writes, also for a Qwen3-VL-Reranker.
 QWEN3_PLACES = (
     f"{_TASK}<Instruct>: {_INSTRUCTION}\n<Query>: {{query}}\n<Document>: {{document}}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -42,10 +42,10 @@ _QWEN3_VL_PLACES = (
 _SYSTEM_CONTENTS = (
     "(messages | selectattr('role', 'equalto', 'system') | map(attribute='content') | list"
 )
-_OF_ROLE = "(messages | selectattr('role', 'equalto', '{}') | first).content"
+_CONTENT_OF_ROLE = "(messages | selectattr('role', 'equalto', '{}') | first).content"
 _VALUES = {
-    "{query}": _OF_ROLE.format("query"),
-    "{document}": _OF_ROLE.format("document"),
+    "{query}": _CONTENT_OF_ROLE.format("query"),
+    "{document}": _CONTENT_OF_ROLE.format("document"),
     **{text: f"{_SYSTEM_CONTENTS} + ['{text}'])[0]" for text in (_INSTRUCTION, _VL_INSTRUCTION)},
 }
 _PLACES = re.compile(

@@ -27,9 +27,9 @@ from .prompts import NO_PROMPTS, TextPrompts, read_prompts
 from .special_tokens import SpecialTokens, special_tokens
 from .tokenizer_files import TemplateText, TokenizerFiles
 
-# Of a template's variables; JSON from a client may be nested too deeply for recursion.
+# Levels in a template's variables; JSON from a client may be nested too deeply for recursion.
 MAX_NESTING = 64
-# Of a text of many megabytes, a prefix is encoded first: this many characters for each allowed
+# A long text is rejected by the tokens of its beginning: this many characters for each allowed
 # token, at least ``MIN_PREFIX``.
 PREFIX_CHARACTERS = 16
 MIN_PREFIX = 1 << 20

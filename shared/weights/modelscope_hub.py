@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 20.0
 _CACHE = "MODELSCOPE_CACHE"
-_OF_SYSTEM = re.compile(r"\[Errno -?\d+\] [^()'\"]+")
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] [^()'\"]+")
 # By default, the client retries for 15 seconds without a network.
 _ATTEMPTS = ("MODELSCOPE_API_MAX_RETRIES", "MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS")
 
@@ -196,7 +196,7 @@ def _reason(name: HubName, error: Exception) -> str:
 
 def _message(error: Exception) -> str:
     """The system error that an error quotes, else its first line, unless that is Chinese."""
-    if match := _OF_SYSTEM.search(str(error)):
+    if match := _SYSTEM_ERROR.search(str(error)):
         return match[0]
     first = (str(error).splitlines() or [""])[0]
     return first if first and first.isascii() else type(error).__name__

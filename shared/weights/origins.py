@@ -29,12 +29,12 @@ REMEDY = "configuration and weights do not belong together; download both again"
 
 # Scales of activations, which other servers quantise to 8 bits, and of an 8-bit KV cache
 # (``kv_scales.py``). Neither affects the weights.
-_OF_ACTIVATIONS = re.compile(
+_ACTIVATION_SCALE = re.compile(
     r"\.(input_scale|input_scale_inv|input_scale_ub|activation_scale|input_zero_point"
     r"|input_global_scale|output_scale|prob_output_scale|[qkv]_scale|[kv]_zero_point|kv_scale)$"
 )
 # The index of a matrix in a stacked tensor of a GGUF file.
-_OF_STACKED = re.compile(r"(?<=_exps)\.\d+(?=\.)")
+_STACKED_INDEX = re.compile(r"(?<=_exps)\.\d+(?=\.)")
 _MAX_NAMED = 3
 
 
@@ -65,7 +65,7 @@ def tensor_origins(
         text = text_tensor_name(tensor) if wrapped else tensor
         if (
             text is None
-            or _OF_ACTIVATIONS.search(tensor)
+            or _ACTIVATION_SCALE.search(tensor)
             or (more_layers and layer_of(text) >= len(spec.layers))
         ):
             continue
@@ -186,7 +186,7 @@ class _NamesInFiles:
         pattern = max(patterns, key=self._likeness)  # the first of equals
         text = pattern.format(**dict(zip("ij", numbers_in(parameter), strict=False)))
         first = _first(text)
-        return _OF_STACKED.sub("", self._prefixes.get(first, first) + text.removeprefix(first))
+        return _STACKED_INDEX.sub("", self._prefixes.get(first, first) + text.removeprefix(first))
 
     def _likeness(self, pattern: str) -> tuple[bool, bool]:
         return pattern in self._present, _has_body(pattern) == self._with_body

@@ -32,7 +32,7 @@ def in_words(size: float) -> str:
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 # Disk errors that come without a file name.
-_OF_DISKS = frozenset((errno.EACCES, errno.EIO))
+_DISK_ERRORS = frozenset((errno.EACCES, errno.EIO))
 
 
 def disk_problem(error: OSError, cache: object, variable: str) -> str | None:
@@ -43,7 +43,7 @@ def disk_problem(error: OSError, cache: object, variable: str) -> str | None:
             f"the disk of the cache {cache} is full: free some space and run it again, which "
             f"resumes the download, or move the cache by {variable}"
         )
-    if error.filename is None and error.errno not in _OF_DISKS:
+    if error.filename is None and error.errno not in _DISK_ERRORS:
         return None
     place = f"{error.filename}: " if error.filename else ""
     return f"the cache {cache} cannot be used ({place}{error.strerror}): {variable} moves it"

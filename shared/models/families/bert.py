@@ -1,6 +1,5 @@
-"""BERT, RoBERTa and XLM-R: encoders, whose tokens see those after them, with norms over the sums of
-attention and feed-forward with their inputs; for vectors of texts, or with a head that scores or
-labels them."""
+"""BERT, RoBERTa and XLM-R: bidirectional encoders, with norms over the sums of attention and
+feed-forward with their inputs; for vectors of texts, or with a head that scores or labels them."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ def read(config: Config) -> DecoderSpec:
 
 
 def _read_pattern(config: Config, pattern: object, layers: int) -> list[bool]:
-    """Whether each layer has a window: by a period, or by letters of which L is one with a
-    window."""
+    """Whether each layer has a window: by a period, or by letters, L for a layer with a window."""
     match pattern:
         case None:
             return [(index + 1) % 4 != 0 for index in range(layers)]

@@ -1,5 +1,5 @@
-"""Gemma 3's text models: as Gemma 2, with sliding windows that have a rope of their own, and a norm
-over each head of q and k."""
+"""Gemma 3's text models: like Gemma 2, with another rope in layers with a window, and a norm over
+each head of q and k."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _read_windows(config: Config) -> list[int | None]:
 
 
 def read_experts(config: Config) -> MoESpec:
-    """The experts, of which a softmax chooses."""
+    """The experts, chosen by a softmax."""
     # Renamed in transformers 5.
     experts = config.integer("num_local_experts", config.get("num_experts"))
     top_k = config.integer("num_experts_per_tok", at_most=experts)

@@ -33,7 +33,8 @@ class Attention(Part):
             shards["v"] = kv_shard
         self.qkv = ColumnParallel(place, hidden, shards, spec.qkv_bias)
         self.o = RowParallel(place, "o", (spec.num_heads * dim, query_rows), hidden, spec.o_bias)
-        # Norms before the rotation as a separate operator, or fused with the rotation.
+        # A norm before the rotation as a separate operator, or one fused with the rotation or after
+        # it.
         self.first_norm: ProjectionNorm | HeadLayerNorm | None = None
         self.head_norm: HeadNorm | None = None
         heads, kv_heads = (spec.num_heads, query), (spec.num_kv_heads, kv)

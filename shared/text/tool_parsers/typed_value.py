@@ -20,7 +20,7 @@ TEXT: Types = frozenset(("string",))
 TEXT_OR_NULL: Types = frozenset(("string", "null"))
 # Keywords of an argument without a type that may have several.
 VARIANTS = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
-# As models write them, in any case.
+# In any case, as models write them.
 _CONSTANTS = ("true", "false", "null")
 _STRING_MARK = re.compile(r'["\\]')
 

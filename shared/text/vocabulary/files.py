@@ -21,7 +21,7 @@ from .vocab_txt import read_vocab_txt
 TOKENIZER_JSON = "tokenizer.json"
 _TEKKEN = "tekken.json"
 _TIKTOKEN = ("tiktoken.model", "qwen.tiktoken")
-# Of Llama, of T5 and ALBERT, and of XLM-RoBERTa.
+# Llama's, T5's and ALBERT's, and XLM-RoBERTa's.
 _PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _VOCAB_JSON, _VOCAB_TXT = "vocab.json", "vocab.txt"
 _IN_ORDER = (TOKENIZER_JSON, _TEKKEN, *_TIKTOKEN, *_PIECES, _VOCAB_JSON, _VOCAB_TXT)

@@ -293,7 +293,7 @@ _POOLINGS_OF_CLASSIFIERS = {1: "mean", 2: "cls"}
 # Families that always have biases, or have another key for them.
 _NO_BIASES = {"attention_bias": None, "mlp_bias": None}
 # Keys that configs of encoders lack.
-_OF_DECODERS = dict.fromkeys(
+_NOT_IN_ENCODERS = dict.fromkeys(
     ("head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_theta", "is_causal")
 )
 
@@ -311,13 +311,13 @@ def _of_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, An
         "type_vocab_size": header.tensors.get("token_types.weight"),
     }
     sizes = {key: None if table is None else table.shape[0] for key, table in tables.items()}
-    return _NO_BIASES | _OF_DECODERS | {"bos_token_id": None} | sizes
+    return _NO_BIASES | _NOT_IN_ENCODERS | {"bos_token_id": None} | sizes
 
 
 def _of_modern_bert(metadata: Mapping[str, Any], header: GGUFHeader) -> Mapping[str, Any]:
     """The kinds of layers, which are all the same without a window, and the pooling of a
     classifier, by default the mean."""
-    values: dict[str, Any] = _NO_BIASES | _OF_DECODERS
+    values: dict[str, Any] = _NO_BIASES | _NOT_IN_ENCODERS
     if not metadata.get("attention.sliding_window"):
         values |= {"local_attention": None, "global_attn_every_n_layers": 1}
     elif kinds := _kinds_by_window(metadata, header):

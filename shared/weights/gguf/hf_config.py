@@ -314,7 +314,7 @@ def _rope(
         "yarn_beta_slow": "beta_slow",
     }
     if isinstance(multiplier := get.get("yarn_log_multiplier"), float):
-        # In a config under two keys, which are equal in every such model.
+        # A config has it under two keys, which are equal in every such model.
         del get["yarn_log_multiplier"]
         get |= dict.fromkeys(("mscale", "mscale_all_dim"), round(multiplier * stretch, 6))
     return {

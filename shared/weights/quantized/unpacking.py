@@ -16,7 +16,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def in_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes [n, I] of words [n, W], in order from the lowest bit on."""
-    # Of a single column, contiguous() keeps any stride.
+    # contiguous() keeps any stride of a single column.
     count, width = words.shape
     return stream(words.flatten().view(torch.uint8).view(count, width * words.element_size()), bits)
 

@@ -79,15 +79,15 @@ def test_objects_replace_others_but_within_configurations() -> None:
 
 
 async def test_routers_and_reports_have_them_too(folder: Path) -> None:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": str(folder),
         "hf_overrides": json.dumps({"max_position_embeddings": 77}),
     }
-    source = obtain_model(EngineConfig(**given))
-    pinned = await read_pinned(RouterOptions(port=0, registry_port=0, **given))
+    source = obtain_model(EngineConfig(**values))
+    pinned = await read_pinned(RouterOptions(port=0, registry_port=0, **values))
     own = model_fingerprint(source.spec, source.source.tokenizer_files())
     assert pinned is not None and pinned.card.fingerprint == fingerprint_text(own)
-    config = EngineConfig(**given)
+    config = EngineConfig(**values)
     assert describe_model(config, this_machine(config)).about["context"] == 77
 
 

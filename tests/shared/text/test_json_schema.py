@@ -129,8 +129,8 @@ DRAFTS = {
 
 
 def test_drafts_have_the_address_that_is_known() -> None:
-    for given, known in DRAFTS.items():
-        assert clean_schema({"$schema": given}) == {"$schema": known}
+    for values, names in DRAFTS.items():
+        assert clean_schema({"$schema": values}) == {"$schema": names}
     nested = {"items": {"$id": "#a"}}
     assert clean_schema(nested) == {"items": {"$anchor": "a"}}
     old = {"$schema": "http://json-schema.org/draft-07/schema"} | nested
@@ -196,6 +196,6 @@ def test_large_bounds_of_other_numbers_have_few_digits() -> None:
         "minimum": -MAX_BOUND,
         "maximum": MAX_BOUND,
     }
-    kept = clean_schema({"type": "number", "maximum": 10**17 + 1})["maximum"]
-    assert kept == 10**17 and len(str(float(kept))) < 12
-    jsonschema.validate(kept, {"maximum": 10**17 + 1})
+    result = clean_schema({"type": "number", "maximum": 10**17 + 1})["maximum"]
+    assert result == 10**17 and len(str(float(result))) < 12
+    jsonschema.validate(result, {"maximum": 10**17 + 1})

@@ -22,15 +22,15 @@ TEXTS = ["", "a", "a b c", "a b c d e f g h", "a b [SEP] c"]
 def raw() -> RawTokenizer:
     """A tokenizer with BERT's special tokens."""
     vocabulary = {word: number for number, word in enumerate(WORDS)}
-    made = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.add_special_tokens(WORDS[:4])
-    made.post_processor = processors.TemplateProcessing(
+    result = RawTokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    result.pre_tokenizer = pre_tokenizers.Whitespace()
+    result.add_special_tokens(WORDS[:4])
+    result.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
-    return made
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,10 @@ def test_pairs_are_those_of_transformers(
 ) -> None:
     tokens, second_text = Tokenizer(raw()).encode_pair(first, second, limit=limit, max_tokens=100)
     cut = {} if limit is None else {"truncation": "longest_first", "max_length": limit}
-    wanted = theirs([[first, second]], return_token_type_ids=True, **cut)
-    assert [tokens] == wanted["input_ids"]
+    expected = theirs([[first, second]], return_token_type_ids=True, **cut)
+    assert [tokens] == expected["input_ids"]
     segments = [int(place >= second_text) for place in range(len(tokens))]
-    assert [segments] == wanted["token_type_ids"]
+    assert [segments] == expected["token_type_ids"]
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -58,8 +58,8 @@ def test_a_text_is_cut_within_its_special_tokens(text: str, limit: int, left: bo
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=raw(), truncation_side="left" if left else "right"
     )
-    found = Tokenizer(raw()).encode_within(text, limit, max_tokens=100, left=left)
-    assert found == theirs(text, truncation=True, max_length=limit)["input_ids"]
+    tokens = Tokenizer(raw()).encode_within(text, limit, max_tokens=100, left=left)
+    assert tokens == theirs(text, truncation=True, max_length=limit)["input_ids"]
 
 
 def test_a_pair_that_is_too_long_is_refused() -> None:

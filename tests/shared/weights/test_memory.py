@@ -69,11 +69,11 @@ def test_what_weights_take_is_told(
     wider = WIDER if jit.multiplies_bytes() else {}
     expected = sum(each.nbytes for each in sizes) / 1e6
     packed = sum(each.nbytes * (1 + wider.get(each.format, 0)) for each in sizes) / 1e6
-    kept, stated = told(wide, caplog, isq=isq)
+    result, stated = told(wide, caplog, isq=isq)
     assert stated == pytest.approx(expected, rel=0.02)
     # Q4_K is taken apart where bytes are not multiplied.
     if isq != "q4k" or jit.multiplies_bytes():
-        assert kept == pytest.approx(packed, rel=0.02)
+        assert result == pytest.approx(packed, rel=0.02)
     assert isq is None or {each.format for each in sizes} & BLOCK_FORMATS.keys()
 
 

@@ -135,14 +135,16 @@ def defaults_of_transformers() -> list[tuple[str, dict[str, Any]]]:
         "ernie4_5_moe": {"moe_layer_end_index": -1},
         "glm4_moe": {"head_dim": 128},
     }
-    made = []
+    results = []
     for family in registry.FAMILIES.values():
         if family.model_type not in CONFIG_MAPPING_NAMES:
             continue
         values = AutoConfig.for_model(family.model_type).to_dict()
         more = needed.get(family.model_type, {})
-        made.append((family.model_type, {**values, "architectures": [family.architecture], **more}))
-    return made
+        results.append(
+            (family.model_type, {**values, "architectures": [family.architecture], **more})
+        )
+    return results
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_broken_calls_have_what_can_be_read_of_them(
     parser: str, text: str, calls: list[tuple[str, Any]], content: str
 ) -> None:
     for pieces in ([text], list(text)):
-        said, found = summary(parsed(parser, pieces))
-        assert (said, [(name, json.loads(raw)) for name, raw in found]) == (content, calls)
+        output, result = summary(parsed(parser, pieces))
+        assert (output, [(name, json.loads(raw)) for name, raw in result]) == (content, calls)
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.parser)

@@ -51,8 +51,8 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path, model: str) -> None
     for text, (tokens, decoded) in zip(AWKWARD, EXPECTED[model], strict=True):
         if model == "symbols" and text in SYMBOLS_ALONE:
             continue
-        found = ours.encode(text, add_special_tokens=False, literally=True)
-        assert found == tokens, (text, [ours.texts.piece_of(token) for token in found])
+        ids = ours.encode(text, add_special_tokens=False, literally=True)
+        assert ids == tokens, (text, [ours.texts.piece_of(token) for token in ids])
         # The library writes something for unknown characters.
         if model != "unigram":
             assert ours.decode(tokens) == decoded
@@ -148,8 +148,8 @@ def test_classes_have_numbers_of_their_own(
     ours = load(folder_of(tmp_path / "m", "unigram", "spiece.model", tokenizer_class=name))
     plain = load(folder_of(tmp_path / "plain", "unigram"))
     expected = [plain.texts.piece_of(token) for token in plain.encode("the fox")[1:]]
-    found = [ours.texts.piece_of(token) for token in ours.encode("the fox")]
-    assert found == [*first, *expected, *last]
+    tokens = [ours.texts.piece_of(token) for token in ours.encode("the fox")]
+    assert tokens == [*first, *expected, *last]
     for text, number in known.items():
         assert ours.encode(text, add_special_tokens=False) == [number % ours.vocab_size]
 
@@ -160,8 +160,8 @@ def test_albert_lowers_letters_and_drops_accents(tmp_path: Path) -> None:
     place = made(tmp_path, *pieces, *letters, model_type=pb.TrainerSpec.UNIGRAM)
     write(place, tokenizer_config_dot_json={"tokenizer_class": "AlbertTokenizer"})
     ours = load(place)
-    shown = [ours.texts.piece_of(token) for token in ours.encode("Café")]
-    assert shown == ["[CLS]", "\u2581", "c", "a", "f", "e", "[SEP]"]
+    text = [ours.texts.piece_of(token) for token in ours.encode("Café")]
+    assert text == ["[CLS]", "\u2581", "c", "a", "f", "e", "[SEP]"]
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def test_a_missing_part_is_named(copied: list[Path]) -> None:
         part = copied[missing]
         content = part.read_bytes()
         part.unlink()
-        given = copied[2]
-        assert refusal(given) == (
+        values = copied[2]
+        assert refusal(values) == (
             f"{part} is missing, one of the 4 files of this model; download it too"
         )
         part.write_bytes(content)
@@ -97,11 +97,13 @@ def rewritten(file: Path, name: str, change: Callable[[gguf.GGUFWriter], None]) 
 
 def test_parts_of_several_models(copied: list[Path]) -> None:
     rewritten(copied[3], "other.weight", lambda writer: writer.add_uint16("split.no", 3))
-    found = refusal(copied[0])
-    assert "has split.tensors.count " in found and "download all of them again" in found
+    message = refusal(copied[0])
+    assert "has split.tensors.count " in message and "download all of them again" in message
     rewritten(copied[3], "token_embd.weight", lambda writer: writer.add_uint16("split.no", 3))
-    known = refusal(copied[0])
-    assert known.startswith(f"{copied[3]} has tensor token_embd.weight, as has an earlier part")
+    error_text = refusal(copied[0])
+    assert error_text.startswith(
+        f"{copied[3]} has tensor token_embd.weight, as has an earlier part"
+    )
     rewritten(copied[3], "a.weight", lambda writer: writer.add_string("split.no", "3"))
     assert "has split.no '3' and split.count 4" in refusal(copied[0])
 

@@ -93,17 +93,17 @@ def byte_pairs(file: Path, rule: str, **flags: Any) -> Path:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     raw.train_from_iterator(CORPUS.split(". "), trainer)
-    listed = sorted(raw.get_vocab().items(), key=lambda entry: entry[1])
-    tokens = [token for token, _ in listed] + ["<|begin|>", "<|end|>", "<think>"]
+    entries = sorted(raw.get_vocab().items(), key=lambda entry: entry[1])
+    tokens = [token for token, _ in entries] + ["<|begin|>", "<|end|>", "<think>"]
     writer = writer_for(file)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * len(listed) + [3, 3, 4])
+    writer.add_token_types([1] * len(entries) + [3, 3, 4])
     merges = json.loads(raw.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(len(listed))
-    writer.add_eos_token_id(len(listed) + 1)
+    writer.add_bos_token_id(len(entries))
+    writer.add_eos_token_id(len(entries) + 1)
     for name, value in flags.items():
         getattr(writer, f"add_{name}")(value)
     finish(writer)
@@ -141,9 +141,9 @@ def test_byte_pairs_are_those_of_transformers(tmp_path: Path, rule: str) -> None
     file = byte_pairs(tmp_path / "model.gguf", rule, add_bos_token=False)
     ours, theirs = loaded(file), oracle(file)
     for text in TEXTS:
-        given = text.replace("e\u0301", "é")  # some rules normalise
-        assert ours.encode(given) == theirs.encode(given, add_special_tokens=False).ids
-        assert ours.decode(ours.encode(given)) == given
+        values = text.replace("e\u0301", "é")  # some rules normalise
+        assert ours.encode(values) == theirs.encode(values, add_special_tokens=False).ids
+        assert ours.decode(ours.encode(values)) == values
 
 
 @pytest.mark.parametrize("rule", PARTS)
@@ -167,11 +167,11 @@ def test_every_rule_is_tested() -> None:
 @pytest.mark.parametrize("file", VOCABULARIES, ids=lambda file: file.stem)
 def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
     ours = loaded(file)
-    given = file.with_name(f"{file.name}.inp")
-    if not given.exists():  # nobody has said what its tokens are
+    values = file.with_name(f"{file.name}.inp")
+    if not values.exists():  # nobody has said what its tokens are
         assert ours.decode(ours.encode("Hello world")) == "Hello world"
         return
-    texts = given.read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    texts = values.read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = file.with_name(f"{file.name}.out").read_text().splitlines()
     files = open_source(file).tokenizer_files()
     composed = json.loads(files.tokenizer)["normalizer"] == {"type": "NFC"}
@@ -179,8 +179,8 @@ def test_texts_of_llama_cpp_are_its_tokens(file: Path) -> None:
     for text, line in zip(texts, lines, strict=False):  # a separator ends the texts too
         # llama.cpp composes no characters where the tokenizer of a model does.
         if not composed or unicodedata.is_normalized("NFC", text):
-            found = ours.encode(text, add_special_tokens=False)
-            assert found == [int(token) for token in line.split()], text
+            tokens = ours.encode(text, add_special_tokens=False)
+            assert tokens == [int(token) for token in line.split()], text
 
 
 def test_digits_are_split_before_words(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_pieces_are_those_of_transformers(
     file = pieces(tmp_path / "model.gguf", architecture, prefixed)
     ours, theirs = loaded(file), oracle(file)
     for text in TEXTS[1:-1]:
-        found = ours.encode(text, add_special_tokens=False)
-        assert found == theirs.encode(text, add_special_tokens=False).ids
-        assert ours.decode(found) == text
+        tokens = ours.encode(text, add_special_tokens=False)
+        assert tokens == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(tokens) == text
 
 
 def written_pieces(file: Path, model: str, tokens: list[str], types: list[int]) -> gguf.GGUFWriter:

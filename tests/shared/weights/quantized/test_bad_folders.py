@@ -28,9 +28,9 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("plain") / "model"
-    tiny_models.build("llama", made, num_hidden_layers=1)
-    return made
+    result = tmp_path_factory.mktemp("plain") / "model"
+    tiny_models.build("llama", result, num_hidden_layers=1)
+    return result
 
 
 def drop(ending: str) -> Callable[[Tensors], None]:
@@ -46,8 +46,8 @@ def state(text: str | None = None, /, **values: Any) -> Callable[[Tensors], None
 
     def change(tensors: Tensors) -> None:
         name = f"{Q}.{STATE}"
-        known = json.loads(bytes(tensors[name].tolist()))
-        content = text or json.dumps(known | values)
+        names = json.loads(bytes(tensors[name].tolist()))
+        content = text or json.dumps(names | values)
         tensors[name] = torch.tensor(list(content.encode()), dtype=torch.uint8)
 
     return change
@@ -153,8 +153,8 @@ def test_a_wrong_folder_is_refused_in_one_line(
     (coded / "config.json").write_text(json.dumps(values))
     with pytest.raises(ModelError) as caught:
         load_model(coded)
-    told = str(caught.value)
-    assert words in told and "\n" not in told and str(coded) in told
+    message = str(caught.value)
+    assert words in message and "\n" not in message and str(coded) in message
 
 
 def allocated(folder: Path) -> int:
