@@ -16,7 +16,7 @@ from ..shared.engine.device import device_named
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
-from ..shared.models.model_config import ModelConfig
+from ..shared.models.config_files import ModelConfig
 from ..shared.models.registry import spec_of
 from ..shared.models.spec import (
     AttentionSpec,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import ModelError, UnsupportedWeightsError, shown
 from .config import Config
+from .config_files import LOGIT_SCORE, ModelConfig
 from .families import (
     bert,
     classifier,
@@ -51,7 +52,6 @@ from .families import (
 )
 from .families.wrappers import is_wrapper, scores_only, text_values
 from .kinds import kind_of, kind_of_parts
-from .model_config import LOGIT_SCORE, ModelConfig
 from .quantization import QUANTIZATION_KEYS, Quantization, read_quantization
 from .spec import QUANTIZED, ClassifierSpec, DecoderSpec, Scorer, TokenScoreSpec
 from .weight_names import WeightNames

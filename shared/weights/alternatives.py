@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config.model_name import hub_name
 from ..errors import UnsupportedWeightsError
-from .gguf_choice import alternative, models_of, stem_of, type_of
+from .gguf.choice import alternative, models_of, stem_of, type_of
 from .locate import FoundModel, is_gguf
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..errors import ModelError
-from .gguf_choice import choose
+from .gguf.choice import choose
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

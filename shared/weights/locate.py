@@ -13,8 +13,8 @@ from ..config.model_name import HUGGING_FACE, HubName, hub_name
 from ..errors import ModelError
 from ..version import install_command
 from .folder_kind import INDEX, SINGLE, without_config
+from .gguf.choice import choose, models_of
 from .gguf.parts import without_part
-from .gguf_choice import choose, models_of
 from .header_files import header_folder, no_room, write_gguf_header
 from .remote_files import Listing, ModelHub
 

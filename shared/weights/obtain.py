@@ -9,7 +9,7 @@ from ..config import EngineConfig
 from ..config.kv_dtypes import kv_dtype_of
 from ..errors import ModelError
 from ..kv.planning import check_context
-from ..models.model_config import ModelConfig
+from ..models.config_files import ModelConfig
 from ..models.registry import family_of, spec_of
 from ..models.spec import QUANTIZED, DecoderSpec, Scoring, tensor_parallel_problem
 from ..text.tokenizer import Tokenizer

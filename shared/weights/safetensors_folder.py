@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError, shown
-from ..models.model_config import ModelConfig, dense_folders, read_config, read_json
+from ..models.config_files import ModelConfig, dense_folders, read_config, read_json
 from ..models.registry import Family
 from ..models.weight_names import WeightNames, with_short_names
 from ..text.model_files import LFS_POINTER, LFS_REMEDY

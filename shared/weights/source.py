@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...kernels.block_formats import BlockFormat
 from ..errors import ModelError
-from ..models.model_config import ModelConfig
+from ..models.config_files import ModelConfig
 from ..models.registry import Family, quantization_of, spec_of
 from ..models.spec import DecoderSpec
 from ..models.weight_names import WeightNames

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..model_config import LOGIT_SCORE
+from ..config_files import LOGIT_SCORE
 from ..spec import (
     ClassifierLayer,
     ClassifierSpec,

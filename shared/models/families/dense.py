@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from ..config import Config, read_max_position, read_rope
-from ..model_config import PROJECTIONS
+from ..config_files import PROJECTIONS
 from ..spec import (
     POOLINGS,
     Activation,

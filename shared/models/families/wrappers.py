@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..model_config import PROJECTIONS
+from ..config_files import PROJECTIONS
 
 _TEXT = "text_config"
 # Model types of text parts, and of the equivalent text models: the three position parts of Qwen's

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...models.model_config import PROJECTIONS
+from ...models.config_files import PROJECTIONS
 from ...models.weight_names import Deinterleave, Split, Stacked, WeightNames
 from .header import GGUFHeader
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....kernels.block_formats import BlockFormat
 from ...errors import ModelError
-from ...models.model_config import LOGIT_SCORE, ModelConfig, apply_overrides, with_token_score
+from ...models.config_files import LOGIT_SCORE, ModelConfig, apply_overrides, with_token_score
 from ...models.registry import Family
 from ...models.weight_names import WeightNames
 from ...text.tokenizer_files import TokenizerFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....kernels.block_formats import BlockFormat
+from ...models.config_files import ModelConfig
 from ...models.families.wrappers import text_tensor_name
-from ...models.model_config import ModelConfig
 from ...models.quantization import Quantization
 from ...models.registry import Family
 from ...models.weight_names import WeightNames, pattern_of

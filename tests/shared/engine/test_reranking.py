@@ -15,7 +15,7 @@ import transformers
 
 from tandem import Engine, EngineConfig
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.models.model_config import read_config
+from tandem.shared.models.config_files import read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import TokenScoreSpec
 from tandem.shared.text.tokenizer import Tokenizer

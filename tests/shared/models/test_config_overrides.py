@@ -14,8 +14,8 @@ from tandem.inventory.model_report import describe_model
 from tandem.router.cluster.pinned_model import read_pinned
 from tandem.router.options import RouterOptions
 from tandem.shared.errors import ModelError, UsageError
+from tandem.shared.models.config_files import apply_overrides
 from tandem.shared.models.fingerprint import fingerprint_text, model_fingerprint
-from tandem.shared.models.model_config import apply_overrides
 from tandem.shared.models.spec import DecoderSpec
 from tandem.shared.weights.obtain import obtain_model
 from tandem.shared.weights.source import read_spec

@@ -18,7 +18,7 @@ from tandem import Engine, EngineConfig
 from tandem.shared.engine.plan import SequenceStep, StepPlan
 from tandem.shared.errors import ModelError, RequestError
 from tandem.shared.models.batch import build_batch
-from tandem.shared.models.model_config import ModelConfig, read_config
+from tandem.shared.models.config_files import ModelConfig, read_config
 from tandem.shared.models.registry import spec_of
 from tandem.shared.models.spec import Pooling, ScoreActivation
 from tandem.tests.support.checkpoints import tiny_models

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.models.model_config import read_config
+from tandem.shared.models.config_files import read_config
 from tandem.shared.models.registry import FAMILIES, NOT_IN_GGUF, family_of, quantization_of, spec_of
 from tandem.shared.models.spec import QUANTIZED
 from tandem.shared.weights.gguf.architectures import ARCHITECTURES, VARIANTS

@@ -12,7 +12,7 @@ from tandem.shared.handoff.wire.head_parts import HeadRun, parts_of
 from tandem.shared.kv.layout import heads_by_rank
 from tandem.shared.kv.planning import bytes_per_block
 from tandem.shared.models import registry
-from tandem.shared.models.model_config import ModelConfig
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.spec import (
     DecoderSpec,
     DenseSpec,

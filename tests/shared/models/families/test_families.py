@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tandem.shared.errors import ModelError
 from tandem.shared.models import registry
 from tandem.shared.models.config import Config
-from tandem.shared.models.model_config import ModelConfig
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.registry import family_of
 from tandem.shared.models.spec import (
     AttentionSpec,

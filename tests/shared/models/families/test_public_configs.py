@@ -18,8 +18,8 @@ from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tandem.shared.errors import ModelError
+from tandem.shared.models.config_files import ModelConfig
 from tandem.shared.models.families import wrappers
-from tandem.shared.models.model_config import ModelConfig
 from tandem.shared.models.registry import FAMILIES, family_of, spec_of
 from tandem.shared.models.spec import QUANTIZED, DecoderSpec
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
-from ..errors import ModelError
-from .gguf.tensor_types import TENSOR_TYPES
+from ...errors import ModelError
+from .tensor_types import TENSOR_TYPES
 
 # The first of these that exists and is loadable is the default; Q4_K_M is llama.cpp's too.
 _PREFERRED = (

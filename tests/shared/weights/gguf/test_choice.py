@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import gguf_choice
-from tandem.shared.weights.gguf_choice import alternative, choose, loadable, type_of
+from tandem.shared.weights.gguf import choice
+from tandem.shared.weights.gguf.choice import alternative, choose, loadable, type_of
 
 SPLIT = [f"Q8_0/m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 
 
 @pytest.fixture(autouse=True)
 def every_type_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_choice, "loadable", lambda kind: bool(kind))
+    monkeypatch.setattr(choice, "loadable", lambda kind: bool(kind))
 
 
 @pytest.mark.parametrize(
