@@ -103,17 +103,17 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     """The values that the model's ``config.json`` would have."""
     arch = architecture_of(header, origin)
     metadata, name = header.metadata, header.metadata["general.architecture"]
-    keys = {
+    entries = {
         key.removeprefix(f"{name}."): list(value) if isinstance(value, array) else value
         for key, value in metadata.items()
         if key.startswith(f"{name}.")
     }
-    _refuse_experts(keys, arch, name, origin)
+    _refuse_experts(entries, arch, name, origin)
     _refuse_types(header, origin)
-    scaling = {key: keys.pop(key) for key in list(keys) if key.startswith("rope.scaling.")}
+    scaling = {key: entries.pop(key) for key in list(entries) if key.startswith("rope.scaling.")}
     values = {
         arch.keys.get(key, _COMMON_KEYS.get(key, f"{name}.{key}")): value
-        for key, value in keys.items()
+        for key, value in entries.items()
         if key in arch.keys or (key not in _IMPLIED and key not in arch.ignored_keys)
     }
     if isinstance(pooling := values.get("pooling_type"), int):
@@ -131,10 +131,10 @@ def config_values(header: GGUFHeader, read_floats: ReadFloats, origin: object) -
     }
     values.setdefault("head_dim", _head_dim(values))
     if "attention.value_length" not in arch.ignored_keys:
-        _check_head_dims(keys, values, name, origin)
+        _check_head_dims(entries, values, name, origin)
     if arch.rotated_part is not None:
         values[arch.rotated_part] = values.pop("partial_rotary_factor", 1.0)
-    values |= arch.derive(keys, header)
+    values |= arch.derive(entries, header)
     values |= _rope(scaling, values, header, read_floats, arch.stretch, origin)
     if isinstance(rope := values.get("rope_scaling"), dict):
         values["rope_scaling"] = {**rope, **arch.scaling}
@@ -185,17 +185,17 @@ def _of_head(header: GGUFHeader, arch: Architecture, origin: object) -> dict[str
     return {"id2label": dict(enumerate(labels))}
 
 
-def _refuse_experts(keys: dict[str, Any], arch: Architecture, name: str, origin: object) -> None:
+def _refuse_experts(entries: dict[str, Any], arch: Architecture, name: str, origin: object) -> None:
     """Reject experts under the name of a dense architecture; a count of zero is ignored."""
     if "expert_count" in arch.keys:
         return
-    if count := keys.pop("expert_count", 0):
+    if count := entries.pop("expert_count", 0):
         raise ModelError(
             f"{origin}: {name}.expert_count is {shown(count)}: it is a mixture of experts under "
             f"the name {name}, which is not supported"
         )
-    if keys.get("expert_used_count") == 0:
-        del keys["expert_used_count"]
+    if entries.get("expert_used_count") == 0:
+        del entries["expert_used_count"]
 
 
 def _refuse_types(header: GGUFHeader, origin: object) -> None:
@@ -267,16 +267,16 @@ def _head_dim(values: dict[str, Any]) -> Any:
 
 
 def _check_head_dims(
-    keys: dict[str, Any], values: dict[str, Any], name: str, origin: object
+    entries: dict[str, Any], values: dict[str, Any], name: str, origin: object
 ) -> None:
     """Reject values with another width than keys, and set the rotated part of a head."""
     dim = values["head_dim"]
-    if (width := keys.get("attention.value_length", dim)) != dim:
+    if (width := entries.get("attention.value_length", dim)) != dim:
         raise ModelError(
             f"{origin}: {name}.attention.value_length is {shown(width)}; supported: {shown(dim)}, "
             f"as for keys"
         )
-    rope_dim = keys.get("rope.dimension_count", dim)
+    rope_dim = entries.get("rope.dimension_count", dim)
     if rope_dim != dim and isinstance(rope_dim, int) and isinstance(dim, int) and dim > 0:
         values["partial_rotary_factor"] = rope_dim / dim
 
