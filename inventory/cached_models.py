@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..shared.errors import ModelError
 from ..shared.weights.folder_kind import INDEX
-from ..shared.weights.gguf_choice import models_of, type_of
+from ..shared.weights.gguf.choice import models_of, type_of
 from ..shared.weights.safetensors_folder import weight_map
 from ..shared.weights.transfer import in_words
 

@@ -16,7 +16,7 @@ from ..shared.engine.device import device_named
 from ..shared.errors import ModelError
 from ..shared.kv.layout import kv_layout, token_bytes
 from ..shared.kv.planning import CPU, CUDA, NodeDevice, RankDevice, RankMemory, check_context
-from ..shared.models.model_config import ModelConfig
+from ..shared.models.config_files import ModelConfig
 from ..shared.models.registry import spec_of
 from ..shared.models.spec import (
     AttentionSpec,
@@ -30,10 +30,10 @@ from ..shared.models.spec import (
 from ..shared.text.tokenizer import Tokenizer
 from ..shared.text.tokenizer_files import DEFAULT
 from ..shared.text.vocabulary.files import kind_of
-from ..shared.weights.alternatives import told_with_alternatives
+from ..shared.weights.alternatives import suggest_alternatives
 from ..shared.weights.footprint import ParameterSize, parameter_sizes
 from ..shared.weights.locate import FoundModel, find_model, is_gguf
-from ..shared.weights.obtain import check_files, check_tensors, quantised
+from ..shared.weights.obtain import apply_isq, check_files, check_tensors
 from ..shared.weights.remote_headers import absent_files, with_headers
 from ..shared.weights.source import WeightSource, open_source
 from ..shared.weights.transfer import in_words
@@ -122,12 +122,12 @@ def _checked(
 ) -> Iterator[tuple[FoundModel, WeightSource, ModelConfig, DecoderSpec]]:
     """The model with the headers of its weights, checked except for its tensors and tokenizer."""
     overrides = config.config_overrides
-    with find_model(config.model) as model, told_with_alternatives(config.model, model):
+    with find_model(config.model) as model, suggest_alternatives(config.model, model):
         source = open_source(model.path, overrides)
         values = source.config()
         spec = spec_of(values, config.ignored_config_keys, config.max_model_len)
         check_context(config, spec.max_position)
-        spec = quantised(spec, config)
+        spec = apply_isq(spec, config)
         check_files(source, model)
         absent = _absent(config, model, source)
         if absent:
@@ -217,7 +217,7 @@ def _active(spec: DecoderSpec, experts: int) -> int:
     routers = [layer.mlp.router for layer in spec.layers if isinstance(layer.mlp, MoESpec)]
     if not routers:
         return 0
-    return experts * sum(router.chosen for router in routers) // sum(r.experts for r in routers)
+    return experts * sum(router.top_k for router in routers) // sum(r.experts for r in routers)
 
 
 def _part(name: str) -> str:
@@ -255,7 +255,7 @@ def _layer_in_words(layer: LayerSpec) -> str:
         case MoESpec() as moe:
             shared = f", and one of {moe.shared.intermediate} for all" if moe.shared else ""
             mlp = (
-                f"{moe.router.chosen} of {moe.router.experts} experts of "
+                f"{moe.router.top_k} of {moe.router.experts} experts of "
                 f"{moe.expert.intermediate}{shared}"
             )
         case another:

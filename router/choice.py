@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..proto import tandem_pb2 as pb
-from ..shared.text.output import Deltas, OutputText, TextDelta, joined
-from ..shared.text.output_parser import call_markers, kept_tokens, output_parser
+from ..shared.text.output import Deltas, OutputText, TextDelta, join_deltas
+from ..shared.text.output_parser import call_markers, marker_tokens, output_parser
 from .errors import unfollowable
 from .generation import ChoiceDelta, GenerationRequest, ScoredToken, new_tokens
 
@@ -31,7 +31,7 @@ class ChoiceStream:
         self._text = OutputText(
             tokenizer.detokenizer(
                 skip_special_tokens=options.skip_special_tokens,
-                keep=kept_tokens(options.reasoning_parser, options.tools),
+                keep=marker_tokens(options.reasoning_parser, options.tools),
             ),
             options.stop,
             include_stop=options.include_stop,
@@ -127,7 +127,7 @@ class ChoiceStream:
                     self.index, text.content, tokens, scored, None, None, text.reasoning, text.calls
                 )
             ]
-        *before, text = texts if len(texts) == 1 else joined(texts) or [TextDelta()]
+        *before, text = texts if len(texts) == 1 else join_deltas(texts) or [TextDelta()]
         self._has_tool_calls = self._has_tool_calls or any(each.calls for each in (*before, text))
         stopped_by: str | int | None = stop_id
         if self._text.stopped_by is not None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from ...proto import tandem_pb2 as pb
-from ...shared.text.text_prompts import DOCUMENT, QUERY
+from ...shared.text.prompts import DOCUMENT, QUERY
 from ..errors import invalid
 from ..generation import EncodedPrompt, GenerationRequest, TextOptions, VectorOptions, new_tokens
 from ..options import RouterOptions

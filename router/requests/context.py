@@ -10,7 +10,7 @@ from pydantic import Field
 from ...shared.config.sampling import RESERVED_VARIABLES
 from ...shared.errors import RequestError
 from ...shared.text.chat_template import ChatTemplate
-from ...shared.text.tokenizer import TooManyTokensError, most_before_cut
+from ...shared.text.tokenizer import TooManyTokensError, max_tokens_before_cut
 from ..errors import invalid
 from ..http.json_body import values_in
 from ..served_model import ServedModel
@@ -68,7 +68,7 @@ def over_context(length: int, requested: int, model: ServedModel, *, param: str)
 def _over_cut(length: int, model: ServedModel, param: str) -> ContextError:
     """The error for a text of at least ``length`` tokens, which is too long even to be cut."""
     return ContextError(
-        f"A text that is cut may have at most {most_before_cut(model.max_model_len)} tokens. "
+        f"A text that is cut may have at most {max_tokens_before_cut(model.max_model_len)} tokens. "
         f"However, there are {length} or more in the {param}. Please shorten the text.",
         param=param,
         length=length,
@@ -101,8 +101,8 @@ def check_length(
 def count_tokens(text: str, model: ServedModel) -> int:
     """The number of tokens of a text; a lower bound if the text is far too long."""
     try:
-        limit = most_before_cut(model.max_model_len)
-        return len(model.tokenizer.encode(text, add_special_tokens=False, most=limit))
+        limit = max_tokens_before_cut(model.max_model_len)
+        return len(model.tokenizer.encode(text, add_special_tokens=False, max_tokens=limit))
     except TooManyTokensError as error:
         return error.tokens
 
@@ -121,7 +121,7 @@ def encode_text(
     check_length(len(text), model, param=param, truncated=truncated, requested=requested)
     try:
         return model.tokenizer.encode(
-            text, add_special_tokens=add_special_tokens, most=_max_tokens(model, truncated)
+            text, add_special_tokens=add_special_tokens, max_tokens=_max_tokens(model, truncated)
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, requested, model, param=param) from None
@@ -146,7 +146,7 @@ def encode_pair(
             first,
             second,
             limit=limit,
-            most=_max_tokens(model, truncated),
+            max_tokens=_max_tokens(model, truncated),
             instruction=instruction,
             variables=model.template_variables,
         )
@@ -174,7 +174,7 @@ def encode_one(
             text,
             cut.tokens,
             add_special_tokens=add_special_tokens,
-            most=_max_tokens(model, truncated=True),
+            max_tokens=_max_tokens(model, truncated=True),
             left=cut.left,
         )
     except TooManyTokensError as error:
@@ -188,7 +188,7 @@ def encode_around_gap(
     check_length(len(before) + len(after), model, param="prompt")
     try:
         return model.tokenizer.encode_around_gap(
-            before, after, add_special_tokens=add_special_tokens, most=model.max_model_len
+            before, after, add_special_tokens=add_special_tokens, max_tokens=model.max_model_len
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="prompt") from None
@@ -235,7 +235,7 @@ def encode_chat(
             continue_final_message=continue_final_message,
             template=template,
             template_kwargs=variables,
-            most=_max_tokens(model, truncated),
+            max_tokens=_max_tokens(model, truncated),
         )
     except TooManyTokensError as error:
         raise over_context(error.tokens, 1, model, param="messages") from None
@@ -246,7 +246,7 @@ def encode_chat(
 
 def _max_tokens(model: ServedModel, truncated: bool) -> int:
     """The maximum number of tokens of a text."""
-    return most_before_cut(model.max_model_len) if truncated else model.max_model_len
+    return max_tokens_before_cut(model.max_model_len) if truncated else model.max_model_len
 
 
 def _characters_of(value: Any) -> int:

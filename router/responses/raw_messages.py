@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
-from ...shared.text.output_parser import kept_tokens
+from ...shared.text.output_parser import marker_tokens
 from ..generation import new_tokens
 from ..openai.chat_request import ChatRequest
 
@@ -36,7 +36,7 @@ class RawMessages:
         self._text = StringIO()
         self._detokenizer = request.model.tokenizer.detokenizer(
             skip_special_tokens=text.skip_special_tokens,
-            keep=kept_tokens(text.reasoning_parser, text.tools),
+            keep=marker_tokens(text.reasoning_parser, text.tools),
         )
 
     def take(self, tokens: Sequence[int]) -> int:

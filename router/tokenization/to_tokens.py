@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ...shared.text.tokenizer import most_before_cut
+from ...shared.text.tokenizer import max_tokens_before_cut
 from ..generation import new_tokens
 from ..http.encoding import EncodedArray
 from ..openai.chat_messages import Messages, read_messages
@@ -97,7 +97,7 @@ def tokenize(body: Any, model: ServedModel, ignored: set[str]) -> dict[str, Any]
         tokens = model.tokenizer.encode(
             text.prompt,
             add_special_tokens=text.add_special_tokens,
-            most=most_before_cut(model.max_model_len),
+            max_tokens=max_tokens_before_cut(model.max_model_len),
         )
     return {
         "count": len(tokens),
@@ -121,7 +121,7 @@ def _chat_tokens(chat: TokenizeChatRequest, model: ServedModel, ignored: set[str
         tools=tools,
         template_kwargs=model.template_variables
         | check_template_variables(chat.chat_template_kwargs),
-        most=most_before_cut(model.max_model_len),
+        max_tokens=max_tokens_before_cut(model.max_model_len),
     )
 
 
@@ -131,7 +131,7 @@ def _tokenize_content(request: TokenizeContentRequest, model: ServedModel) -> di
         request.content,
         add_special_tokens=request.add_special,
         literally=not request.parse_special,
-        most=most_before_cut(model.max_model_len),
+        max_tokens=max_tokens_before_cut(model.max_model_len),
     )
     if not request.with_pieces:
         return {"tokens": new_tokens(tokens)}

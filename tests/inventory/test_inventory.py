@@ -24,8 +24,8 @@ from tandem.kernels.gpu.operators import GpuOperators
 from tandem.shared.config import EngineConfig
 from tandem.shared.errors import ModelError, StartupError, UsageError
 from tandem.shared.kv.planning import RankDevice
-from tandem.shared.weights.kept_memory import kept_bytes
 from tandem.shared.weights.load import load_model
+from tandem.shared.weights.memory import resident_bytes
 from tandem.shared.weights.obtain import obtain_model
 from tandem.tests.shared.text.vocabulary.test_files import every_kind
 from tandem.tests.support.checkpoints import tiny_models
@@ -123,7 +123,7 @@ def test_what_is_told_is_what_the_weights_take(
     reports = []
     for path, isq in ((tmp_path / "model", "q8_0"), (file, None)):
         about = describe(str(path), dtype="bfloat16", isq=isq)
-        size = kept_bytes([load_model(path, dtype="bfloat16", isq=isq)])
+        size = resident_bytes([load_model(path, dtype="bfloat16", isq=isq)])
         assert size == pytest.approx(about["memory"], rel=0.01)
         reports.append((about["memory_by_format"], about["memory_by_part"]))
     assert reports[0] == reports[1]

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from ....shared.text.tool_parsers import (
-    deepseek_calls,
+    deepseek,
     gemma,
     glm45,
     hermes,
     json_call,
     json_list,
     kimi_k2,
-    mistral_calls,
+    mistral,
     pythonic,
     qwen3_xml,
 )
@@ -118,11 +118,11 @@ def _sections(start: str, call: str, one: CallList) -> CallForm:
 def _deepseek(head: Callable[[str], Parts], close: str, between: str) -> CallForm:
     one = CallList(
         head=head,
-        close=close + deepseek_calls.CALL_END,
-        separator=between + deepseek_calls.CALL,
-        end=deepseek_calls.END,
+        close=close + deepseek.CALL_END,
+        separator=between + deepseek.CALL,
+        end=deepseek.END,
     )
-    return _sections(deepseek_calls.START, deepseek_calls.CALL, one)
+    return _sections(deepseek.START, deepseek.CALL, one)
 
 
 def _kimi_head(name: str) -> Parts:
@@ -130,17 +130,15 @@ def _kimi_head(name: str) -> Parts:
 
 
 def _mistral_id_head(name: str) -> Parts:
-    return [name + mistral_calls.CALL_ID, {"regex": "[a-zA-Z0-9]{9}"}, mistral_calls.ARGUMENTS]
+    return [name + mistral.CALL_ID, {"regex": "[a-zA-Z0-9]{9}"}, mistral.ARGUMENTS]
 
 
 def _mistral() -> CallForm:
     """An array of calls, or a name with an optional id."""
-    array = _granite(mistral_calls.START)
-    arguments = partial(_name_head, after=mistral_calls.ARGUMENTS)
+    array = _granite(mistral.START)
+    arguments = partial(_name_head, after=mistral.ARGUMENTS)
     heads = (_name_head, arguments, _mistral_id_head)
-    return CallForm(
-        lists=[array, *(CallList(trigger=mistral_calls.START, head=head) for head in heads)]
-    )
+    return CallForm(lists=[array, *(CallList(trigger=mistral.START, head=head) for head in heads)])
 
 
 def _gemma(markers: gemma.GemmaMarkers) -> CallForm:
@@ -183,7 +181,7 @@ _QWEN_XML = CallForm(
         before="\n",
         end=qwen3_xml.PARAMETER_END,
         raw=True,
-        breaks=tuple(qwen3_xml.VALUE_END.breaks),
+        breaks=tuple(qwen3_xml.END_OF_VALUE.breaks),
     ),
     free={
         "until": qwen3_xml.FUNCTION_END,
@@ -218,11 +216,11 @@ _PYTHONIC = CallForm(
 # The form of calls in channels is defined on the node.
 FORMS: dict[str, CallForm] = {
     "deepseek_v3": _deepseek(
-        partial(_name_head, before=f"function{deepseek_calls.SEPARATOR}", after="\n```json\n"),
-        f"\n{deepseek_calls.FENCE}",
+        partial(_name_head, before=f"function{deepseek.SEPARATOR}", after="\n```json\n"),
+        f"\n{deepseek.FENCE}",
         "\n",
     ),
-    "deepseek_v31": _deepseek(partial(_name_head, after=deepseek_calls.SEPARATOR), "", ""),
+    "deepseek_v31": _deepseek(partial(_name_head, after=deepseek.SEPARATOR), "", ""),
     "functiongemma": _gemma(gemma.FUNCTION_GEMMA),
     "gemma4": _gemma(gemma.GEMMA4),
     "glm45": _GLM,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....proto import tandem_pb2 as pb
-from ....shared.text.json_schema import SchemaError, followable
+from ....shared.text.json_schema import SchemaError, clean_schema
 from ....shared.text.tool_parsers.json_call import text_opening
 from ...errors import invalid
 from ..structured_outputs import constraint
@@ -88,7 +88,7 @@ class GuidedTools:
             free = form.free or {}
             return free | {"end": "" if "until" in free else one.close}
         try:
-            fields = form.fields.fields(followable(schema))
+            fields = form.fields.fields(clean_schema(schema))
         except SchemaError as error:
             message = f"Invalid '{self.strict[name]}': {error}."
             raise invalid(message, self.strict[name], "invalid_value") from None

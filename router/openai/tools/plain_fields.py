@@ -130,7 +130,7 @@ class _Texts:
         if "const" in schema:
             texts = texts.both(_Texts.among([schema["const"]]))
         if "$ref" in schema:
-            target = types.resolved(schema["$ref"])
+            target = types.resolve(schema["$ref"])
             if target is None:
                 raise NotPlainError(f"the reference {schema['$ref']!r:.64}")
             texts = texts.both(_Texts.of(target, types, depth - 1))

@@ -147,7 +147,7 @@ async def test_a_router_is_not_ready_while_it_can_call_no_decode_node(
             assert not entered.ejected and not await told()
     told_of = [r.getMessage() for r in caplog.records if "node decode-0" in r.getMessage()]
     assert sum("is unreachable" in line for line in told_of) == 1
-    assert sum("is reachable again" in line for line in told_of) == 1
+    assert sum("can be reached again" in line for line in told_of) == 1
 
 
 async def test_a_thousand_nodes_that_join_at_once_are_called_a_few_at_a_time() -> None:

@@ -16,7 +16,7 @@ MAX_NAME = 256
 
 
 def deepseek_v3(reader: Reader, tools: ToolUse) -> Steps:
-    """V3 and R1: the kind of call, its name, and a fence of JSON."""
+    """V3 and R1: the word "function", the name, and JSON in a fence."""
     yield from _calls(reader, tools, fenced=True)
 
 
@@ -35,7 +35,7 @@ def _calls(reader: Reader, tools: ToolUse, *, fenced: bool) -> Steps:
 def _call(reader: Reader, tools: ToolUse, fenced: bool) -> Steps:
     name = yield from _header(reader, SEPARATOR)
     yield from reader.skip(SEPARATOR)
-    if fenced:  # what came before the separator is the word "function"
+    if fenced:  # the text before the separator is the word "function"
         name = yield from _header(reader, "\n", FENCE, "{")
     if not is_name(name):
         raise NotACallError
@@ -47,9 +47,9 @@ def _call(reader: Reader, tools: ToolUse, fenced: bool) -> Steps:
 
 
 def _header(reader: Reader, *ends: str) -> Generator[None, None, str]:
-    """Read up to one of ``ends``, of which only a separator does not stay. Any other marker is the
-    end of what was no call."""
-    text, marker = yield from reader.capture_to(*ends, *MARKERS, most=MAX_NAME)
+    """Read up to one of ``ends``, and past it if it is a separator. Raises ``NotACallError`` at any
+    other marker."""
+    text, marker = yield from reader.capture_to(*ends, *MARKERS, max_length=MAX_NAME)
     if marker != SEPARATOR:
         reader.give_back(marker)
     if marker not in ends:

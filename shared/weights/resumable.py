@@ -1,9 +1,9 @@
-"""Downloads of large files that outlive their process.
+"""Downloads of large files that resume after a restart.
 
-The hub's client takes up a connection that breaks, but keeps nothing of a file when its process
-ends. So large files are put into its cache from here, by its own transfer, unless they come from
-the hub's newer storage, whose client goes by chunks of its own. The client finds them there by
-their hashes, as it does files of other versions.
+The hub's client resumes a broken connection, but discards an incomplete file when its process
+exits. So large files are downloaded into its cache here, by its own transfer function, unless they
+are in the hub's newer storage (Xet), which has its own chunks. The client then finds the files by
+their hashes, like those of other versions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 from ..errors import ModelError
 
 ENDING = ".resumable.incomplete"
-# Smaller ones are downloaded again in a moment.
+# Smaller files are quickly downloaded again.
 LARGE = 64 << 20
 _SHA256 = 64
 
 
 def fetch(repository: str, revision: str | None, files: Sequence[str], blobs: Path) -> None:
-    """Download large files into a cache. Raises the client's errors, and
-    ``ModelError``; what has come until then is kept."""
-    for file in files:  # in turn, in this thread, where Ctrl-C ends one at once
+    """Download large files into a cache. Raises the client's errors and ``ModelError``; incomplete
+    files stay for the next time."""
+    for file in files:  # in this thread, so that Ctrl-C works at once
         _fetch(repository, revision, file, blobs)
 
 
@@ -46,19 +46,19 @@ def _fetch(repository: str, revision: str | None, file: str, blobs: Path) -> Non
         return
     whole, part = blobs / about.etag, blobs / (about.etag + ENDING)
     blobs.mkdir(parents=True, exist_ok=True)
-    with part.open("a+b") as opened:
-        with contextlib.suppress(OSError):  # of file systems without locks
-            fcntl.flock(opened, fcntl.LOCK_EX)  # another process may be at it
+    with part.open("a+b") as output:
+        with contextlib.suppress(OSError):  # file systems without locks
+            fcntl.flock(output, fcntl.LOCK_EX)  # another process may be downloading it
         if whole.exists():
             part.unlink(missing_ok=True)
             return
-        begun = opened.seek(0, os.SEEK_END)
-        if begun < about.size:
-            http_get(url, opened, resume_size=begun, headers=headers, expected_size=about.size)
-        opened.flush()
-        if begun and not _is(part, about.etag):
+        offset = output.seek(0, os.SEEK_END)
+        if offset < about.size:
+            http_get(url, output, resume_size=offset, headers=headers, expected_size=about.size)
+        output.flush()
+        if offset and not _is(part, about.etag):
             part.unlink()
-            raise ModelError(f"{file} came in parts that do not belong together: try again")
+            raise ModelError(f"{file} was resumed from a different version: try again")
         part.replace(whole)
 
 

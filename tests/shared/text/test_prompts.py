@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.shared.errors import ModelError, RequestError
-from tandem.shared.text.text_prompts import DOCUMENT, QUERY, read_prompts
+from tandem.shared.text.prompts import DOCUMENT, QUERY, read_prompts
 
 
 def test_a_prompt_is_found_by_its_name() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tandem.shared.errors import ModelError
-from tandem.shared.weights import gguf_choice
-from tandem.shared.weights.gguf_choice import another, choose, loadable, type_of
+from tandem.shared.weights.gguf import choice
+from tandem.shared.weights.gguf.choice import alternative, choose, loadable, type_of
 
 SPLIT = [f"Q8_0/m-Q8_0-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 
 
 @pytest.fixture(autouse=True)
 def every_type_can_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_choice, "loadable", lambda kind: bool(kind))
+    monkeypatch.setattr(choice, "loadable", lambda kind: bool(kind))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_file(files: list[str], tag: str | None, expected: list[str]) -> Non
     [
         (["m-Q8_0.gguf", "m-F16.gguf"], "Q4_K_M", "no GGUF file in Q4_K_M; it has F16, Q8_0"),
         (["m-Q4_K_M.gguf", "m-F16.gguf"], "Q4_KM", "did you mean Q4_K_M?"),
-        (["mmproj-F16.gguf"], "F16", "no GGUF file of a model: mmproj-F16.gguf is an addition"),
+        (["mmproj-F16.gguf"], "F16", "no GGUF file of a model: mmproj-F16.gguf is not a whole"),
         (["model.bin"], "Q8_0", "place has no GGUF file of a model"),
         (["model.safetensors"], "F16", "of a model; its weights are safetensors: leave out 'F16'"),
         (["model.safetensors"], "Q8_0", "leave out 'Q8_0', and serve it with --isq q8_0"),
@@ -103,4 +103,4 @@ def test_what_can_be_loaded() -> None:
 )
 def test_what_may_be_used_instead(files: tuple[str, ...], refused: str, expected: str) -> None:
     """By its name, in another type, and of the same model if there is one."""
-    assert another(files, refused) == expected
+    assert alternative(files, refused) == expected

@@ -16,7 +16,7 @@ MAX_NAME = 256
 
 
 def mistral(reader: Reader, tools: ToolUse) -> Steps:
-    """Calls of both kinds; content may precede them."""
+    """Calls in both forms; content may precede them."""
     reader.new_id = mistral_call_id
 
     def call(_: list[str]) -> Steps:
@@ -27,23 +27,23 @@ def mistral(reader: Reader, tools: ToolUse) -> Steps:
 
 
 def mistral_call_id() -> str:
-    """A random id in the only form that Mistral's templates take back."""
+    """A random id in the only form that Mistral's templates accept."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 def _calls(reader: Reader, tools: ToolUse) -> Steps:
     yield from reader.need(1)
-    if reader.held.startswith("{") or (
-        reader.held.startswith("[") and not (yield from reader.next_is(CALL_ID, ARGUMENTS))
+    if reader.buffer.startswith("{") or (
+        reader.buffer.startswith("[") and not (yield from reader.next_is(CALL_ID, ARGUMENTS))
     ):
         yield from json_calls(reader, tools, ends=(START,))
         return
     marks = ("{", *MARKERS)
-    name, marker = yield from reader.capture_to(*marks, most=MAX_NAME)
+    name, marker = yield from reader.capture_to(*marks, max_length=MAX_NAME)
     name, call_id = name.strip(), ""
     if marker == CALL_ID:
         yield from reader.skip(CALL_ID)
-        call_id, marker = yield from reader.capture_to(*marks, most=MAX_NAME)
+        call_id, marker = yield from reader.capture_to(*marks, max_length=MAX_NAME)
     if marker != ARGUMENTS:
         reader.give_back(marker)
     if marker not in ("{", ARGUMENTS) or not is_name(name):

@@ -1,4 +1,4 @@
-"""The memory that loaded weights take, in whatever form they are kept."""
+"""The memory that loaded weights take."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..models.parallel import WeightPlacement
 _OURS = __name__.partition(".")[0]
 
 
-def kept_bytes(part: object) -> int:
-    """Bytes of the tensors and arrays that a part of a decoder holds, each memory once. Operators
-    close over weights that they have packed, so this follows functions as well as attributes.
+def resident_bytes(part: object) -> int:
+    """Bytes of the tensors and arrays of a decoder part, counting each storage once. Operators
+    close over packed weights, so this follows functions as well as attributes.
 
-    Not a part's placement, though: that leads to the source of all weights, and through a GGUF file
-    to a vocabulary, which every layer would walk again."""
+    It does not follow a part's placement, which leads to the source of all weights, and through a
+    GGUF file to a vocabulary that every layer would walk again."""
     sizes: dict[int, int] = {}
-    seen: dict[int, object] = {}  # the objects too, lest another one gets an id of theirs
-    waiting = [part]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or isinstance(each, Operators | WeightPlacement):
+    visited: dict[int, object] = {}  # keeps the objects alive, so that ids stay unique
+    stack = [part]
+    while stack:
+        each = stack.pop()
+        if id(each) in visited or isinstance(each, Operators | WeightPlacement):
             continue
-        seen[id(each)] = each
+        visited[id(each)] = each
         if isinstance(each, torch.Tensor):
             if each.is_mkldnn:
                 sizes[id(each)] = each.numel() * each.element_size()
@@ -40,12 +40,12 @@ def kept_bytes(part: object) -> int:
                 each = each.base
             sizes.setdefault(each.ctypes.data, each.nbytes)
         else:
-            waiting.extend(_held(each))
+            stack.extend(_references(each))
     return sum(sizes.values())
 
 
-def _held(each: object) -> Iterator[object]:
-    """What an object of this package, a function or a container refers to."""
+def _references(each: object) -> Iterator[object]:
+    """The objects that an object of this package, a function or a container refers to."""
     match each:
         case list() | tuple():
             yield from each
