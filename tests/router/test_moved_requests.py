@@ -3,6 +3,8 @@ where the first node failed."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from functools import partial
@@ -14,6 +16,8 @@ import httpx
 import pytest
 
 from tandem.proto import tandem_pb2 as pb
+from tandem.router.cluster import admin
+from tandem.shared.telemetry.logs import current_log_context
 from tandem.tests.router.openai.test_tools import TEMPLATE, WEATHER
 from tandem.tests.router.support import (
     Cluster,
@@ -75,7 +79,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], str, str]] = {
 }
 # Ids, times, and nodes.
 VARYING = re.compile(
-    r'"(id|internal_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
+    r'"(id|call_id|item_id|signature|created\w*|completed_at|\w+_duration|decode_nodes)":'
     r'\s*("[^"]*"|[\d.]+|\[[^]]*\])'
 )
 
@@ -233,3 +237,29 @@ async def test_migrations_are_counted_by_reason(tmp_path: Path, drains: bool) ->
         assert line in c.router.metrics.render().decode()
         requests = [request for node in c.nodes for request in node.requests]
         assert sorted(request.deaths for request in requests) == [0, 0 if drains else 1]
+
+
+async def test_a_moved_request_has_each_prefill_node_once_and_its_id_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        contexts.append(current_log_context().request_id)
+        return True
+
+    monkeypatch.setattr(logging.getLogger("tandem.router"), "filters", [note])
+    async with cluster(tmp_path, nodes=3) as c:
+        *_, prefill = c.nodes
+        assert prefill.beat is not None
+        prefill.beat.cancel()
+        registry = f"127.0.0.1:{c.router.registry_port}"
+        await asyncio.to_thread(admin.set_role, registry, prefill.node_id, "prefill")
+        await c.registry.Join(prefill.join_request(c.model, role=pb.ROLE_PREFILL))
+        dying = Dying(c, 1)
+        contexts.clear()
+        response = await c.complete("hi", max_tokens=4)
+        assert response.status_code == 200 and dying.moved
+        for request in dying.requests:
+            assert [each.node_id for each in request.prefill] == [prefill.node_id]
+        assert set(contexts) == {response.headers["x-request-id"]}

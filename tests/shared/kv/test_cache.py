@@ -114,13 +114,15 @@ def test_pack_then_scatter_elsewhere(
     cache.pack(1, table, first, end, out)
     assert bytes(out) == token_by_token(cache, 1, table, first, end)
     # The receiver has another block size, other blocks, and data that it may only read.
-    other = cache_of(dtype, block_size=7, spec=spec)
     elsewhere = [(11 * i + 2) % BLOCKS for i in range(25)]
-    other.scatter(1, elsewhere, first, end, bytes(out))
-    assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
-    written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
-    assert written == len(other.layout[1].components) * (end - first)
-    assert not any(side.any() for side in other.layers[0])
+    on_device = torch.tensor(list(out), dtype=torch.uint8)
+    for data in (bytes(out), on_device):
+        other = cache_of(dtype, block_size=7, spec=spec)
+        other.scatter(1, elsewhere, first, end, data)
+        assert token_by_token(other, 1, elsewhere, first, end) == bytes(out)
+        written = sum(int(side.any(dim=-1).any(dim=0).sum()) for side in other.layers[1])
+        assert written == len(other.layout[1].components) * (end - first)
+        assert not any(side.any() for side in other.layers[0])
 
 
 FORMATS = [getattr(torch, name) for name in BYTES if name not in SCALES]

@@ -95,3 +95,13 @@ def test_every_process_comes_to_the_same_keys() -> None:
     )
     here = [short_key(one) for one in chain_keys([1, 2, 3, 4], 2, "tenant")]
     assert [int(word) for word in made.stdout.split()] == here
+
+
+def test_changes_hold_nothing_that_a_follower_has_seen() -> None:
+    published = PrefixDigest(MAX_KEYS, 12)
+    for number in range(4):
+        published.add(key(number))
+        version = published.since(0).version
+        published.add(key(100 + number))
+        changes = published.since(version)
+        assert (changes.base, changes.added, changes.removed) == (version, [100 + number], [])

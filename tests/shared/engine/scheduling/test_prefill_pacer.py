@@ -207,3 +207,16 @@ def test_short_prompts_show_a_lower_bound_of_the_rate() -> None:
     assert (rate.tokens_per_second, rate.at_least) == (0, pytest.approx(200))
     rate.measured(512, 1.0, limit=512)
     assert rate.tokens_per_second == 512
+
+
+def test_prompts_that_waited_too_long_owe_nothing_for_the_steps_before() -> None:
+    pacer = PrefillPacer(0.1)
+    pacer.measured(0.05, decoded=4, prompt_tokens=0)
+    for _ in range(3):
+        pacer.measured(100.0, decoded=4, prompt_tokens=MIN_CHUNK)
+    chunks = 0
+    for _ in range(4 * (MAX_SKIPPED + 1)):
+        chunk = pacer.limit or 0
+        chunks += chunk > 0
+        pacer.measured(0.05 if not chunk else 0.06, decoded=4, prompt_tokens=chunk)
+    assert chunks > 2 * (MAX_SKIPPED + 1)

@@ -74,3 +74,9 @@ def test_cells_that_arrive_one_by_one_in_any_order_complete_it() -> None:
         assert not coverage.complete
         coverage.add(0, 1, token, token + 1)
     assert coverage.complete
+
+
+def test_an_error_names_the_first_tokens_of_all_layers_only_if_they_differ() -> None:
+    for firsts, text in ((), "from 3"), ((3, 10, 3, 19), "from 3 or 10 or 19, by layer"):
+        with pytest.raises(OverlapError, match=f"{text}$"):
+            Coverage(LAYERS, FIRST, END, firsts).add(0, LAYERS + 1, FIRST, END)
