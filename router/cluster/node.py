@@ -80,6 +80,13 @@ class Node:
         """This router's requests that run on the node."""
         return self._connection.requests
 
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that the node has yet to compute, as far as is known now. A decode node
+        without sequences has none: a report that says otherwise is older than their end."""
+        load = self.inflight_load
+        return load.queued_tokens if self.is_prefill or self.sequences else load.compute_tokens
+
     def has_room(self, tokens: int) -> bool:
         """True if that many tokens fit, or if it is unknown."""
         room = self.inflight_load.room_tokens
@@ -149,7 +156,7 @@ class Node:
             draining=self.draining,
             ejected=self.ejected,
             sequences=self.sequences,
-            queued_prefill_tokens=self.inflight_load.queued_tokens,
+            queued_prefill_tokens=self.queued_tokens,
             prefill_tokens_per_second=self.rate,
             held_tokens=self.prefixes.matched(prompt, self.inflight_load.expects),
             room_tokens=self.inflight_load.room_tokens,

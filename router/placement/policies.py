@@ -15,6 +15,8 @@ from .place import NodeView, Policy, PromptView, partners
 ASSUMED_TOKENS_PER_SECOND = 1000.0
 # How much faster KV moves than it is computed, until a link is measured.
 LINK_PACES = 10.0
+# Fewer tokens take as long to compute, as a step has costs of its own.
+STEP_TOKENS = 64
 # A running sequence slows others as much as this many tokens to prefill.
 SEQUENCE_TOKENS = 256
 # Nodes of each kind that are compared as pairs: the cost must not grow with the cluster's square.
@@ -102,7 +104,7 @@ class _Cost:
         self._missing = missing = prompt.tokens - node.held_tokens
         # A node without room comes last: when it will have room is unknown.
         self._full = node.room_tokens is not None and node.room_tokens < missing
-        self._compute = missing / rate
+        self._compute = max(missing, STEP_TOKENS) / rate
         self._queue = node.queued_prefill_tokens / rate
         self._load = self._queue + node.sequences * SEQUENCE_TOKENS / rate
 
