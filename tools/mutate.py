@@ -48,7 +48,11 @@ HEART: Mapping[str, tuple[str, ...]] = {
     "decode_node/**/*.py": ("tests/decode_node", PARITY),
     "prefill_node/*.py": ("tests/prefill_node", "tests/decode_node", PARITY),
     "router/*.py": ("tests/router/openai", "tests/router"),
-    "router/node_streams/*.py": ("tests/router/calls", "tests/router/openai", "tests/router"),
+    "router/node_streams/*.py": (
+        "tests/router/node_streams",
+        "tests/router/openai",
+        "tests/router",
+    ),
 }
 FLIPPED = {
     ast.Lt: "<=",
