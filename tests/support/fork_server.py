@@ -32,9 +32,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tandem.shared.engine import executor
-from tandem.shared.engine.rank import process as rank_process
-from tandem.shared.launch import cluster as launch
 from tandem.shared.process.lifeline import LIFELINE_FD, READY_FD, ROUTER_NUMBER
 from tandem.tests.support.forked import (
     MAX_REQUEST_BYTES,
@@ -54,6 +51,9 @@ MODULES = (
     "tandem.router.cluster.admin",
     "tandem.router.doctor.report",
     "tandem.__main__",
+    "tandem.shared.engine.executor",
+    "tandem.shared.engine.rank.process",
+    "tandem.shared.launch.cluster",
     "tandem.router.server",
     "tandem.decode_node.role",
     "tandem.prefill_node.role",
@@ -121,6 +121,10 @@ class ForkServer:
 
 
 def _be_part(request: StartRequest, output: int, errors: int, *pipes: int) -> NoReturn:
+    from tandem.shared.engine import executor
+    from tandem.shared.engine.rank import process as rank_process
+    from tandem.shared.launch import cluster as launch
+
     os.dup2(output, 1)
     os.dup2(errors, 2)
     _close_but(*pipes)
@@ -203,6 +207,9 @@ def _own_server() -> Callable[..., ForkedProcess]:
 def _fork_rank() -> tuple[int, int]:
     """A process id, and a socket: the process becomes a rank when it receives a channel, and ends
     when it will receive none. It is forked before its head has threads."""
+    from tandem.shared.engine import executor
+    from tandem.shared.engine.rank import process as rank_process
+
     ours, theirs = (each.detach() for each in socket.socketpair())
     pid = os.fork()
     if pid:
