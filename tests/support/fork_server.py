@@ -248,8 +248,8 @@ def main() -> None:
     listener, lifeline = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # servers are not waited for
     imported = False
-    while lifeline not in (readable := select.select([listener, lifeline], [], [])[0]):
-        assert readable
+    sources: list[Any] = [listener, lifeline]
+    while lifeline not in select.select(sources, [], [])[0]:
         requests, _ = listener.accept()
         if not imported:
             _import_all()
